@@ -1,0 +1,1 @@
+"""Stoker's runtime: the inference engine and its OpenAI API server. Never imports kopf or kubernetes."""

@@ -1,0 +1,102 @@
+"""Configuration: frozen, validated once; `resolve_*` functions return a new one in which no "auto" is left.
+
+Precedence: flag over `STOKER_*` environment variable over config file over default.
+Invariants: an `EngineConfig` crosses a process boundary by pickle, so it holds plain data only; a secret
+(`api_keys`) is never part of `repr`.
+Knows nothing of torch: dtypes and devices are names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stoker_runtime.errors import ConfigError
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
+DEVICES = ("auto", "cuda", "cpu")
+QUANTIZATIONS = ("auto", "none", "fp8")
+POLICIES = ("fcfs", "priority", "sjf")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine process needs. Sizes are tokens, pages or GiB as named.
+
+    `model` is a folder of safetensors, or a .gguf file; or `shape:NAME` for random weights of a known shape.
+    `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `page_size`, `num_gpu_blocks`: 0 = decided at start.
+    `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is.
+    `kernels` pins implementations: {"gemm": "cublas"}.
+    `kernel_trace` logs the kernel chosen for each op.
+    """
+
+    model: str
+    tokenizer: str = ""
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = "auto"
+    device: str = "auto"
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_queued: int = 4096
+    page_size: int = 0
+    num_gpu_blocks: int = 0
+    gpu_memory_utilization: float = 0.9
+    gpu_memory_reserve_gb: float = 0.0
+    cpu_kv_gb: float = 1.0
+    scheduling_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    seed: int = 0
+    kernels: tuple[tuple[str, str], ...] = ()
+
+    def validate(self) -> EngineConfig:
+        """Return self, or raise ConfigError naming the key, its value and what is allowed."""
+        choices = [
+            ("dtype", self.dtype, DTYPES),
+            ("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES),
+            ("quantization", self.quantization, QUANTIZATIONS),
+            ("device", self.device, DEVICES),
+            ("scheduling_policy", self.scheduling_policy, POLICIES),
+        ]
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
+        at_least = [
+            ("max_model_len", self.max_model_len, 0),
+            ("max_num_seqs", self.max_num_seqs, 0),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, 0),
+            ("max_queued", self.max_queued, 1),
+            ("num_gpu_blocks", self.num_gpu_blocks, 0),
+            ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
+        ]
+        for name, number, least in at_least:
+            if number < least:
+                raise ConfigError(f"{name} is {number}; it must be at least {least}.", param=name)
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1].",
+                param="gpu_memory_utilization",
+            )
+        if self.page_size not in (0, 16, 32, 64, 128):
+            raise ConfigError(f"page_size is {self.page_size}; it must be 16, 32, 64 or 128.", param="page_size")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The whole of `stoker serve`: the engine's configuration and the HTTP side's."""
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    chat_template: str = ""
+    uvicorn_log_level: str = "warning"
+    log_level: str = "info"
+    log_json: bool = False
+    max_body_bytes: int = 32 * 1024 * 1024
+    drain_seconds: float = 120.0
+    enable_request_id_headers: bool = True

@@ -1,0 +1,103 @@
+"""Every error of the runtime. Who is at fault decides the class; the class decides the HTTP status, once, at the edge.
+
+    StokerError
+    ├── RequestError                 the caller's fault: 400
+    │   ├── AuthenticationError      401
+    │   ├── NotFoundError            404
+    │   └── TooLargeError            413
+    ├── ConfigError                  the operator's of this server: start-up stops, exit status 2
+    │   ├── ModelError               a checkpoint, GGUF file, tokenizer or template that cannot be used
+    │   └── KernelUnavailableError   no kernel for this op, dtype and device
+    ├── CapacityError                nobody's fault: 429 with Retry-After
+    │   └── UnavailableError         503: starting, draining
+    └── EngineError                  ours: 500
+        └── EngineDeadError          503: the engine process died or hangs
+
+Knows nothing of HTTP beyond the status code each class carries.
+"""
+
+from __future__ import annotations
+
+
+class StokerError(Exception):
+    """Base of all errors. `message` is for people and never holds a secret; `param` names the offending field."""
+
+    status = 500
+    type = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class RequestError(StokerError):
+    """A request that cannot be served as written."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class AuthenticationError(RequestError):
+    """A missing or wrong API key."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFoundError(RequestError):
+    """A model, route or object that does not exist."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class TooLargeError(RequestError):
+    """A body over the size limit."""
+
+    status = 413
+
+
+class ConfigError(StokerError):
+    """A flag, file or variable that names no possible configuration; the message names the key and the fix."""
+
+    type = "config_error"
+
+
+class ModelError(ConfigError):
+    """A checkpoint, tokenizer or template that cannot be used; the message names the file and the tensor or key."""
+
+    type = "model_error"
+
+
+class KernelUnavailableError(ConfigError):
+    """No kernel for an op, dtype and device; never replaced by a silent slow path."""
+
+    type = "kernel_unavailable"
+
+
+class CapacityError(StokerError):
+    """The queue is full. `retry_after` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    retry_after = 1.0
+
+
+class UnavailableError(CapacityError):
+    """The server is starting or draining."""
+
+    status = 503
+    type = "service_unavailable"
+
+
+class EngineError(StokerError):
+    """The engine failed on a request that was right."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process died or does not take steps any more."""
+
+    status = 503
+    type = "engine_dead"

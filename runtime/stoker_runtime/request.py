@@ -1,0 +1,126 @@
+"""The vocabulary of a request: what crosses from the API to the engine and back.
+
+Invariants: everything here is plain data without torch, text or HTTP; a `Request` holds token ids only.
+`SamplingParams` is validated where it is made (`validate`), so the engine never checks again.
+Knows nothing of pages, slots or kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stoker_runtime.errors import RequestError
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off.
+
+    `logprobs` is the number of top alternatives to report (None: none at all, 0: the sampled token only).
+    `stop_token_ids` are ids after which the sequence ends; EOS ids are added by the engine unless `ignore_eos`.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def validate(self) -> SamplingParams:
+        """Return self, or raise RequestError naming the field and its range."""
+        checks = [
+            (self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "between 0 and max_tokens"),
+            (0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "between 0 and 2"),
+            (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0 and at most 1"),
+            (self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for all tokens"),
+            (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1"),
+            (self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "greater than 0"),
+            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "between -2 and 2"),
+            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "between -2 and 2"),
+            (self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20"),
+        ]
+        for good, name, value, rule in checks:
+            if not good:
+                raise RequestError(f"{name} must be {rule}; got {value}.", param=name)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate. A client's `n` choices are `n` requests that share their prompt's pages.
+
+    `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
+    `cache_salt` keeps the prefix cache of one tenant from another.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival: float = 0.0
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position: the chosen token's, and the top alternatives best first."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step gave one sequence. `tokens` may be empty when only `finish` is news.
+
+    `stop_token` is the id that ended it, when `finish` is STOP by a stop id and not EOS.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """One heartbeat of the engine: gauges of now, counters since start. Sent with every step and when idle."""
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    step_seconds: float = 0.0
+    batch_tokens: int = 0
+    info: dict[str, str] = field(default_factory=dict)

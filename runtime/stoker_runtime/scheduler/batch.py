@@ -1,0 +1,76 @@
+"""The immutable description of one step: what the scheduler decided and the executor runs.
+
+Invariants: plain data, no torch. Rows are ordered decodes first, then prefill chunks; the sampled tokens come
+back in that order (decodes, then the chunks whose `sample` is set). A slot occurs at most once in a batch.
+Pages named by `page_updates` belong to their sequence until the scheduler frees them; copies run before the forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker_runtime.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens `[start, start + len(token_ids))` of the sequence in `slot`; the last chunk samples a token.
+
+    `token_ids` are real ids (a resumed sequence's earlier output included), so the executor needs no history.
+    """
+
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAssign:
+    """A sequence takes a slot: everything the device must know of it besides tokens and pages.
+
+    `history` is prompt plus output so far, given only when penalties need it; `prompt_length` splits it.
+    `seed` is always set (drawn by the engine when the request has none); sampling is keyed by (seed, position).
+    """
+
+    slot: int
+    params: SamplingParams
+    seed: int
+    stop_token_ids: tuple[int, ...]
+    history: tuple[int, ...]
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageUpdate:
+    """Page-table entries `[start, start + len(pages))` of `slot` become `pages`."""
+
+    slot: int
+    start: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step. `decodes` are slots that run one token each: the last token sampled there, which the device holds.
+
+    A step whose `assigns`, `page_updates`, `copies` and `prefills` are empty and whose `decodes` equal the
+    previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write.
+    """
+
+    step: int
+    decodes: tuple[int, ...]
+    prefills: tuple[PrefillChunk, ...] = ()
+    assigns: tuple[SlotAssign, ...] = ()
+    page_updates: tuple[PageUpdate, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the forward pass runs, padding not counted."""
+        return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.prefills)
+
+    @property
+    def sampled_slots(self) -> tuple[int, ...]:
+        """The slots that get a token from this step, in the order the executor returns them."""
+        return self.decodes + tuple(chunk.slot for chunk in self.prefills if chunk.sample)
