@@ -83,9 +83,9 @@ class Cluster:
         """Credentials of the pod's service account, else of KUBECONFIG."""
         configuration = kubernetes.Configuration()
         try:
-            kubernetes_config.load_incluster_config(client_configuration=configuration)
+            kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except kubernetes_config.ConfigException:
-            await kubernetes_config.load_kube_config(client_configuration=configuration)
+            await kubernetes_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         return cls(kubernetes.ApiClient(configuration), concurrency)
 
     async def close(self) -> None:
@@ -101,7 +101,7 @@ class Cluster:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
+    async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace that carry the labels of `selector`."""
         query = [("labelSelector", selector)] if selector else []
         answer = await self._request("GET", kind, kind.path(namespace), query=query)

@@ -50,8 +50,8 @@ async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) 
     """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses."""
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
     lists = await asyncio.gather(
-        *(cluster.list(kind, service.namespace, ours) for kind in CHILDREN),
-        cluster.list(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
+        *(cluster.list_all(kind, service.namespace, ours) for kind in CHILDREN),
+        cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
     )
     by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*CHILDREN, kinds.CLAIM), lists, strict=True))
     children = {
