@@ -1,7 +1,7 @@
 """The operator's process: settings → health endpoint → leader lease → watches and work queue. `stoker operator`.
 
-Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM lets running
-reconciles finish and gives the lease up. Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
+Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM stops
+the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered. Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
 Knows nothing of what a reconcile does.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,7 +88,12 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
     )
     health.queue = queue
     metrics.LEADER.set(1)
-    work = [asyncio.create_task(queue.run()), asyncio.create_task(resync(cluster, queue, settings))]
+    started = asyncio.Event()
+    work = [
+        asyncio.create_task(queue.run()),
+        asyncio.create_task(resync(cluster, queue, settings)),
+        asyncio.create_task(stop.wait()),
+    ]
     watches = asyncio.create_task(
         kopf.operator(
             registry=handlers.registry(queue.add),
@@ -96,13 +102,15 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             namespaces=settings.namespaces,
             standalone=True,
             stop_flag=stop,
+            ready_flag=started,
         )
     )
+    again = asyncio.create_task(_signals_again(started, stop))
     done, _ = await asyncio.wait([watches, *work], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
-    for task in work:
+    for task in (*work, again):
         task.cancel()
-    await asyncio.gather(*work, watches, return_exceptions=True)
+    await asyncio.gather(*work, again, watches, return_exceptions=True)
     metrics.LEADER.set(0)
     for task in done:
         if not task.cancelled() and task.exception() is not None:
@@ -139,6 +147,19 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
         await cluster.close()
 
 
+def take_signals(stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set `stop`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _signals_again(started: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf takes the signals for itself when it starts; a second one would then end in a traceback."""
+    await started.wait()
+    if threading.current_thread() is threading.main_thread():
+        take_signals(stop)
+
+
 async def _unless(stop: asyncio.Event, awaited: object) -> bool:
     """Await, unless `stop` comes first; whether it was awaited to the end."""
     task = asyncio.ensure_future(awaited)  # type: ignore[call-overload]
@@ -167,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def until_signal() -> int:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        take_signals(stop)
         return await run(settings, stop)
 
     return asyncio.run(until_signal())

@@ -37,9 +37,9 @@ class Kind:
     plural: str
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """The URL path of a collection, an object or a subresource."""
+        """The URL path of a collection, an object or a subresource; namespace "" is every namespace."""
         root = "api" if "/" not in self.api_version else "apis"
-        parts = [root, self.api_version, "namespaces", quote(namespace), self.plural]
+        parts = [root, self.api_version, *(("namespaces", quote(namespace)) if namespace else ()), self.plural]
         parts += [quote(part) for part in (name, subresource) if part]
         return "/" + "/".join(parts)
 
@@ -102,10 +102,11 @@ class Cluster:
             raise
 
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
-        """The objects of a namespace that carry the labels of `selector`."""
+        """The objects of a namespace ("": of all) that carry the labels of `selector`."""
         query = [("labelSelector", selector)] if selector else []
         answer = await self._request("GET", kind, kind.path(namespace), query=query)
-        return list(answer["items"])
+        # The API server leaves these two out of a list's items.
+        return [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
 
     async def apply(self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "") -> Object:
         """Server-side apply as our field manager; fields that we set are ours, others' fields stay."""

@@ -44,10 +44,10 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-def kopf_name(kind: kinds.Kind) -> str:
-    """A kind as kopf's selectors name it: "deployments.v1.apps"."""
+def kopf_name(kind: kinds.Kind) -> tuple[str, str, str]:
+    """A kind as kopf's selectors name it: (group, version, plural)."""
     group, _, version = kind.api_version.rpartition("/")
-    return f"{kind.plural}.{version}.{group}" if group else f"{version}/{kind.plural}"
+    return group, version, kind.plural
 
 
 def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry:
@@ -59,16 +59,15 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
         return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def service_changed(namespace: str, name: str, **_: Any) -> None:
-        await enqueue((namespace, name))
+    async def service_changed(namespace: str | None, name: str, **_: Any) -> None:
+        await enqueue((namespace or "", name))
 
-    async def child_changed(namespace: str, meta: Any, **_: Any) -> None:
-        for key in owners(namespace, meta):
+    async def child_changed(namespace: str | None, meta: Any, **_: Any) -> None:
+        for key in owners(namespace or "", meta):
             await enqueue(key)
 
     for kind in WATCHED:
-        group, _, version = kind.api_version.rpartition("/")
-        kopf.on.event(group, version, kind.plural, registry=handlers, id=f"{kind.plural}_changed")(child_changed)
+        kopf.on.event(*kopf_name(kind), registry=handlers, id=f"{kind.plural}_changed")(child_changed)
     return handlers
 
 

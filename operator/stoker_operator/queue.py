@@ -21,7 +21,7 @@ LONGEST_BACKOFF_SECONDS = 300.0
 
 
 class WorkQueue:
-    """`work(namespace, name)` returns seconds until the key is due again, or None. `per_second` bounds all keys together."""
+    """`work(namespace, name)` returns seconds until the key is due again, or None; `per_second` bounds all keys."""
 
     def __init__(
         self, work: Callable[[str, str], Awaitable[float | None]], *, workers: int, per_second: float
@@ -94,7 +94,7 @@ class WorkQueue:
             again = await self._work(*key)
         except Exception as error:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            delay = min(FIRST_BACKOFF_SECONDS * 2 ** (failures - 1), LONGEST_BACKOFF_SECONDS)
+            delay = min(FIRST_BACKOFF_SECONDS * 2.0 ** (failures - 1), LONGEST_BACKOFF_SECONDS)
             expected = type(error).__name__ in ("ApiError", "ApplyFailed")
             log.warning(
                 "%s/%s: reconcile failed, next try in %.0f s: %s", *key, delay, error, exc_info=not expected

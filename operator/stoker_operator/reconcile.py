@@ -53,7 +53,8 @@ class Reconciler:
         try:
             service = parse(raw)
         except SpecError as error:
-            return await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
+            await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
+            return None
         # 2. observe
         observed = await observe(self.cluster, self.pods, service)
         # 3. plan
