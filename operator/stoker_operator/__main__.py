@@ -1,7 +1,9 @@
-"""The operator's process: settings → health endpoint → leader lease → watches and work queue. `stoker operator`.
+"""The operator's process: settings → health endpoint → leader lease → watches and work queue. `stoker
+operator`.
 
 Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM stops
-the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered. Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
+the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered.
+Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
 Knows nothing of what a reconcile does.
 """
 
@@ -67,7 +69,9 @@ async def serve_health(settings: Settings, health: Health) -> web.AppRunner:
 
 
 async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None:
-    """Enqueue every service now and then, spread over the interval: what a frozen watch missed is found here."""
+    """Enqueue every service now and then, spread over the interval: what a frozen watch missed is found
+    here.
+    """
     while True:
         try:
             for namespace in settings.namespaces or ("",):
@@ -182,7 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"stoker operator: {error}\n")
         return 2
     logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
     )
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
 

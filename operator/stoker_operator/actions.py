@@ -1,7 +1,7 @@
 """The vocabulary of a plan: actions with their reasons, and conditions.
 
-Invariants: frozen; the sentence that explains an action is made where the action is decided and then used for the
-event and the log.
+Invariants: frozen; the sentence that explains an action is made where the action is decided and then used
+for the event and the log.
 Knows nothing of how actions are decided or carried out.
 """
 

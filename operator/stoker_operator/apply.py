@@ -1,8 +1,8 @@
 """Carries out a plan and writes the status: the only writer of children, statuses and events.
 
-Invariants: an action that fails does not keep the others from being tried; an object that belongs to somebody else is
-never taken over; an event is written for every action carried out and for every change of the Ready reason, so a
-reconcile that changes nothing writes nothing.
+Invariants: an action that fails does not keep the others from being tried; an object that belongs to
+somebody else is never taken over; an event is written for every action carried out and for every change of
+the Ready reason, so a reconcile that changes nothing writes nothing.
 Knows nothing of why; the plan carries the reasons.
 """
 
@@ -103,7 +103,16 @@ async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Map
 
 def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Whether ours differs from what is there; conditions of other writers are not ours to compare."""
-    ours = {"Ready", "Servable", "Reconciling", "Stalled", "ModelResolved", "ModelCached", "Scheduled", "Fits"}
+    ours = {
+        "Ready",
+        "Servable",
+        "Reconciling",
+        "Stalled",
+        "ModelResolved",
+        "ModelCached",
+        "Scheduled",
+        "Fits",
+    }
     there = dict(earlier)
     if "conditions" in there:
         kept = (item for item in there["conditions"] if item["type"] in ours)
@@ -115,8 +124,12 @@ def _ready(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((item for item in status.get("conditions") or () if item["type"] == "Ready"), None)
 
 
-async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
-    """Write an event on the service; `kind` is Normal or Warning. A refusal is logged: events are not state."""
+async def record_event(
+    cluster: Cluster, service: Mapping[str, Any], kind: str, reason: str, message: str
+) -> None:
+    """Write an event on the service; `kind` is Normal or Warning. A refusal is logged: events are not
+    state.
+    """
     meta, now = service["metadata"], datetime.now(UTC)
     event = {
         "apiVersion": "v1",

@@ -1,7 +1,8 @@
-"""The connection to one API server: typed paths, server-side apply, bounded concurrency, retries the server asks for.
+"""The connection to one API server: typed paths, server-side apply, bounded concurrency, retries the server
+asks for.
 
-Invariants: one client a process; every request has a deadline; 429 and 5xx are tried again as the server says, other
-errors reach the caller as ApiError at once; bodies are never logged.
+Invariants: one client a process; every request has a deadline; 429 and 5xx are tried again as the server
+says, other errors reach the caller as ApiError at once; bodies are never logged.
 Knows nothing of what the objects mean.
 """
 
@@ -39,7 +40,12 @@ class Kind:
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """The URL path of a collection, an object or a subresource; namespace "" is every namespace."""
         root = "api" if "/" not in self.api_version else "apis"
-        parts = [root, self.api_version, *(("namespaces", quote(namespace)) if namespace else ()), self.plural]
+        parts = [
+            root,
+            self.api_version,
+            *(("namespaces", quote(namespace)) if namespace else ()),
+            self.plural,
+        ]
         parts += [quote(part) for part in (name, subresource) if part]
         return "/" + "/".join(parts)
 
@@ -160,7 +166,12 @@ class Cluster:
         raise AssertionError("the last try returns or raises")
 
     async def _once(
-        self, method: str, path: str, body: Object | None, query: list[tuple[str, str]] | None, content_type: str
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        query: list[tuple[str, str]] | None,
+        content_type: str,
     ) -> tuple[int, float, str]:
         """(status, Retry-After in seconds or 0, body); status 0 when the server did not answer."""
         request = await self._client.param_serialize(

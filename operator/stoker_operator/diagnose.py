@@ -1,6 +1,7 @@
 """Why a pod does not run, in a sentence that a person can act on.
 
-Invariants: pure; every message names the pod and what to change; a message never repeats an environment variable.
+Invariants: pure; every message names the pod and what to change; a message never repeats an environment
+variable.
 Knows nothing of which pods matter: it is shown one at a time.
 """
 
@@ -21,7 +22,8 @@ _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something."""
+    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something.
+    """
 
     reason: str
     message: str
@@ -52,7 +54,9 @@ def trouble_of(pod: Object) -> Trouble | None:
 
 def fetch_outcome(pods: Sequence[Object]) -> FetchedModel | FetchFailure | None:
     """What the newest finished prefetch pod reported; None while none did."""
-    for pod in sorted(pods, key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True):
+    for pod in sorted(
+        pods, key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True
+    ):
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated")
             if container["name"] != "fetch" or not ended:
@@ -66,7 +70,9 @@ def fetch_outcome(pods: Sequence[Object]) -> FetchedModel | FetchFailure | None:
 
 
 def verify_failure(pods: Iterable[Object]) -> tuple[FetchFailure, str] | None:
-    """(what the verifying init container found, when it ended) for the newest engine pod whose cache is not right."""
+    """(what the verifying init container found, when it ended) for the newest engine pod whose cache is not
+    right.
+    """
     newest: tuple[FetchFailure, str] | None = None
     for pod in pods:
         for container in pod.get("status", {}).get("initContainerStatuses") or ():
@@ -99,7 +105,9 @@ def _container_trouble(pod: str, container: Object) -> Trouble | None:
         missing = re.search(r'(secret|configmap) "([^"]+)" not found', text)
         missing_key = re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text)
         if missing:
-            return Trouble("ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True)
+            return Trouble(
+                "ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True
+            )
         if missing_key:
             return Trouble("ReferenceMissing", f"{where}: {missing_key[2]} {missing_key[3]} has no such key. "
                            f"Add key {missing_key[1]}.", True)  # fmt: skip
@@ -109,7 +117,9 @@ def _container_trouble(pod: str, container: Object) -> Trouble | None:
         again = int(container.get("restartCount", 0))
         permanent = reason == "CrashLoopBackOff" or again > 1
         ending = f"{where} ended {again + bool(state.get('terminated'))} times: {_ending(ended)}"
-        return Trouble("OutOfMemory" if ended.get("reason") == "OOMKilled" else "CrashLoop", ending, permanent)
+        return Trouble(
+            "OutOfMemory" if ended.get("reason") == "OOMKilled" else "CrashLoop", ending, permanent
+        )
     return None
 
 
@@ -130,7 +140,10 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         what = f"no node has enough {' and '.join(lacking)} free"
         advice = "Free some, add a node, or ask for less in spec.resources"
     elif "PersistentVolumeClaim" in text:
-        what, advice = "its volume is not bound", "Check cache.pvc.storageClassName and the storage provisioner"
+        what, advice = (
+            "its volume is not bound",
+            "Check cache.pvc.storageClassName and the storage provisioner",
+        )
     elif "affinity" in text or "selector" in text:
         what = "no node matches"
         advice = "Check placement.nodeSelector, resources.gpuProducts and the node of the cache volume"

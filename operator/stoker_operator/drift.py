@@ -1,8 +1,9 @@
 """Whether a live object still holds what was applied: the reason why a second reconcile writes nothing.
 
-Two tests, both without a request. The applied-hash annotation differs when *we* want something else than last time,
-fields we dropped included. The comparison below differs when *somebody else* changed a field that we set. Fields that
-we do not set (replicas, sidecars, defaults, other people's annotations) are not looked at, hence survive.
+Two tests, both without a request. The applied-hash annotation differs when *we* want something else than
+last time, fields we dropped included. The comparison below differs when *somebody else* changed a field
+that we set. Fields that we do not set (replicas, sidecars, defaults, other people's annotations) are not
+looked at, hence survive.
 Invariants: lists of objects are matched by their key, so an injected sidecar is no difference.
 Knows nothing of any one kind.
 """
@@ -46,7 +47,9 @@ def first_difference(live: Any, wanted: Any, path: str) -> str:
 def _list_difference(live: Any, wanted: Sequence[Any], path: str) -> str:
     if not isinstance(live, list | tuple):
         return "" if not wanted and live is None else path
-    key = next((key for key in _KEYS if wanted and all(isinstance(x, Mapping) and key in x for x in wanted)), "")
+    key = next(
+        (key for key in _KEYS if wanted and all(isinstance(x, Mapping) and key in x for x in wanted)), ""
+    )
     if not key:
         if len(live) != len(wanted):
             return path

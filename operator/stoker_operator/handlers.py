@@ -1,7 +1,8 @@
 """kopf's part: every event of a service or of a child enqueues (namespace, name), and nothing else.
 
-Invariants: only `on.event` handlers, which write nothing: no finalizers, no progress, no diff base on any object; a
-child's event is told to the server-side label filter, so other people's objects are never streamed to us.
+Invariants: only `on.event` handlers, which write nothing: no finalizers, no progress, no diff base on any
+object; a child's event is told to the server-side label filter, so other people's objects are never
+streamed to us.
 Knows nothing of what a reconcile does.
 """
 
@@ -23,7 +24,9 @@ WATCHED = (
 
 
 def settings() -> kopf.OperatorSettings:
-    """kopf's settings: no peering, no event posting, watches that end and start again, nothing stored on objects."""
+    """kopf's settings: no peering, no event posting, watches that end and start again, nothing stored on
+    objects.
+    """
     chosen = kopf.OperatorSettings()
     chosen.peering.standalone = True
     chosen.posting.enabled = False
@@ -35,7 +38,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.reconnect_backoff = 1.0
     chosen.networking.request_timeout = 60
     chosen.networking.connect_timeout = 15
-    # Unused as long as there are only event handlers; if one is ever added, its state stays under our own prefix.
+    # Unused as long as there are only event handlers; if one is ever added, its state stays under our own
+    # prefix.
     chosen.persistence.finalizer = f"{GROUP}/operator"
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"operator.{GROUP}")
     chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{GROUP}")
@@ -72,7 +76,9 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
 
 
 def owners(namespace: str, meta: Any) -> set[Key]:
-    """The services that a child belongs to: by its owner references, and by its label where it has another owner."""
+    """The services that a child belongs to: by its owner references, and by its label where it has another
+    owner.
+    """
     names = {item["name"] for item in meta.get("ownerReferences") or () if item["kind"] == KIND}
     instance = (meta.get("labels") or {}).get(INSTANCE)
     return {(namespace, name) for name in names | ({instance} if instance else set())}

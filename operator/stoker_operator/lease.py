@@ -1,8 +1,9 @@
 """Leadership by a coordination.k8s.io Lease: one replica works, the others wait.
 
-Invariants: timestamps are UTC with microseconds, as the API wants them; whether a lease has expired is judged by how
-long *this* process saw it unchanged, so clocks need not agree; a leader that cannot renew within the lease's duration
-stops leading before another may start; a lease is released on an orderly exit, so fail-over then takes one period.
+Invariants: timestamps are UTC with microseconds, as the API wants them; whether a lease has expired is
+judged by how long *this* process saw it unchanged, so clocks need not agree; a leader that cannot renew
+within the lease's duration stops leading before another may start; a lease is released on an orderly exit,
+so fail-over then takes one period.
 Knows nothing of what the leader does.
 """
 
@@ -20,7 +21,9 @@ log = logging.getLogger("stoker.operator")
 
 
 class Lease:
-    """One candidate for one Lease. `seconds` is the lease's duration; it is renewed three times in that time."""
+    """One candidate for one Lease. `seconds` is the lease's duration; it is renewed three times in that
+    time.
+    """
 
     def __init__(self, cluster: Cluster, namespace: str, name: str, identity: str, seconds: float) -> None:
         self._cluster = cluster
@@ -41,7 +44,9 @@ class Lease:
         log.info("leading: %s holds lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
-        """Renew until it fails for two thirds of the lease's duration; returns when leadership must be given up."""
+        """Renew until it fails for two thirds of the lease's duration; returns when leadership must be
+        given up.
+        """
         renewed = time.monotonic()
         while time.monotonic() - renewed < self._period * 2:
             await asyncio.sleep(self._period / 2)
@@ -62,7 +67,9 @@ class Lease:
             log.warning("lease %s/%s was not released: %s", self._namespace, self._name, error)
 
     async def _try(self) -> bool:
-        """Take or renew the lease if that is allowed; False when another has it or the API server does not answer."""
+        """Take or renew the lease if that is allowed; False when another has it or the API server does not
+        answer.
+        """
         try:
             live = await asyncio.wait_for(
                 self._cluster.get(LEASE, self._namespace, self._name), timeout=self._period

@@ -1,7 +1,7 @@
 """One immutable snapshot of everything a plan may depend on: the children, the pods, what the pods say.
 
-Invariants: reads only; every object is read in the same reconcile that uses it, so nothing is decided from an event or
-from memory; a revision that already answered is not asked again.
+Invariants: reads only; every object is read in the same reconcile that uses it, so nothing is decided from
+an event or from memory; a revision that already answered is not asked again.
 Knows nothing of what should be done.
 """
 
@@ -30,7 +30,9 @@ CHILDREN = (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included."""
+    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services'
+    included.
+    """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     claims: tuple[Object, ...] = ()
@@ -47,7 +49,8 @@ class Observed:
 
 
 async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) -> Observed:
-    """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses."""
+    """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses.
+    """
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
     lists = await asyncio.gather(
         *(cluster.list_all(kind, service.namespace, ours) for kind in CHILDREN),

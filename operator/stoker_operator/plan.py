@@ -1,8 +1,9 @@
-"""The pure planner: (service, what was observed, settings, now) → actions with reasons, conditions, when to look again.
+"""The pure planner: (service, what was observed, settings, now) → actions with reasons, conditions, when to
+look again.
 
-Invariants: no I/O and no clock; nothing is planned for a service that is being deleted; the Deployment is only touched
-once its model is published, so a change of model keeps the old revision serving until then; when everything is in
-place the plan has no action.
+Invariants: no I/O and no clock; nothing is planned for a service that is being deleted; the Deployment is
+only touched once its model is published, so a change of model keeps the old revision serving until then;
+when everything is in place the plan has no action.
 Knows nothing of how actions are carried out or how a status is written.
 """
 
@@ -30,7 +31,9 @@ UNANSWERED_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one reconcile decided. `answered` is the revision of which a pod answered a completion, "" = none."""
+    """What one reconcile decided. `answered` is the revision of which a pod answered a completion, "" =
+    none.
+    """
 
     actions: tuple[Action, ...]
     conditions: tuple[Condition, ...]
@@ -95,12 +98,16 @@ def _released(service: InferenceService, observed: Observed, cache: CachePlan) -
         # A cache that other services own too stays; the last one to leave deletes it.
         if meta["name"] != cache.claim and owners == [service.uid] and "deletionTimestamp" not in meta:
             actions.append(
-                Delete("PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more")
+                Delete(
+                    "PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more"
+                )
             )
     for job in observed.jobs:
         meta = job["metadata"]
         if meta["labels"].get(SOURCE_LABEL) != cache.source and "deletionTimestamp" not in meta:
-            actions.append(Delete("Job", meta["name"], meta["uid"], "it fetched a model that is no longer served"))
+            actions.append(
+                Delete("Job", meta["name"], meta["uid"], "it fetched a model that is no longer served")
+            )
     return actions
 
 
@@ -112,7 +119,9 @@ def _answered(service: InferenceService, observed: Observed) -> str:
 
 
 def _pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
-    """The pods whose trouble is this generation's: of the current revision where it is known, and not going."""
+    """The pods whose trouble is this generation's: of the current revision where it is known, and not
+    going.
+    """
     current = observed.rollout.current
     live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
     return [pod for pod in live if not current or template_hash(pod) == current]
@@ -161,8 +170,12 @@ def _rolling(state: Rollout) -> Finding:
 def _unanswered(observed: Observed) -> Finding:
     answer = observed.answer
     if answer is None:
-        return Finding("AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion.")
-    return Finding("NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}")
+        return Finding(
+            "AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion."
+        )
+    return Finding(
+        "NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}"
+    )
 
 
 def _conditions(
@@ -182,7 +195,9 @@ def _conditions(
     conditions.append(
         Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
         if servable
-        else Condition("Servable", "False", blocking.reason if blocking else "NoPods", _why_not(blocking, trouble))
+        else Condition(
+            "Servable", "False", blocking.reason if blocking else "NoPods", _why_not(blocking, trouble)
+        )
     )
     return [*ready_conditions(blocking, _serving(service, state)), *conditions]
 
@@ -221,7 +236,9 @@ def _scheduled(observed: Observed) -> Condition:
     pods = _pods_that_count(observed)
     if not pods:
         return Condition("Scheduled", "Unknown", "NoPods", "There are no pods to schedule yet.")
-    trouble = next((t for t in (first_trouble([pod]) for pod in pods) if t and t.reason == "Unschedulable"), None)
+    trouble = next(
+        (t for t in (first_trouble([pod]) for pod in pods) if t and t.reason == "Unschedulable"), None
+    )
     if trouble:
         return Condition("Scheduled", "False", trouble.reason, trouble.message)
     return Condition("Scheduled", "True", "Scheduled", "Every pod has a node.")

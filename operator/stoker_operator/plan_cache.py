@@ -1,7 +1,8 @@
 """Plans the model cache: the shared volume, the prefetch Job, its retries, and repair of a corrupt cache.
 
-Invariants: pure. A result is believed only for the pair (source, volume) it was made for. A failed attempt is followed
-by another after a delay that doubles, for ever: what a person repairs is picked up without telling the operator.
+Invariants: pure. A result is believed only for the pair (source, volume) it was made for. A failed attempt
+is followed by another after a delay that doubles, for ever: what a person repairs is picked up without
+telling the operator.
 Knows nothing of what the model is used for.
 """
 
@@ -82,7 +83,12 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
 
 
 def _from_jobs(
-    service: InferenceService, observed: Observed, settings: Settings, now: datetime, base: CachePlan, jobs: list[Object]
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    now: datetime,
+    base: CachePlan,
+    jobs: list[Object],
 ) -> CachePlan:
     earlier = _earlier_attempt(service, base.source)
     latest = jobs[-1] if jobs else None
@@ -97,7 +103,9 @@ def _from_jobs(
         return replace(base, model=known, resolved=known)
     failed_at = _condition_time(latest, "Failed") if latest else None
     if latest is not None and failed_at is not None:
-        due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
+        due = failed_at + timedelta(
+            seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS)
+        )
         if now < due:
             return _waiting(observed, base, latest, due, now)
     why = _why_fetch(service, latest, broken, failed_at is not None)
@@ -157,7 +165,9 @@ def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, no
     )
 
 
-def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFailure | None, failed: bool) -> str:
+def _why_fetch(
+    service: InferenceService, latest: Object | None, broken: FetchFailure | None, failed: bool
+) -> str:
     if broken:
         return f"the cache is not what was published ({broken.reason}: {broken.message.rstrip('.')})"
     if failed:
@@ -167,7 +177,9 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
     return f"{service.model.uri} at {service.model.revision} is not on the volume yet"
 
 
-def _known_model(service: InferenceService, observed: Observed, source: str, latest: Object | None) -> FetchedModel | None:
+def _known_model(
+    service: InferenceService, observed: Observed, source: str, latest: Object | None
+) -> FetchedModel | None:
     """The published model: as the latest complete Job reports it, else as the status remembers it."""
     if latest is not None and _condition_time(latest, "Complete") is not None:
         outcome = fetch_outcome(_pods_of(observed, latest))
@@ -178,7 +190,9 @@ def _known_model(service: InferenceService, observed: Observed, source: str, lat
     return None
 
 
-def _broken_cache(service: InferenceService, observed: Observed, latest: Object | None) -> FetchFailure | None:
+def _broken_cache(
+    service: InferenceService, observed: Observed, latest: Object | None
+) -> FetchFailure | None:
     """What a verifying init container found after the model was last published."""
     found = verify_failure(observed.engine_pods)
     if found is None:
@@ -203,7 +217,11 @@ def _volume_uid(observed: Observed, base: CachePlan) -> str:
 
 def _pods_of(observed: Observed, job: Object) -> list[Object]:
     wanted = (_label(job, SOURCE_LABEL), _label(job, ATTEMPT_LABEL))
-    return [pod for pod in observed.fetch_pods if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted]
+    return [
+        pod
+        for pod in observed.fetch_pods
+        if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted
+    ]
 
 
 def _label(item: Object, label: str) -> str:

@@ -1,8 +1,8 @@
 """What pods say over HTTP: the progress of a prefetch, and one completion of a new revision.
 
-Invariants: every request has a deadline and a bounded answer; no failure raises, it is an answer that says why.
-The completion is the operator's own proof: /ready, which the kubelet asks, is 200 only after a warm-up completion
-*inside* the pod; this one crosses the pod network and the API, the way a client's request does.
+Invariants: every request has a deadline and a bounded answer; no failure raises, it is an answer that says
+why. The completion is the operator's own proof: /ready, which the kubelet asks, is 200 only after a warm-up
+completion *inside* the pod; this one crosses the pod network and the API, the way a client's request does.
 Knows nothing of Kubernetes.
 """
 
@@ -30,7 +30,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking `pod`, of revision `template_hash`, for one token. `error` is "" when it answered."""
+    """What came of asking `pod`, of revision `template_hash`, for one token. `error` is "" when it
+    answered.
+    """
 
     pod: str
     template_hash: str

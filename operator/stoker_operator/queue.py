@@ -1,7 +1,7 @@
 """The work queue: keys to reconcile, each once, never twice at the same time, not faster than a given rate.
 
-Invariants: a key that is added while it is being worked on is worked on again afterwards; a failure is tried again
-after a delay that doubles, per key; one key's failures never delay another key.
+Invariants: a key that is added while it is being worked on is worked on again afterwards; a failure is
+tried again after a delay that doubles, per key; one key's failures never delay another key.
 Knows nothing of Kubernetes.
 """
 
@@ -21,7 +21,9 @@ LONGEST_BACKOFF_SECONDS = 300.0
 
 
 class WorkQueue:
-    """`work(namespace, name)` returns seconds until the key is due again, or None; `per_second` bounds all keys."""
+    """`work(namespace, name)` returns seconds until the key is due again, or None; `per_second` bounds all
+    keys.
+    """
 
     def __init__(
         self, work: Callable[[str, str], Awaitable[float | None]], *, workers: int, per_second: float
@@ -89,7 +91,8 @@ class WorkQueue:
                     continue
 
     async def _attempt(self, key: Key) -> float | None:
-        """One reconcile; an error of any kind becomes a delay, since the next look may find things changed."""
+        """One reconcile; an error of any kind becomes a delay, since the next look may find things changed.
+        """
         try:
             again = await self._work(*key)
         except Exception as error:

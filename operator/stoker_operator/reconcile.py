@@ -1,7 +1,8 @@
 """One reconcile, on one screen: parse → observe → plan → apply → report.
 
-Invariants: level-triggered: nothing is decided from the event that caused it; run twice in the same situation, it
-writes nothing the second time; one service is never reconciled twice at once (the queue sees to it).
+Invariants: level-triggered: nothing is decided from the event that caused it; run twice in the same
+situation, it writes nothing the second time; one service is never reconciled twice at once (the queue sees
+to it).
 Knows nothing of kopf, queues or leadership.
 """
 

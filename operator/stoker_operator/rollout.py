@@ -1,7 +1,7 @@
 """What a Deployment's pods say about a rollout, by pod template hash and never by counts alone.
 
-Invariants: a Deployment whose controller has not seen its newest generation has no current revision yet; a pod that
-terminates counts for nothing but the GPU it holds.
+Invariants: a Deployment whose controller has not seen its newest generation has no current revision yet; a
+pod that terminates counts for nothing but the GPU it holds.
 Knows nothing of InferenceServices.
 """
 

@@ -1,7 +1,9 @@
-"""The typed InferenceService, and the only reader of raw InferenceService dicts and of a prefetch Job's result.
+"""The typed InferenceService, and the only reader of raw InferenceService dicts and of a prefetch Job's
+result.
 
-Invariants: everything is frozen; `parse` fills in the CRD's defaults and repeats its rules, so a manifest means the
-same with and without an API server (`stoker up`); an unknown field is a problem that names the nearest known one.
+Invariants: everything is frozen; `parse` fills in the CRD's defaults and repeats its rules, so a manifest
+means the same with and without an API server (`stoker up`); an unknown field is a problem that names the
+nearest known one.
 Knows nothing of the children an InferenceService gets.
 """
 
@@ -189,7 +191,9 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
     meta = reader.mapping("metadata")
     api, kind = reader.text("apiVersion"), reader.text("kind")
     if (api, kind) != (f"{GROUP}/{VERSION}", KIND):
-        problems.append(f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}")
+        problems.append(
+            f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}"
+        )
     name = meta.text("name", pattern=NAME_PATTERN, longest=NAME_MAX, required=True)
     spec = reader.mapping("spec", required=True)
     service = InferenceService(
@@ -271,7 +275,9 @@ def _runtime(r: Reader) -> Runtime:
 def _resources(r: Reader) -> Resources:
     resources = Resources(
         gpus=r.integer("gpus", least=0, most=1, required=True),
-        gpu_resource=r.text("gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253),
+        gpu_resource=r.text(
+            "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
+        ),
         gpu_products=r.texts("gpuProducts", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", most=16, longest=63),
         cpu=r.quantity("cpu"),
         memory=r.quantity("memory"),
@@ -365,4 +371,6 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
     shape = shape if isinstance(shape, Mapping) else {}
     numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext")]
     revision, digest, path, serve = (str(text) for text in texts)
-    return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))
+    return FetchedModel(
+        revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers)
+    )

@@ -1,7 +1,7 @@
 """The status an InferenceService gets: pure, from a plan or from the reason why there is none.
 
-Invariants: a condition's lastTransitionTime moves only when its status does; two equal situations give two equal
-statuses, so a reconcile that found nothing new writes nothing.
+Invariants: a condition's lastTransitionTime moves only when its status does; two equal situations give two
+equal statuses, so a reconcile that found nothing new writes nothing.
 Knows nothing of the API server.
 """
 

@@ -1,8 +1,9 @@
-"""The model cache: a volume shared by every service of a namespace that serves the same files, and the prefetch Job.
+"""The model cache: a volume shared by every service of a namespace that serves the same files, and the
+prefetch Job.
 
-Invariants: the volume's name depends only on what it holds and where, so two services with the same source share it;
-a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is never run again and a
-volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
+Invariants: the volume's name depends only on what it holds and where, so two services with the same source
+share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
+never run again and a volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
 Knows nothing of how a source is fetched.
 """
 
@@ -54,7 +55,9 @@ def source_id(service: InferenceService, volume_uid: str) -> str:
     return short_hash([cache_key(service), volume_uid])
 
 
-def volume_claim(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None) -> Manifest:
+def volume_claim(
+    service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None
+) -> Manifest:
     """The shared claim. What other services need of the `live` one (their ownership, its size) is kept."""
     spec: dict[str, Any] = {
         "accessModes": [service.cache.access_mode],
@@ -94,7 +97,9 @@ def _size(service: InferenceService, settings: Settings, live: Mapping[str, Any]
 
 
 def _storage_class(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None) -> str:
-    """The class is immutable: of a live claim it is kept as it was applied, whatever the setting says by now."""
+    """The class is immutable: of a live claim it is kept as it was applied, whatever the setting says by
+    now.
+    """
     if service.cache.storage_class_name or live is None:
         return service.cache.storage_class_name or settings.cache_storage_class
     for entry in live["metadata"].get("managedFields") or ():
@@ -163,7 +168,8 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
-    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts them.
+    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
+    # them.
     return pod.base_spec(service) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
 
 
