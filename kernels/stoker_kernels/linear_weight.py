@@ -1,7 +1,7 @@
 """The weight of a linear layer: its numbers, its scales and what kind of weight it is.
 
 Invariants: `data` is [N, K], row-major (K contiguous), and `scale` has exactly the shape that `kind`
-asks for; both live on one device. A value of this type is checked once, when it is made, so that kernels need not.
+asks for; both live on one device. A value of this type is checked once, when it is made; kernels need not.
 Does not know: how a product with it is computed (`gemm`), nor how it was quantized (`quant`).
 """
 
@@ -60,8 +60,8 @@ class LinearWeight:
             raise ValueError(f"{self.kind} weights are float8_e4m3fn, not {self.data.dtype}")
         if self.scale is None or tuple(self.scale.shape) != expected or self.scale.dtype != torch.float32:
             got = None if self.scale is None else (tuple(self.scale.shape), self.scale.dtype)
-            raise ValueError(f"the scale of an {self.kind} weight {tuple(self.data.shape)} is fp32 {expected}, "
-                             f"not {got}")
+            raise ValueError(f"the scale of an {self.kind} weight {tuple(self.data.shape)} is fp32 "
+                             f"{expected}, not {got}")
         if self.scale.device != self.data.device:
             raise ValueError(f"scale on {self.scale.device}, data on {self.data.device}")
 
