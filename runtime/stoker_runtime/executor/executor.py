@@ -75,14 +75,14 @@ class Executor:
         self.vocab_size = spec.vocab
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         max_pages = -(-config.max_model_len // config.page_size)
-        shape = (spec.num_layers, 2, plan.pages, spec.num_kv_heads, config.page_size, spec.head_dim)
+        shape = (spec.num_layers, 2, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self.arena = torch.zeros(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype], device=device)
         self.kv = [(layer[0], layer[1]) for layer in self.arena]
         self.slots = allocate_slots(rows, max_pages, device)
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
         self.sampler = Sampler(rows, spec.vocab, device)
-        self.workspace = attention_workspace(rows, spec.num_heads, spec.head_dim, device)
+        self.workspace = attention_workspace(rows, spec.heads, spec.head_dim, device)
         self._row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
 
 GIB = 1024**3
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 # What the CUDA graphs' private pool, cuBLAS's workspace and Triton's scratch take beside what is counted below.
 GRAPH_RESERVE_BYTES = 512 * 1024**2
 
@@ -77,10 +76,10 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
 
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak activations of one step: the widest point of a layer plus the residual stream, and the logits."""
-    element = DTYPE_BYTES[config.dtype]
+    element = ITEM_BYTES[config.dtype]
     tokens = config.max_num_batched_tokens
-    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    layer = max(2 * qkv + spec.num_heads * spec.head_dim, 3 * spec.ffn) + 4 * spec.hidden
+    qkv = spec.q_size + 2 * spec.kv_size
+    layer = max(2 * qkv + spec.q_size, 3 * spec.ffn) + 4 * spec.hidden
     logits = config.max_num_seqs * spec.vocab * (element + 4)
     return tokens * layer * element + logits
 
@@ -97,7 +96,7 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
     Raises:
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
-    page_bytes = spec.kv_bytes_per_token(DTYPE_BYTES[config.kv_cache_dtype]) * config.page_size
+    page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
     workspace, state = workspace_bytes(config, spec), state_bytes(config)
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
