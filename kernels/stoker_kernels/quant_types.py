@@ -1,19 +1,19 @@
-"""Values that carry their quantization scales.
+"""The one type that quantized activations travel in, apart so that producers and consumers import no kernels.
 
-Invariants: a value is `data * scale`; `scale` is fp32.
-Does not know: how the scales were chosen.
+Invariants: `data` is `[T,K]` fp8 e4m3, `scale` is `[T,1]` fp32; the value is `data * scale`.
+Knows nothing of how either was made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Quantized:
-    """FP8 activations: data [T, K] e4m3, scale fp32 [T, 1] (per token) or [T, ⌈K/128⌉] (per group)."""
+    """Activations in fp8 with one fp32 scale a token: `x ≈ data.float() * scale`."""
 
-    data: torch.Tensor
-    scale: torch.Tensor
+    data: Tensor
+    scale: Tensor
