@@ -113,11 +113,13 @@ class Executor:
         if batch.assigns:
             self.sampler.assign(batch.assigns)
         if batch.page_updates:
-            packed = pack_updates(batch.page_updates)
+            packed = pack_updates((update.slot, update.start, update.pages) for update in batch.page_updates)
             for at in range(0, len(packed), MAX_UPDATES):
                 part = packed[at : at + MAX_UPDATES]
                 self._update_staging.upload(part.reshape(-1), self._updates.view(-1))
-                apply_updates(self._updates[: len(part)], self.slots.page_table)
+                apply_updates(
+                    self._updates[: len(part)], self.slots.page_table, self.slots.position, self.slots.last_token
+                )
 
     def _launch_decodes(self, batch: Batch) -> int:
         """Run a pure decode step as a graph where one is captured for its padded size; returns its rows."""
