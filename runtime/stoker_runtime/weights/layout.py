@@ -74,6 +74,14 @@ class WeightArena:
         """Size of the block."""
         return self._storage.numel()
 
+    def store(self, name: str, weight: LinearWeight) -> None:
+        """Copy a quantized weight to its place."""
+        place = self.quantized[name]
+        if place.scale is None or weight.scale is None or weight.kind != place.kind:
+            raise ValueError(f"{name} is stored as {place.kind}, not as {weight.kind}")
+        place.data.copy_(weight.data)
+        place.scale.copy_(weight.scale)
+
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += aligned(num_bytes)
