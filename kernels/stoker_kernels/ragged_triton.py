@@ -55,9 +55,7 @@ def prepare_ragged_kernel(
         tl.store(slot_mapping + tokens, page.to(tl.int64) * PAGE + where % PAGE, mask=mask)
 
 
-def prepare_ragged(
-    rows: RaggedRows, state: SlotTensors, page_size: int, num_decodes: int, out: RaggedOutputs
-) -> None:
+def prepare_ragged(rows: RaggedRows, state: SlotTensors, page_size: int, num_decodes: int, out: RaggedOutputs) -> None:
     """One program per row and block of tokens, and one more row of programs for the padded tail."""
     num_rows, num_tokens = rows.row_slots.shape[0], rows.ids.shape[0]
     grid = (num_rows + 1, triton.cdiv(num_tokens, TOKENS_PER_PROGRAM))

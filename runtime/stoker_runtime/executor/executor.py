@@ -24,7 +24,13 @@ from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import MemoryPlan
 from stoker_runtime.executor.state import STAGES, RaggedBuffers, Staging, allocate_slots
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.sampling.logprobs import ROWS_AT_ONCE, PendingLogprobs, PendingPromptLogprobs, packed_logprobs, to_host
+from stoker_runtime.sampling.logprobs import (
+    ROWS_AT_ONCE,
+    PendingLogprobs,
+    PendingPromptLogprobs,
+    packed_logprobs,
+    to_host,
+)
 from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.scheduler.batch import Batch
 
@@ -166,9 +172,7 @@ class Executor:
             launched.event = self._record()
         return launched
 
-    def _prompt_logprobs(
-        self, batch: Batch, hidden: torch.Tensor, targets: list[int]
-    ) -> list[PendingPromptLogprobs]:
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor, targets: list[int]) -> list[PendingPromptLogprobs]:
         """Log-probabilities of the prompt's own tokens, one entry per chunk; `hidden [len(targets), H]`."""
         tokens = torch.tensor(targets, device=self.device)
         pending, at = [], 0
