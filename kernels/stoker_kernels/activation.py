@@ -39,7 +39,7 @@ def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`x [T,2F]` → `gelu(x[:, :F]) * x[:, F:]` `[T,F]`, gelu's tanh approximation (Hendrycks & Gimpel 2016)."""
+    """`x [T,2F]` → `gelu(x[:, :F]) * x[:, F:]` `[T,F]`, gelu's tanh form (Hendrycks & Gimpel 2016)."""
     y: Tensor = select("gelu_tanh_and_mul", x.device, x.dtype)(x, out=out)
     return y
 

@@ -2,8 +2,8 @@
 
 Invariants: implementations of an op are tried in the order of their registration; a CUDA tensor never reaches
 the reference unless the reference is pinned by name; a choice is made once per (op, device, dtype) and kept.
-Implementations are named by "module:function" and imported at their first use, so that a machine without Triton
-can import every op.
+Implementations are named by "module:function" and imported at their first use, so that a machine without
+Triton can import every op.
 Knows nothing of what an op computes.
 """
 
@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a kernel would run on: device type ("cuda", "cpu"), SM as 90 for 9.0 (0 on CPU), and the dtype of the data."""
+    """Where a kernel would run: device type, SM (90 for 9.0; 0 off CUDA), and the dtype of its data."""
 
     device: str
     sm: int
@@ -49,7 +49,7 @@ class KernelUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to run an op. `path` is "module:function"; `supports` is asked before the module is imported."""
+    """One way to run an op: `path` is "module:function", imported after `supports` has agreed."""
 
     op: str
     name: str
@@ -75,7 +75,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def interpreting() -> bool:
-    """Whether Triton kernels run in its interpreter on CPU tensors (TRITON_INTERPRET=1 before triton's import)."""
+    """Whether Triton runs kernels on CPU tensors: TRITON_INTERPRET=1, set before its import."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -106,7 +106,7 @@ def ops() -> tuple[str, ...]:
 
 
 def implementations(op: str) -> tuple[str, ...]:
-    """The names of an op's implementations, in the order they are tried. Raises ValueError for an unknown op."""
+    """An op's implementations in the order they are tried. Raises ValueError for an unknown op."""
     return tuple(_op(op))
 
 
@@ -129,7 +129,7 @@ def unpin(op: str) -> None:
 
 
 def select(op: str, device: torch.device, dtype: torch.dtype) -> Function:
-    """The function that runs `op` on `device` for data of `dtype`. Raises KernelUnavailable with the reasons."""
+    """The function that runs `op` on `device` for `dtype`. Raises KernelUnavailable with the reasons."""
     found = _selected.get((op, device, dtype))
     if found is None:
         chosen_one = _choose(op, Target(device.type, sm_of(device), dtype))
@@ -138,7 +138,7 @@ def select(op: str, device: torch.device, dtype: torch.dtype) -> Function:
 
 
 def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) -> dict[str, str]:
-    """Select every op of `names` now, for start-up: op → implementation, or KernelUnavailable for the first without."""
+    """Select the ops of `names` at start-up → {op: implementation}. Raises KernelUnavailable."""
     for op in names:
         select(op, device, dtype)
     return {op: _selected[(op, device, dtype)][0].name for op in names}
@@ -147,7 +147,7 @@ def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) ->
 def chosen() -> dict[str, str]:
     """Op → implementation for everything selected so far, for the start-up log.
 
-    An op selected for several dtypes with different outcomes lists each: "triton (bfloat16), reference (float32)".
+    Where an op got several, each stands with its dtypes: "triton (bfloat16), reference (float32)".
     """
     by_op: dict[str, dict[str, list[str]]] = {}
     for (op, _, dtype), (implementation, _) in _selected.items():
@@ -166,7 +166,7 @@ def reference_supports(target: Target) -> str | None:
 
 
 def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
-    """A predicate for Triton kernels of `dtypes`: CUDA from `min_sm` on, and CPU tensors under the interpreter."""
+    """What Triton kernels of `dtypes` run on: CUDA from `min_sm` on, the CPU when interpreting."""
 
     def supports(target: Target) -> str | None:
         if target.dtype not in dtypes:

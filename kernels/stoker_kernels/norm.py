@@ -1,7 +1,7 @@
 """RMS norm, alone, with the residual addition before it, and with FP8 quantization after it.
 
-Invariants: fp32 accumulation, one rounding to the result's dtype; the residual is rounded to its own dtype before
-it is normed, so that what is normed is what is kept.
+Invariants: fp32 accumulation, one rounding to the result's dtype; the residual is rounded to its own dtype
+before it is normed, so that what is normed is what is kept.
 Knows nothing of models: a `1 + weight` convention is folded into the weight when it is loaded.
 """
 

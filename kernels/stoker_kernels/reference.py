@@ -1,7 +1,8 @@
-"""Norm, RoPE with KV write, activation and embedding in plain PyTorch: the oracle of the tests and the CPU backend.
+"""Norm, RoPE with KV write, activation and embedding in plain PyTorch: oracle and CPU backend.
 
-Invariants: the signatures are those of the public ops; arithmetic is fp32 with one rounding, at the end, to the
-dtype of the result; fp8 results are clamped first, because torch's conversion gives NaN beyond the range.
+Invariants: the signatures are those of the public ops; arithmetic is fp32 with one rounding, at the end, to
+the dtype of the result; fp8 results are clamped first, because torch's conversion gives NaN beyond the
+range.
 Knows nothing of dispatch or of any GPU.
 """
 
@@ -62,7 +63,7 @@ def qk_norm_rope_kv_write(
 ) -> Tensor:
     """Optional per-head norm of q and k, rotary embedding of both, k and v into their pages; returns q."""
     heads = qkv.float().view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
-    q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
         q = _rms(q, q_norm, eps)
     if k_norm is not None:

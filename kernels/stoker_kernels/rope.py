@@ -1,7 +1,8 @@
 """What stands between the QKV projection and attention, in one launch: QK norm, rotary embedding, KV write.
 
-Invariants: q, k and v are read from the merged projection once; arithmetic is fp32 with one rounding at the end;
-a token whose slot mapping is negative leaves the cache untouched. A fp8 cache is written saturated, never as NaN.
+Invariants: q, k and v are read from the merged projection once; arithmetic is fp32 with one rounding at the
+end; a token whose slot mapping is negative leaves the cache untouched. A fp8 cache is written saturated,
+never as NaN.
 Knows nothing of page tables: the slot mapping is already page * page_size + offset.
 """
 
@@ -45,13 +46,13 @@ def qk_norm_rope_kv_write(
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Norm q and k per head, rotate both by position (Su et al. 2021), write k and v to their pages, return q.
+    """Norm q and k per head, rotate both by position (Su et al. 2021), write k and v to pages, return q.
 
-    Shapes: `qkv [T,(Hq+2Hkv)·D]`, bias already in; `positions [T]` int32; `slot_mapping [T]` int64, page·B + offset,
-    negative writes nothing; `cos_sin [max_pos, rot]` fp32, cos in the first half, `rot ≤ D` even is partial rotary;
-    caches `[P,Hkv,B,D]` of fp32, fp16, bf16 or fp8 e4m3 with `k_scale`, `v_scale` `[Hkv]` fp32 (stored = value /
-    scale); `q_norm`, `k_norm` `[D]` → q `[T,Hq,D]`.
-    `interleaved` pairs dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and NeoX do.
+    Shapes: `qkv [T,(Hq+2Hkv)·D]`, bias already in; `positions [T]` int32; `slot_mapping [T]` int64, page·B
+    + offset, negative writes nothing; `cos_sin [max_pos, rot]` fp32, cos in the first half, `rot ≤ D` even
+    is partial rotary; caches `[P,Hkv,B,D]` of fp32, fp16, bf16 or fp8 e4m3 with `k_scale`, `v_scale`
+    `[Hkv]` fp32 (stored = value / scale); `q_norm`, `k_norm` `[D]` → q `[T,Hq,D]`. `interleaved` pairs
+    dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and NeoX do.
     """
     q: Tensor = select("qk_norm_rope_kv_write", qkv.device, qkv.dtype)(
         qkv,

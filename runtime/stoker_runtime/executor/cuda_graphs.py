@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-Step = Callable[[int, str], None]
+Step = Callable[[int, str], torch.Tensor]
 
 
 def padded_sizes(maximum: int) -> list[int]:
@@ -30,7 +30,7 @@ class DecodeGraphs:
         self._sizes = padded_sizes(max_rows)
         self._enabled = enabled and device.type == "cuda"
         self._padded = device.type == "cuda"
-        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: tuple[int, int] | None = None
 
     @property
@@ -42,14 +42,18 @@ class DecodeGraphs:
         """The padded size that `count` rows run at."""
         return self._sizes[bisect_left(self._sizes, count)] if self._padded else count
 
-    def run(self, count: int, mode: str) -> None:
-        """Run a step of `count` rows: replay its graph, or the body itself where it has none yet."""
+    def run(self, count: int, mode: str) -> torch.Tensor:
+        """Run a step of `count` rows: replay its graph, or the body itself where it has none yet.
+
+        Returns what the body returns; of a graph, the same tensor at every replay.
+        """
         size = self.size_for(count)
-        graph = self._graphs.get((size, mode))
-        if graph is None:
-            self._step(size, mode)
-        else:
-            graph.replay()
+        captured = self._graphs.get((size, mode))
+        if captured is None:
+            return self._step(size, mode)
+        graph, output = captured
+        graph.replay()
+        return output
 
     def missing(self, mode: str) -> list[int]:
         """Sizes that have no graph for `mode`, largest first (later graphs then fit the pool of the first)."""
@@ -67,9 +71,9 @@ class DecodeGraphs:
                 self._step(size, mode)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    self._step(size, mode)
+                    output = self._step(size, mode)
                 self._pool = self._pool or graph.pool()
-                self._graphs[size, mode] = graph
+                self._graphs[size, mode] = graph, output
 
     def clear(self) -> None:
         """Drop every graph and the memory of their pool."""
