@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ class DecodeGraphs:
         self._enabled = enabled and device.type == "cuda"
         self._padded = device.type == "cuda"
         self._graphs: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     @property
     def captured(self) -> int:

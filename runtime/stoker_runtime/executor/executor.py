@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stoker_kernels import dispatch
-from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import apply_updates, commit_tokens, pack_updates, prepare_decode
 from stoker_runtime.config import EngineConfig
@@ -132,13 +132,21 @@ class Executor:
             seq_lens=out.seq_lens, num_decodes=rows, max_query_len=1, max_seq_len=self.max_model_len,
             workspace=self.workspace,
         )  # fmt: skip
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, self._plan(meta), None)
         logits = self.decoder.logits(self.decoder.forward(inputs, self.kv))
         sampled = self.sampler(logits, row_slots, out.positions, mode)
         commit_tokens(
             row_slots, sampled, self.slots.position, self.slots.last_token, self._ring[:rows], self._ones[:rows]
         )
         return logits
+
+    def _plan(self, meta: AttentionMeta) -> AttentionMeta:
+        """Plan the KV splits of the decode rows once for all layers."""
+        spec = self.decoder.spec
+        widest = 0 if 0 in spec.windows else max(spec.windows)
+        return plan_attention(
+            meta, num_kv_heads=spec.kv_heads, head_dim=spec.head_dim, kv_dtype=self.arena.dtype, window=widest
+        )
 
     def _ragged_step(self, batch: Batch) -> Launched:
         """Run decodes and prefill chunks together."""
@@ -158,7 +166,9 @@ class Executor:
         wanted = out.logits_rows
         if target_rows:
             wanted = torch.cat((wanted, torch.tensor(target_rows, device=self.device)))
-        hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
+        hidden = self.decoder.forward(
+            ForwardInputs(out.ids, out.positions, out.slot_mapping, self._plan(meta), wanted), self.kv
+        )
         logits = self.decoder.logits(hidden[:num_rows])
         slots = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
         mode = self.sampler.mode_of(slots)
@@ -263,7 +273,7 @@ def sampled_rows(batch: Batch) -> list[int]:
 
 
 def pack_ragged(batch: Batch) -> np.ndarray:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids]`, int32, as `RaggedBuffers.rows` cuts it."""
+    """The upload of a ragged step, int32: `[row_slots | query_start | starts | ids]`, cut by `RaggedBuffers.rows`."""
     count, num_rows = len(batch.decodes), len(batch.decodes) + len(batch.prefills)
     packed = np.zeros(3 * num_rows + 1 + batch.num_tokens, dtype=np.int32)
     packed[:count] = batch.decodes
