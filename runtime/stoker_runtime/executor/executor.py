@@ -31,7 +31,7 @@ from stoker_runtime.sampling.logprobs import (
     packed_logprobs,
     to_host,
 )
-from stoker_runtime.sampling.sampler import Sampler
+from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
 from stoker_runtime.scheduler.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
@@ -82,7 +82,9 @@ class Executor:
         pin = device.type == "cuda"
         self._host_tokens = [torch.zeros(rows, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
         self.start_seconds: dict[str, float] = {}
-        self._graphs = DecodeGraphs(self._decode_step, self.max_num_seqs, device, enabled=not config.enforce_eager)
+        self._graphs = DecodeGraphs(
+            self._decode_step, self._quiesce, self.max_num_seqs, device, enabled=not config.enforce_eager
+        )
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Launched:
@@ -236,10 +238,25 @@ class Executor:
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
         }
 
+    def _quiesce(self) -> None:
+        """Pad every decode row, so that a step run for its kernels alone changes no sequence."""
+        self._row_slots.fill_(-1)
+        self._decodes = ()
+
     @torch.inference_mode()
     def capture(self, sizes: tuple[int, ...] = ()) -> None:
-        """Capture decode graphs for these padded sizes (all where none is named). No sequence may be running."""
-        self._graphs.capture(sizes, ("greedy",))
+        """Capture greedy decode graphs for these padded sizes (all where none is named)."""
+        for key in self._graphs.missing((GREEDY,)):
+            if not sizes or key[0] in sizes:
+                self._graphs.capture(key)
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Use a moment without work: capture one more decode graph. False when there is nothing left to prepare."""
+        missing = self._graphs.missing((GREEDY, SAMPLE))
+        if missing:
+            self._graphs.capture(missing[-1])
+        return len(missing) > 1
 
     def close(self) -> None:
         """Release graphs and device memory."""
