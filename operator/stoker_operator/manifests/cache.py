@@ -1,0 +1,163 @@
+"""The model cache: a volume shared by every service of a namespace that serves the same files, and the prefetch Job.
+
+Invariants: the volume's name depends only on what it holds and where, so two services with the same source share it;
+a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is never run again and a
+volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
+Knows nothing of how a source is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stoker_operator.manifests import pod
+from stoker_operator.manifests.identity import (
+    ATTEMPT_LABEL,
+    CACHE_LABEL,
+    COMPONENT,
+    MANAGED_BY,
+    SOURCE_LABEL,
+    Manifest,
+    child,
+    owner,
+    short_hash,
+    stamped,
+)
+from stoker_operator.settings import Settings
+from stoker_operator.spec import InferenceService
+
+PROGRESS_PORT = 8081
+EXIT_PERMANENT = 3
+CLAIM = ("v1", "PersistentVolumeClaim")
+JOB = ("batch/v1", "Job")
+
+
+def cache_key(service: InferenceService) -> str:
+    """Names the volume: a hash of the source and of the kind of volume."""
+    model, cache = service.model, service.cache
+    return short_hash(
+        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
+         cache.storage_class_name, cache.access_mode]
+    )  # fmt: skip
+
+
+def claim_name(service: InferenceService) -> str:
+    """The name of the volume claim that holds this service's model."""
+    return f"models-{cache_key(service)}"
+
+
+def source_id(service: InferenceService, volume_uid: str) -> str:
+    """Names one source on one volume; a result is only believed for the pair it was made for."""
+    return short_hash([cache_key(service), volume_uid])
+
+
+def volume_claim(service: InferenceService, settings: Settings, others: Sequence[dict[str, Any]], size: str) -> Manifest:
+    """The shared claim. `others`: owner references of the other services that use it; `size`: a quantity."""
+    spec: dict[str, Any] = {
+        "accessModes": [service.cache.access_mode],
+        "resources": {"requests": {"storage": size}},
+    }
+    storage_class = service.cache.storage_class_name or settings.cache_storage_class
+    owners = sorted([*others, owner(service, controller=False)], key=lambda reference: str(reference["uid"]))
+    return stamped(
+        {
+            "apiVersion": CLAIM[0],
+            "kind": CLAIM[1],
+            "metadata": {
+                "name": claim_name(service),
+                "namespace": service.namespace,
+                "labels": {
+                    "app.kubernetes.io/name": "stoker",
+                    COMPONENT: "cache",
+                    MANAGED_BY: "stoker",
+                    CACHE_LABEL: cache_key(service),
+                },
+                "ownerReferences": owners,
+            },
+            "spec": spec | ({"storageClassName": storage_class} if storage_class else {}),
+        }
+    )
+
+
+def prefetch_job(
+    service: InferenceService, settings: Settings, volume_uid: str, attempt: int, *, repair: bool = False
+) -> Manifest:
+    """The Job that resolves, downloads, verifies and publishes the model. `attempt` counts from 1."""
+    source = source_id(service, volume_uid)
+    job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
+    tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
+    job["metadata"]["labels"] |= tags
+    job["spec"] = {
+        "backoffLimit": 4,
+        # Long enough for `kubectl logs`; the result itself is kept in the service's status.
+        "ttlSecondsAfterFinished": 86400,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "fetch", "operator": "In", "values": [EXIT_PERMANENT]},
+                },
+                # A node that drains or dies says nothing about the source.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": {
+            "metadata": {"labels": dict(job["metadata"]["labels"])},
+            "spec": _fetch_pod(service, settings, repair=repair),
+        },
+    }
+    return stamped(job)
+
+
+def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -> dict[str, Any]:
+    tmp, tmp_mount = pod.scratch("1Gi")
+    volumes: list[dict[str, Any]] = [
+        {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
+        tmp,
+    ]
+    mounts: list[dict[str, Any]] = [pod.models_mount(read_only=False), tmp_mount]
+    claim = service.model.source_claim
+    if claim is not None:
+        source = {"claimName": claim[0], "readOnly": True}
+        volumes.append({"name": "source", "persistentVolumeClaim": source})
+        mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
+    token = service.model.secret_ref
+    if token is not None:
+        reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": reference})
+    container = {
+        "name": "fetch",
+        "image": pod.image(service, settings),
+        "command": ["stoker"],
+        "args": _fetch_arguments(service, settings, repair=repair),
+        "env": environment,
+        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": dict(pod.CONTAINER_SECURITY),
+        "terminationMessagePath": pod.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts them.
+    return pod.base_spec(service) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+
+
+def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:
+    model = service.model
+    uri = model.uri
+    if model.source_claim is not None:
+        uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
+    arguments = ["fetch", "--uri", uri, "--revision", model.revision, "--dest", pod.MODELS]
+    endpoint = model.endpoint or (settings.hub_endpoint if model.scheme == "hf" else "")
+    if endpoint:
+        arguments += ["--endpoint", endpoint]
+    for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
+        for pattern in patterns:
+            arguments += [flag, pattern]
+    for name, digest in model.sha256:
+        arguments += ["--sha256", f"{name}={digest}"]
+    if repair:
+        arguments.append("--repair")
+    return [*arguments, "--progress-port", str(PROGRESS_PORT), "--termination-log", pod.TERMINATION_LOG]

@@ -1,0 +1,86 @@
+"""Names, labels, owners and the applied-hash annotation that every manifest carries.
+
+Invariants: a selector never changes for the life of a service; the hash covers the whole manifest but itself.
+Knows nothing of any one kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_operator.spec import GROUP, KIND, VERSION, InferenceService
+
+Manifest = dict[str, Any]
+
+FIELD_MANAGER = "stoker-operator"
+APPLIED = f"{GROUP}/applied"
+CACHE_LABEL = f"{GROUP}/cache"
+SOURCE_LABEL = f"{GROUP}/source"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+
+
+def short_hash(value: object, length: int = 10) -> str:
+    """A stable hash of plain data, as lower-case hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def labels(service: InferenceService, component: str) -> dict[str, str]:
+    """The recommended labels of one child."""
+    return {
+        "app.kubernetes.io/name": "stoker",
+        INSTANCE: service.name,
+        COMPONENT: component,
+        "app.kubernetes.io/part-of": service.name,
+        MANAGED_BY: "stoker",
+    }
+
+
+def selector(service: InferenceService) -> dict[str, str]:
+    """The labels that select a service's engine pods."""
+    return {INSTANCE: service.name, COMPONENT: "engine", MANAGED_BY: "stoker"}
+
+
+def owner(service: InferenceService, *, controller: bool = True) -> dict[str, Any]:
+    """The owner reference by which deleting the service deletes the child."""
+    reference: dict[str, Any] = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": service.name,
+        "uid": service.uid,
+    }
+    return reference | {"controller": True, "blockOwnerDeletion": True} if controller else reference
+
+
+def child(service: InferenceService, kind: tuple[str, str], name: str, component: str) -> Manifest:
+    """The head of a child owned by one service: apiVersion, kind and metadata."""
+    api_version, kind_name = kind
+    return {
+        "apiVersion": api_version,
+        "kind": kind_name,
+        "metadata": {
+            "name": name,
+            "namespace": service.namespace,
+            "labels": labels(service, component),
+            "ownerReferences": [owner(service)],
+        },
+    }
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    """The manifest with the annotation that holds its own hash, by which a later reconcile knows it is in place."""
+    meta = manifest["metadata"]
+    stamp = {APPLIED: short_hash(manifest, 16)}
+    return manifest | {"metadata": meta | {"annotations": meta.get("annotations", {}) | stamp}}
+
+
+def applied_hash(manifest: Mapping[str, Any]) -> str:
+    """The hash a stamped manifest or a live object carries; "" when it carries none."""
+    annotations = manifest.get("metadata", {}).get("annotations") or {}
+    return str(annotations.get(APPLIED, ""))

@@ -1,0 +1,33 @@
+"""The Service that clients use and the headless one that scrapers use.
+
+Invariants: clients only reach ready pods; scrapers reach every pod, so a pod that loads is visible too.
+Knows nothing of what stands in front of the Service.
+"""
+
+from __future__ import annotations
+
+from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.workload import PORT
+from stoker_operator.spec import InferenceService
+
+SERVICE = ("v1", "Service")
+
+
+def service_url(service: InferenceService) -> str:
+    """The OpenAI base URL inside the cluster."""
+    return f"http://{service.name}.{service.namespace}.svc:{PORT}/v1"
+
+
+def web_service(service: InferenceService) -> Manifest:
+    """The Service under the object's own name."""
+    front = child(service, SERVICE, service.name, "engine")
+    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
+    return stamped(front | {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}})
+
+
+def metrics_service(service: InferenceService) -> Manifest:
+    """The headless Service whose addresses are every pod, ready or not."""
+    headless = child(service, SERVICE, f"{service.name}-metrics", "metrics")
+    port = {"name": "metrics", "port": PORT, "targetPort": "http", "protocol": "TCP"}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector(service), "ports": [port]}
+    return stamped(headless | {"spec": spec})

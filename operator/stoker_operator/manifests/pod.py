@@ -1,0 +1,74 @@
+"""What the engine's pods and the prefetch pods have in common: identity, security, placement, volumes.
+
+Invariants: every pod meets the restricted Pod Security profile, has a read-only root and no API token.
+Knows nothing of what the containers do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_operator.settings import Settings
+from stoker_operator.spec import InferenceService
+
+USER = 65532
+MODELS = "/models"
+TERMINATION_LOG = "/dev/termination-log"
+CONTAINER_SECURITY: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def image(service: InferenceService, settings: Settings) -> str:
+    """The runtime image of this service."""
+    return service.runtime.image or settings.runtime_image
+
+
+def base_spec(service: InferenceService) -> dict[str, Any]:
+    """The part of a pod's spec that no container decides."""
+    spec: dict[str, Any] = {
+        "serviceAccountName": service.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            # Without this the kubelet walks every file of a large cache at each pod start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    where = service.placement
+    optional: dict[str, Any] = {
+        "nodeSelector": dict(where.node_selector),
+        "tolerations": [dict(item) for item in where.tolerations],
+        "runtimeClassName": where.runtime_class_name,
+        "priorityClassName": where.priority_class_name,
+        "schedulerName": where.scheduler_name,
+    }
+    return spec | {key: value for key, value in optional.items() if value} | _affinity(service)
+
+
+def _affinity(service: InferenceService) -> dict[str, Any]:
+    products = service.resources.gpu_products
+    if not products:
+        return {}
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def scratch(size: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(volume, mount) of a writable /tmp, where HOME and the compilers' caches live."""
+    return {"name": "tmp", "emptyDir": {"sizeLimit": size}}, {"name": "tmp", "mountPath": "/tmp"}
+
+
+def models_mount(*, read_only: bool) -> dict[str, Any]:
+    """The mount of the model cache."""
+    mount: dict[str, Any] = {"name": "models", "mountPath": MODELS}
+    return mount | {"readOnly": True} if read_only else mount

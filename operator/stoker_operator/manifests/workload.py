@@ -1,0 +1,164 @@
+"""The Deployment that runs the engine, its ServiceAccount and its PodDisruptionBudget.
+
+Invariants: `replicas` is only set when the spec sets it, so an autoscaler may own it; termination grace is preStop +
+drain + margin, so no stream that may still run is cut; GPU requests equal limits; the model is mounted read-only and
+verified before the engine starts.
+Knows nothing of how the model came to the volume.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stoker_operator.manifests import pod
+from stoker_operator.manifests.cache import claim_name
+from stoker_operator.manifests.identity import Manifest, child, labels, selector, stamped
+from stoker_operator.settings import Settings
+from stoker_operator.spec import FetchedModel, InferenceService
+
+DEPLOYMENT = ("apps/v1", "Deployment")
+PORT = 8000
+GRACE_MARGIN_SECONDS = 15
+STARTUP_BASE_SECONDS = 120
+
+
+def service_account(service: InferenceService) -> Manifest:
+    """An identity of its own, with no token and no rights."""
+    account = child(service, ("v1", "ServiceAccount"), service.name, "engine")
+    return stamped(account | {"automountServiceAccountToken": False})
+
+
+def disruption_budget(service: InferenceService) -> Manifest:
+    """At most one pod at a time is evicted; a single replica can still be drained."""
+    budget = child(service, ("policy/v1", "PodDisruptionBudget"), service.name, "engine")
+    spec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": selector(service)},
+        # A pod that never became ready protects nothing and must not block a node's drain.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return stamped(budget | {"spec": spec})
+
+
+def startup_seconds(settings: Settings, model: FetchedModel) -> int:
+    """How long a pod may take to become ready: the weights at the slowest storage, plus a base."""
+    return STARTUP_BASE_SECONDS + math.ceil(model.bytes / (settings.read_rate_mb * 10**6))
+
+
+def deployment(service: InferenceService, settings: Settings, model: FetchedModel) -> Manifest:
+    """The engine's pods."""
+    workload = child(service, DEPLOYMENT, service.name, "engine")
+    spec: dict[str, Any] = {
+        "revisionHistoryLimit": 5,
+        "progressDeadlineSeconds": startup_seconds(settings, model) + 600,
+        "selector": {"matchLabels": selector(service)},
+        "strategy": _strategy(service),
+        "template": {
+            "metadata": {"labels": labels(service, "engine")},
+            "spec": _engine_pod(service, settings, model),
+        },
+    }
+    replicas = 0 if service.suspend else service.replicas
+    if replicas is not None:
+        spec["replicas"] = replicas
+    return stamped(workload | {"spec": spec})
+
+
+def _strategy(service: InferenceService) -> dict[str, Any]:
+    # A surge pod would wait for a GPU that the old pod still holds: with GPUs a rollout goes in place.
+    surge, unavailable = (0, 1) if service.resources.gpus else (1, 0)
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+
+
+def _engine_pod(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    tmp, tmp_mount = pod.scratch("4Gi")
+    volumes = [
+        {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
+        tmp,
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
+    ]
+    mounts = [pod.models_mount(read_only=True), tmp_mount, {"name": "shm", "mountPath": "/dev/shm"}]
+    drain = service.drain
+    return pod.base_spec(service) | {
+        "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
+        "initContainers": [_verify_container(service, settings, model)],
+        "containers": [_engine_container(service, settings, model) | {"volumeMounts": mounts}],
+        "volumes": volumes,
+    }
+
+
+def _verify_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    arguments = ["fetch", "--verify-only", "--path", f"{pod.MODELS}/{model.path}", "--digest", model.digest]
+    if service.cache.verify == "Always":
+        arguments.append("--full")
+    return {
+        "name": "verify",
+        "image": pod.image(service, settings),
+        "command": ["stoker"],
+        "args": [*arguments, "--termination-log", pod.TERMINATION_LOG],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": dict(pod.CONTAINER_SECURITY),
+        "terminationMessagePath": pod.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [pod.models_mount(read_only=True), {"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
+def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    runtime, drain = service.runtime, service.drain
+    arguments = ["serve", f"{pod.MODELS}/{model.serve}", "--host", "0.0.0.0", "--port", str(PORT)]
+    arguments += ["--served-model-name", *service.served_names]
+    if runtime.context_length:
+        arguments += ["--max-model-len", str(runtime.context_length)]
+    if runtime.max_concurrency:
+        arguments += ["--max-num-seqs", str(runtime.max_concurrency)]
+    arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
+    period = 2
+    return {
+        "name": "engine",
+        "image": pod.image(service, settings),
+        "command": ["stoker"],
+        "args": arguments,
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
+            *(dict(item) for item in runtime.env),
+        ],
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
+        "resources": _resources(service),
+        "securityContext": dict(pod.CONTAINER_SECURITY),
+        "terminationMessagePath": pod.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
+        "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
+        "startupProbe": _probe("/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period),
+        "readinessProbe": _probe("/ready", period=1, timeout=2, failures=3),
+        # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
+        "livenessProbe": _probe("/health", period=10, timeout=5, failures=6),
+    }
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def _resources(service: InferenceService) -> dict[str, Any]:
+    wanted = service.resources
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if wanted.cpu:
+        # No CPU limit: throttling the process that feeds the GPU costs more than it saves.
+        requests["cpu"] = wanted.cpu
+    for key, value in (("memory", wanted.memory), ("ephemeral-storage", wanted.ephemeral_storage)):
+        if value:
+            requests[key] = limits[key] = value
+    if wanted.gpus:
+        requests[wanted.gpu_resource] = limits[wanted.gpu_resource] = str(wanted.gpus)
+    return {"requests": requests, "limits": limits}

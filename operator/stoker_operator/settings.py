@@ -1,0 +1,127 @@
+"""Settings of the operator's process: frozen, from flags and `STOKER_*` variables, validated before anything starts.
+
+Invariants: a bad value stops start-up with a message that names its key; nothing here is secret.
+Knows nothing of Kubernetes' API or of any one InferenceService.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from stoker_operator.quantity import is_quantity
+
+DEFAULT_RUNTIME_IMAGE = "stoker/runtime:0.1.0"
+
+
+class SettingsError(ValueError):
+    """A flag or variable that cannot be used; the message names the key and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the operator is told at start. Times are seconds; `read_rate_mb` is MB per second.
+
+    `namespaces` empty watches the whole cluster. `read_rate_mb` is the slowest storage for which the start-up
+    probe must still leave time to load the weights.
+    """
+
+    runtime_image: str = DEFAULT_RUNTIME_IMAGE
+    hub_endpoint: str = ""
+    cache_size: str = "50Gi"
+    cache_storage_class: str = ""
+    namespaces: tuple[str, ...] = ()
+    lease_name: str = "stoker-operator"
+    lease_namespace: str = "default"
+    identity: str = ""
+    lease_seconds: float = 15.0
+    workers: int = 4
+    api_concurrency: int = 16
+    reconciles_per_second: float = 50.0
+    resync_seconds: float = 300.0
+    http_port: int = 8080
+    http_host: str = "0.0.0.0"
+    pod_timeout_seconds: float = 10.0
+    read_rate_mb: int = 100
+    log_level: str = "info"
+
+
+_HELP = {
+    "runtime_image": "image of the engine and the prefetch Job, where the spec names none",
+    "hub_endpoint": "hub-compatible server for hf:// models, where the spec names none (air-gapped clusters)",
+    "cache_size": "size of a model cache volume, where the spec names none",
+    "cache_storage_class": "storage class of model caches, where the spec names none",
+    "namespaces": "namespaces to watch, comma separated; empty: all",
+    "lease_name": "name of the leader's Lease",
+    "lease_namespace": "namespace of the leader's Lease",
+    "identity": "this replica's name in the Lease; default: the host's name",
+    "lease_seconds": "a leader silent for so long is replaced",
+    "workers": "reconciles that run at once",
+    "api_concurrency": "requests to the API server in flight at once",
+    "reconciles_per_second": "ceiling of the work queue",
+    "resync_seconds": "every object is reconciled at least this often",
+    "http_port": "port of /healthz, /readyz and /metrics",
+    "http_host": "address of /healthz, /readyz and /metrics",
+    "pod_timeout_seconds": "how long to wait for a pod's answer",
+    "read_rate_mb": "slowest storage to allow for in the start-up probe, MB/s",
+    "log_level": "debug, info, warning or error",
+}
+
+
+def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags, then `STOKER_*` variables, then defaults. Raises SettingsError; `--help` exits."""
+    parser = argparse.ArgumentParser(prog="stoker operator", description="Run the Stoker operator.")
+    for item in fields(Settings):
+        shown = item.default if item.default not in ("", ()) else "none"
+        parser.add_argument(
+            "--" + item.name.replace("_", "-"), metavar="VALUE", help=f"{_HELP[item.name]} (default: {shown})"
+        )
+    given = vars(parser.parse_args(list(argv)))
+    values: dict[str, object] = {}
+    for item in fields(Settings):
+        text = given[item.name]
+        text = environment.get("STOKER_" + item.name.upper()) if text is None else text
+        if text is not None:
+            values[item.name] = _convert(item.name, item.default, text)
+    values.setdefault("identity", socket.gethostname())
+    return _checked(Settings(**values))  # type: ignore[arg-type]
+
+
+def _convert(name: str, default: object, text: str) -> object:
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, str):
+        return text
+    kind = int if isinstance(default, int) else float
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(f"{name} is {text!r}; it must be {'an integer' if kind is int else 'a number'}.") from None
+
+
+def _checked(settings: Settings) -> Settings:
+    limits = [
+        ("lease_seconds", settings.lease_seconds, 3, 3600),
+        ("workers", settings.workers, 1, 256),
+        ("api_concurrency", settings.api_concurrency, 1, 1024),
+        ("reconciles_per_second", settings.reconciles_per_second, 0.1, 10000),
+        ("resync_seconds", settings.resync_seconds, 1, 86400),
+        ("http_port", settings.http_port, 0, 65535),
+        ("pod_timeout_seconds", settings.pod_timeout_seconds, 0.1, 300),
+        ("read_rate_mb", settings.read_rate_mb, 1, 100000),
+    ]
+    for name, value, least, most in limits:
+        if not least <= value <= most:
+            raise SettingsError(f"{name} is {value}; it must be between {least} and {most}.")
+    if not is_quantity(settings.cache_size):
+        raise SettingsError(f"cache_size is {settings.cache_size!r}; it must be a quantity such as 50Gi.")
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        raise SettingsError(f"log_level is {settings.log_level!r}; it must be debug, info, warning or error.")
+    if settings.hub_endpoint and not settings.hub_endpoint.startswith(("http://", "https://")):
+        raise SettingsError(f"hub_endpoint is {settings.hub_endpoint!r}; it must start with http:// or https://.")
+    if not settings.runtime_image:
+        raise SettingsError("runtime_image is empty; it must name an image.")
+    return settings

@@ -1,0 +1,368 @@
+"""The typed InferenceService, and the only reader of raw InferenceService dicts and of a prefetch Job's result.
+
+Invariants: everything is frozen; `parse` fills in the CRD's defaults and repeats its rules, so a manifest means the
+same with and without an API server (`stoker up`); an unknown field is a problem that names the nearest known one.
+Knows nothing of the children an InferenceService gets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker_operator.quantity import quantity
+from stoker_operator.reader import Reader
+
+GROUP = "stoker.dev"
+VERSION = "v1alpha1"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_MAX = 40
+URI_PATTERN = (
+    r"^(hf://[^/ ]+/[^/ ]+|https://[^/ ]+/[^ ]+|file:///[^ ]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
+)
+REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
+DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+PROTECTED_FLAGS = (
+    "host", "port", "model", "served-model-name", "max-model-len", "max-num-seqs", "drain-seconds", "api-key",
+)  # fmt: skip
+PROTECTED_FLAG_PATTERN = r"^--(" + "|".join(PROTECTED_FLAGS) + r")(=.*)?$"
+PROTECTED_ENV_PATTERN = r"^(HOME|HF_TOKEN|STOKER_(HOST|PORT|MODEL|SERVED_MODEL_NAME|DRAIN_SECONDS))$"
+
+
+class SpecError(ValueError):
+    """A manifest that cannot be used. `problems` holds one sentence a field: "spec.model.uri: …"."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """One key of a Secret in the service's own namespace."""
+
+    name: str
+    key: str = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What to serve: the source, the revision asked for, and the names clients use."""
+
+    uri: str
+    revision: str = "main"
+    served_names: tuple[str, ...] = ()
+    secret_ref: SecretRef | None = None
+    endpoint: str = ""
+    allow: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    sha256: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def scheme(self) -> str:
+        """hf, https, file or pvc."""
+        return self.uri.partition("://")[0]
+
+    @property
+    def source_claim(self) -> tuple[str, str] | None:
+        """(claim, path in it) of a pvc:// model, else None."""
+        if self.scheme != "pvc":
+            return None
+        claim, _, path = self.uri.removeprefix("pvc://").partition("/")
+        return claim, path
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """How the engine runs. `context_length` and `max_concurrency`: 0 = the engine decides."""
+
+    image: str = ""
+    args: tuple[str, ...] = ()
+    env: tuple[Mapping[str, Any], ...] = ()
+    context_length: int = 0
+    max_concurrency: int = 0
+    shm_size: str = "1Gi"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Per pod. Quantities are Kubernetes strings, "" = unset."""
+
+    gpus: int
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_products: tuple[str, ...] = ()
+    cpu: str = ""
+    memory: str = ""
+    ephemeral_storage: str = ""
+    fit_check: str = "Enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the pods may run; the prefetch Job goes the same way, since a volume may be bound to a node."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    runtime_class_name: str = ""
+    priority_class_name: str = ""
+    scheduler_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The volume that holds the weights. "" = the operator's setting."""
+
+    storage_class_name: str = ""
+    size: str = ""
+    access_mode: str = "ReadWriteOnce"
+    verify: str = "OnDownload"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Seconds: readiness is off and the address is being withdrawn; then running streams may finish."""
+
+    pre_stop: int = 15
+    timeout: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceService:
+    """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    deleting: bool
+    suspend: bool
+    replicas: int | None
+    model: Model
+    runtime: Runtime
+    resources: Resources
+    placement: Placement
+    cache: Cache
+    drain: Drain
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names under which clients ask for the model; the object's own by default."""
+        return self.model.served_names or (self.name,)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """A published model. `path` and `serve` are relative to the cache volume's root; bytes are bytes.
+
+    `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell.
+    """
+
+    resolved_revision: str
+    digest: str
+    bytes: int
+    path: str
+    serve: str
+    layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    max_context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailure:
+    """Why a prefetch or a verification failed, in the words of the process that failed."""
+
+    reason: str
+    message: str
+
+
+def parse(raw: Mapping[str, Any]) -> InferenceService:
+    """The typed service. Raises SpecError listing every problem, each with its field."""
+    problems: list[str] = []
+    reader = Reader(raw, "", problems)
+    meta = reader.mapping("metadata")
+    api, kind = reader.text("apiVersion"), reader.text("kind")
+    if (api, kind) != (f"{GROUP}/{VERSION}", KIND):
+        problems.append(f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}")
+    name = meta.text("name", pattern=NAME_PATTERN, longest=NAME_MAX, required=True)
+    spec = reader.mapping("spec", required=True)
+    service = InferenceService(
+        name=name,
+        namespace=meta.text("namespace", default="default"),
+        uid=meta.text("uid"),
+        generation=meta.integer("generation", default=1),
+        deleting="deletionTimestamp" in meta.raw,
+        suspend=spec.boolean("suspend"),
+        replicas=spec.integer("replicas", least=0, most=1000) if "replicas" in spec.raw else None,
+        model=_model(spec.mapping("model", required=True)),
+        runtime=_runtime(spec.mapping("runtime")),
+        resources=_resources(spec.mapping("resources", required=True)),
+        placement=_placement(spec.mapping("placement")),
+        cache=_cache(spec.mapping("cache")),
+        drain=_drain(spec.mapping("drain")),
+        status=reader.mapping("status").raw,
+    )
+    spec.finish()
+    if not problems:
+        problems.extend(_cross_field_problems(service))
+    if problems:
+        raise SpecError(problems)
+    return service
+
+
+def _model(r: Reader) -> Model:
+    secret = r.mapping("secretRef")
+    files = r.mapping("files")
+    ref = None
+    if secret.raw:
+        ref = SecretRef(
+            secret.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True),
+            secret.text("key", default="token", pattern=r"^[-._a-zA-Z0-9]+$", longest=253),
+        )
+    model = Model(
+        uri=r.text("uri", pattern=URI_PATTERN, longest=1024, required=True),
+        revision=r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256),
+        served_names=r.texts("servedNames", pattern=SERVED_NAME_PATTERN, most=16, longest=128),
+        secret_ref=ref,
+        endpoint=r.text("endpoint", pattern=r"^(https?://[^ ]+)?$", longest=1024),
+        allow=files.texts("allow", most=32, longest=256),
+        ignore=files.texts("ignore", most=32, longest=256),
+        sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
+    )
+    for part in (secret, files, r):
+        part.finish()
+    return model
+
+
+def _runtime(r: Reader) -> Runtime:
+    env = r.objects("env", most=64)
+    for index, entry in enumerate(env):
+        item = Reader(entry, f"{r.path}.env[{index}]", r.problems)
+        item.text("name", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", longest=128, required=True)
+        item.refuse("name", PROTECTED_ENV_PATTERN, "the operator sets it")
+        if ("value" in entry) == ("valueFrom" in entry):
+            r.problems.append(f"{item.path}: give exactly one of value and valueFrom")
+        item.text("value", longest=4096)
+        source = item.mapping("valueFrom")
+        for key in ("secretKeyRef", "configMapKeyRef"):
+            source.mapping(key)
+        source.finish()
+        item.finish()
+    runtime = Runtime(
+        image=r.text("image", longest=512),
+        args=r.texts("args", most=64, longest=1024),
+        env=env,
+        context_length=r.integer("contextLength", least=0, most=16777216),
+        max_concurrency=r.integer("maxConcurrency", least=0, most=65536),
+        shm_size=r.quantity("shmSize", default="1Gi"),
+    )
+    for index in range(len(runtime.args)):
+        r.refuse("args", PROTECTED_FLAG_PATTERN, "the operator sets it from the spec", index=index)
+    r.finish()
+    return runtime
+
+
+def _resources(r: Reader) -> Resources:
+    resources = Resources(
+        gpus=r.integer("gpus", least=0, most=1, required=True),
+        gpu_resource=r.text("gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253),
+        gpu_products=r.texts("gpuProducts", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", most=16, longest=63),
+        cpu=r.quantity("cpu"),
+        memory=r.quantity("memory"),
+        ephemeral_storage=r.quantity("ephemeralStorage"),
+        fit_check=r.choice("fitCheck", ("Enforce", "Warn", "Off")),
+    )
+    r.finish()
+    return resources
+
+
+def _placement(r: Reader) -> Placement:
+    tolerations = r.objects("tolerations", most=32)
+    for index, entry in enumerate(tolerations):
+        item = Reader(entry, f"{r.path}.tolerations[{index}]", r.problems)
+        for key in ("key", "operator", "value", "effect"):
+            item.text(key, longest=253)
+        item.integer("tolerationSeconds")
+        item.finish()
+    placement = Placement(
+        node_selector=r.text_map("nodeSelector", most=32),
+        tolerations=tolerations,
+        runtime_class_name=r.text("runtimeClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        priority_class_name=r.text("priorityClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        scheduler_name=r.text("schedulerName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+    )
+    r.finish()
+    return placement
+
+
+def _cache(r: Reader) -> Cache:
+    pvc = r.mapping("pvc")
+    cache = Cache(
+        storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        size=pvc.quantity("size"),
+        access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
+        verify=r.choice("verify", ("OnDownload", "Always")),
+    )
+    pvc.finish()
+    r.finish()
+    return cache
+
+
+def _drain(r: Reader) -> Drain:
+    drain = Drain(r.duration("preStop", 15, most=600), r.duration("timeout", 120, most=86400))
+    r.finish()
+    return drain
+
+
+def _cross_field_problems(service: InferenceService) -> list[str]:
+    """The CRD's CEL rules that look at more than one field, in the same words."""
+    model, resources = service.model, service.resources
+    found = []
+    if model.secret_ref and model.scheme not in ("hf", "https"):
+        found.append("spec.model.secretRef: only hf:// and https:// sources take a token")
+    if model.endpoint and model.scheme != "hf":
+        found.append("spec.model.endpoint: only hf:// sources have an endpoint")
+    if (model.allow or model.ignore) and model.scheme == "https":
+        found.append("spec.model.files: an https:// source is one file")
+    if resources.gpu_products and resources.gpus == 0:
+        found.append("spec.resources.gpuProducts: needs gpus of at least 1")
+    if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
+        found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    return found
+
+
+def parse_fetch_result(text: str) -> FetchedModel | FetchFailure | None:
+    """What a prefetch or verify container wrote to its termination log; None when it is no such report."""
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(raw, dict):
+        return None
+    if "reason" in raw:
+        return FetchFailure(str(raw["reason"]), str(raw.get("message", "")))
+    return _fetched(raw)
+
+
+def remembered_model(status: Mapping[str, Any]) -> FetchedModel | None:
+    """The published model that the status of an earlier reconcile holds; None when there is none."""
+    raw = status.get("model")
+    return _fetched(raw) if isinstance(raw, Mapping) else None
+
+
+def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
+    texts = [raw.get(key) for key in ("resolvedRevision", "digest", "path", "serve")]
+    size = raw.get("bytes")
+    if not all(isinstance(text, str) for text in texts) or not isinstance(size, int):
+        return None
+    shape = raw.get("shape")
+    shape = shape if isinstance(shape, Mapping) else {}
+    numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext")]
+    revision, digest, path, serve = (str(text) for text in texts)
+    return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))
