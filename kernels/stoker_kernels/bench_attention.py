@@ -204,7 +204,7 @@ def graph_time(calls: Iterable[Callable[[], None]], replays: int = 7) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3 / len(calls))
-    return statistics.median(times[1:])
+    return float(statistics.median(times[1:]))
 
 
 def measure(case: Case, config: DecodeConfig | PrefillConfig) -> float:
