@@ -156,7 +156,9 @@ def _qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, {"max_position_embeddings": 2048}, gguf_interleaved=True),
-    "MistralForCausalLM": Architecture(_mistral, {"max_position_embeddings": 131072, "sliding_window": 4096}),
+    "MistralForCausalLM": Architecture(
+        _mistral, {"max_position_embeddings": 131072, "sliding_window": 4096}, gguf_interleaved=True
+    ),
     "Qwen2ForCausalLM": Architecture(_qwen2, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen3ForCausalLM": Architecture(_qwen3, {"max_position_embeddings": 32768, "max_window_layers": 28}),
 }
