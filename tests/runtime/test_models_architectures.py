@@ -37,7 +37,8 @@ def test_defaults_of_a_short_configuration() -> None:
     spec = _spec(num_key_value_heads=None, max_position_embeddings=None)
     assert (spec.kv_heads, spec.head_dim, spec.max_position) == (4, 16, 2048)
     assert (spec.eps, spec.activation, spec.dtype) == (1e-6, "silu", "float32")
-    assert not (spec.tie_embeddings or spec.qkv_bias or spec.output_bias or spec.ffn_bias or spec.qk_norm)
+    flags = (spec.tie_embeddings, spec.qkv_bias, spec.output_bias, spec.ffn_bias, spec.qk_norm)
+    assert flags == (False,) * 5
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_quantized_file_is_near_its_checkpoint(
         assert 0.0 < (mine - theirs).norm() < bound * theirs.norm()
 
 
-DECODABLE = sorted({kind for kind in gguf.quants._type_traits} | {Kind.F16, Kind.F32})
+DECODABLE = sorted(set(gguf.quants._type_traits) | {Kind.F16, Kind.F32})
 
 
 @pytest.mark.parametrize("kind", DECODABLE, ids=lambda kind: kind.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_the_arena_has_exactly_the_bytes_the_spec_counts(tiny_checkpoint: Checkp
             views = [*arena.dense.values(), *(weight.data for weight in arena.quantized.values())]
             views += [weight.scale for weight in arena.quantized.values() if weight.scale is not None]
             spans = sorted((view.data_ptr(), view.data_ptr() + view.nbytes) for view in views)
-            assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def test_fp8_is_quantize_weight_of_the_stacked_matrix(
@@ -153,7 +154,10 @@ def test_a_file_that_shrinks_while_it_is_read(tiny_checkpoint: Checkpoint, tmp_p
     with file.open("r+b") as stream:
         stream.truncate(file.stat().st_size - 1000)
     arena = WeightArena(spec, CPU, torch.float32, "none")
-    with pytest.raises(ModelError, match=r"ended at byte \d+ while \d+ more were due"), copy_lanes.CopyLanes(CPU) as lanes:
+    with (
+        pytest.raises(ModelError, match=r"ended at byte \d+ while \d+ more were due"),
+        copy_lanes.CopyLanes(CPU) as lanes,
+    ):
         load._fill(arena, routes, lanes)
 
 
@@ -162,7 +166,9 @@ def test_random_weights_repeat_by_seed(quantization: str) -> None:
     source = read_source("shape:tiny")
     spec = build_spec(source)
     first, again, other = (
-        load_weights(source, spec, CPU, torch.bfloat16, quantization, seed=seed).layers[0].gate_up.data.view(torch.uint8)
+        load_weights(source, spec, CPU, torch.bfloat16, quantization, seed=seed)
+        .layers[0]
+        .gate_up.data.view(torch.uint8)
         for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)

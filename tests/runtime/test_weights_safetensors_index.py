@@ -43,9 +43,7 @@ def test_entries_point_at_the_bytes(folder: Path) -> None:
 def test_the_index_decides_which_files_count(folder: Path) -> None:
     save_file({"c": torch.ones(1)}, folder / "consolidated.safetensors")
     assert [file.name for file in checkpoint_files(folder)] == ["model.safetensors"]
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"c": "consolidated.safetensors"}})
-    )
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"c": "consolidated.safetensors"}}))
     assert set(read_checkpoint_index(folder)) == {"c"}
 
 
