@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from stoker_kernels import dispatch
-from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import apply_updates, commit_tokens, pack_updates, prepare_decode
 from stoker_runtime.config import EngineConfig
@@ -31,7 +31,7 @@ from stoker_runtime.sampling.logprobs import (
     packed_logprobs,
     to_host,
 )
-from stoker_runtime.sampling.sampler import Sampler
+from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
 from stoker_runtime.scheduler.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
@@ -82,7 +82,9 @@ class Executor:
         pin = device.type == "cuda"
         self._host_tokens = [torch.zeros(rows, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
         self.start_seconds: dict[str, float] = {}
-        self._graphs = DecodeGraphs(self._decode_step, self.max_num_seqs, device, enabled=not config.enforce_eager)
+        self._graphs = DecodeGraphs(
+            self._decode_step, self._quiesce, self.max_num_seqs, device, enabled=not config.enforce_eager
+        )
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Launched:
@@ -132,13 +134,21 @@ class Executor:
             seq_lens=out.seq_lens, num_decodes=rows, max_query_len=1, max_seq_len=self.max_model_len,
             workspace=self.workspace,
         )  # fmt: skip
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, self._plan(meta), None)
         logits = self.decoder.logits(self.decoder.forward(inputs, self.kv))
         sampled = self.sampler(logits, row_slots, out.positions, mode)
         commit_tokens(
             row_slots, sampled, self.slots.position, self.slots.last_token, self._ring[:rows], self._ones[:rows]
         )
         return logits
+
+    def _plan(self, meta: AttentionMeta) -> AttentionMeta:
+        """Plan the KV splits of the decode rows once for all layers."""
+        spec = self.decoder.spec
+        widest = 0 if 0 in spec.windows else max(spec.windows)
+        return plan_attention(
+            meta, num_kv_heads=spec.kv_heads, head_dim=spec.head_dim, kv_dtype=self.arena.dtype, window=widest
+        )
 
     def _ragged_step(self, batch: Batch) -> Launched:
         """Run decodes and prefill chunks together."""
@@ -158,7 +168,9 @@ class Executor:
         wanted = out.logits_rows
         if target_rows:
             wanted = torch.cat((wanted, torch.tensor(target_rows, device=self.device)))
-        hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
+        hidden = self.decoder.forward(
+            ForwardInputs(out.ids, out.positions, out.slot_mapping, self._plan(meta), wanted), self.kv
+        )
         logits = self.decoder.logits(hidden[:num_rows])
         slots = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
         mode = self.sampler.mode_of(slots)
@@ -226,10 +238,25 @@ class Executor:
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
         }
 
+    def _quiesce(self) -> None:
+        """Pad every decode row, so that a step run for its kernels alone changes no sequence."""
+        self._row_slots.fill_(-1)
+        self._decodes = ()
+
     @torch.inference_mode()
     def capture(self, sizes: tuple[int, ...] = ()) -> None:
-        """Capture decode graphs for these padded sizes (all where none is named). No sequence may be running."""
-        self._graphs.capture(sizes, ("greedy",))
+        """Capture greedy decode graphs for these padded sizes (all where none is named)."""
+        for key in self._graphs.missing((GREEDY,)):
+            if not sizes or key[0] in sizes:
+                self._graphs.capture(key)
+
+    @torch.inference_mode()
+    def idle(self) -> bool:
+        """Use a moment without work: capture one more decode graph. False when there is nothing left to prepare."""
+        missing = self._graphs.missing((GREEDY, SAMPLE))
+        if missing:
+            self._graphs.capture(missing[-1])
+        return len(missing) > 1
 
     def close(self) -> None:
         """Release graphs and device memory."""
@@ -263,7 +290,7 @@ def sampled_rows(batch: Batch) -> list[int]:
 
 
 def pack_ragged(batch: Batch) -> np.ndarray:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids]`, int32, as `RaggedBuffers.rows` cuts it."""
+    """The upload of a ragged step, int32: `[row_slots | query_start | starts | ids]`, cut by `RaggedBuffers.rows`."""
     count, num_rows = len(batch.decodes), len(batch.decodes) + len(batch.prefills)
     packed = np.zeros(3 * num_rows + 1 + batch.num_tokens, dtype=np.int32)
     packed[:count] = batch.decodes
