@@ -95,7 +95,9 @@ class TokenLogprobs:
 class TokenOutput:
     """What one step gave one sequence. `tokens` may be empty when only `finish` is news.
 
-    `stop_token` is the id that ended it, when `finish` is STOP by a stop id and not EOS.
+    `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
+    a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
+    has none). `queue_seconds`, from arrival to admission, comes with the first output.
     """
 
     request_id: str
@@ -103,7 +105,9 @@ class TokenOutput:
     finish: FinishReason | None = None
     stop_token: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
+    queue_seconds: float | None = None
     error: str | None = None
 
 

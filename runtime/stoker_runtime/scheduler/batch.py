@@ -17,12 +17,15 @@ class PrefillChunk:
     """Tokens `[start, start + len(token_ids))` of the sequence in `slot`; the last chunk samples a token.
 
     `token_ids` are real ids (a resumed sequence's earlier output included), so the executor needs no history.
+    `targets` are set when prompt log-probabilities are wanted: position `start + i` of this chunk predicts
+    `targets[i]`; the last one may lie just outside the chunk.
     """
 
     slot: int
     start: int
     token_ids: tuple[int, ...]
     sample: bool
+    targets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""Gated activations: `act(gate) * up` of a merged gate-up projection, gate first.
+
+Invariants: fp32 arithmetic, one rounding to the result's dtype.
+Knows nothing of the projection that made its input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant_types import Quantized
+
+_HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
+
+for _op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+    register(_op, "triton", f"stoker_kernels.activation_triton:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+register(
+    "silu_and_mul_quant",
+    "triton",
+    "stoker_kernels.activation_triton:silu_and_mul_quant",
+    triton_supports(*_HALF_AND_FULL, min_sm=89),
+)
+register("silu_and_mul_quant", "reference", "stoker_kernels.reference:silu_and_mul_quant", reference_supports)
+
+
+def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,2F]` → `silu(x[:, :F]) * x[:, F:]` `[T,F]` (SwiGLU, Shazeer 2020)."""
+    y: Tensor = select("silu_and_mul", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,2F]` → `gelu(x[:, :F]) * x[:, F:]` `[T,F]`, the exact gelu with erf."""
+    y: Tensor = select("gelu_and_mul", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,2F]` → `gelu(x[:, :F]) * x[:, F:]` `[T,F]`, gelu's tanh form (Hendrycks & Gimpel 2016)."""
+    y: Tensor = select("gelu_tanh_and_mul", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def silu_and_mul_quant(x: Tensor) -> Quantized:
+    """`silu_and_mul` of `[T,2F]`, then fp8 e4m3 `[T,F]` with one scale a token `[T,1]`: amax / 448."""
+    y: Quantized = select("silu_and_mul_quant", x.device, x.dtype)(x)
+    return y

@@ -1,0 +1,84 @@
+"""Paged attention, one op for decode, prefill and mixed steps: `paged_attention(q, k_cache, v_cache, meta, ...)`.
+
+Invariants: the step's own keys and values are in the cache before the op runs. Rows `[0, num_decodes)` have one query
+token each and sit at tokens `[0, num_decodes)`; a row with `seq_lens` 0 is padding, its output is zero and it reads
+no page. Tokens past `query_start[-1]` are padding too, with output zero. Nothing is read back to the host on a GPU, so
+a captured graph stays valid for any lengths within the bounds `max_query_len` and `max_seq_len`.
+Knows nothing of the page allocator, of positions (they follow from `seq_lens`) or of rotary embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.attention_meta import AttentionMeta, AttentionWorkspace, attention_workspace
+from stoker_kernels.dispatch import Target, reference_supports, register, select, triton_supports
+
+__all__ = ["AttentionMeta", "AttentionWorkspace", "attention_workspace", "paged_attention", "plan_attention"]
+
+_takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
+
+
+def _supports(target: Target) -> str | None:
+    if target.device == "cuda" and target.sm < 80 and target.dtype is torch.bfloat16:
+        return "bfloat16 needs sm_80 or newer"
+    return _takes(target)
+
+
+register("paged_attention", "triton", "stoker_kernels.attention_triton:paged_attention", _supports)
+register("paged_attention", "reference", "stoker_kernels.reference_attention:reference_attention", reference_supports)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of `q [T, Hq, D]` over the pages `[P, Hkv, B, D]` named by `meta`; returns `[T, Hq, D]`.
+
+    The logit of query position p and key j ≤ p is `q·k·scale`, then `softcap·tanh(logit/softcap)` if softcap > 0;
+    with `window` > 0 only keys with p − j < window count. `sinks [Hq]` fp32 are extra logits that take softmax weight
+    and give no value. `k_scale`, `v_scale` `[Hkv]` fp32 multiply an e4m3 cache. Raises KernelUnavailable, and on a GPU
+    ValueError for layouts that its kernels do not read.
+    """
+    o: Tensor = select("paged_attention", q.device, q.dtype)(
+        q,
+        k_cache,
+        v_cache,
+        meta,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
+        out=out,
+    )
+    return o
+
+
+def plan_attention(
+    meta: AttentionMeta, *, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+) -> AttentionMeta:
+    """Plan the decode rows once for all layers of a step: the meta to give to each `paged_attention` of it.
+
+    Without it each call plans anew, which costs a launch per layer. `window` is the widest of the layers' (0 if any
+    layer sees everything). `meta.seq_lens` must be final, and the workspace serve no other step in between.
+    """
+    if meta.seq_lens.device.type == "cuda":
+        from stoker_kernels.attention_triton import plan_attention as plan
+
+        return plan(meta, num_kv_heads=num_kv_heads, head_dim=head_dim, kv_dtype=kv_dtype, window=window)
+    return replace(meta, planned_window=None)

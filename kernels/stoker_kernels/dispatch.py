@@ -1,0 +1,204 @@
+"""Picks the implementation of an op by device, SM and dtype, and says why when there is none.
+
+Invariants: implementations of an op are tried in the order of their registration; a CUDA tensor never reaches
+the reference unless the reference is pinned by name; a choice is made once per (op, device, dtype) and kept.
+Implementations are named by "module:function" and imported at their first use, so that a machine without
+Triton can import every op.
+Knows nothing of what an op computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a kernel would run: device type, SM (90 for 9.0; 0 off CUDA), and the dtype of its data."""
+
+    device: str
+    sm: int
+    dtype: torch.dtype
+
+
+Supports = Callable[[Target], str | None]
+"""Returns None where the implementation runs, else the reason it does not."""
+
+
+class KernelUnavailable(RuntimeError):
+    """No implementation of an op for a dtype and SM. `reasons` holds one sentence for each implementation."""
+
+    def __init__(self, op: str, target: Target, reasons: dict[str, str]) -> None:
+        where = f"sm_{target.sm}" if target.device == "cuda" else target.device
+        detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none is registered"
+        super().__init__(f"no kernel for op {op} with {dtype_name(target.dtype)} on {where} ({detail})")
+        self.op = op
+        self.dtype = target.dtype
+        self.sm = target.sm
+        self.reasons = reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to run an op: `path` is "module:function", imported after `supports` has agreed."""
+
+    op: str
+    name: str
+    path: str
+    supports: Supports
+
+    def load(self) -> Function:
+        """Import the function."""
+        module, _, attribute = self.path.partition(":")
+        function: Function = getattr(importlib.import_module(module), attribute)
+        return function
+
+
+_registry: dict[str, dict[str, Implementation]] = {}
+_pins: dict[str, str] = {}
+_selected: dict[tuple[str, torch.device, torch.dtype], tuple[Implementation, Function]] = {}
+_sms: dict[torch.device, int] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` → `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels on CPU tensors: TRITON_INTERPRET=1, set before its import."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def sm_of(device: torch.device) -> int:
+    """The SM of a CUDA device as major·10 + minor; 0 for any other device."""
+    if device.type != "cuda":
+        return 0
+    if device not in _sms:
+        major, minor = torch.cuda.get_device_capability(device)
+        _sms[device] = major * 10 + minor
+    return _sms[device]
+
+
+def register(op: str, name: str, path: str, supports: Supports) -> None:
+    """Add an implementation after those that `op` already has; it is tried after them.
+
+    Raises ValueError when the op has an implementation of that name.
+    """
+    implementations = _registry.setdefault(op, {})
+    if name in implementations:
+        raise ValueError(f"op {op} already has an implementation named {name}")
+    implementations[name] = Implementation(op, name, path, supports)
+
+
+def ops() -> tuple[str, ...]:
+    """Every op registered so far: those of the modules imported."""
+    return tuple(_registry)
+
+
+def implementations(op: str) -> tuple[str, ...]:
+    """An op's implementations in the order they are tried. Raises ValueError for an unknown op."""
+    return tuple(_op(op))
+
+
+def pin(op: str, name: str) -> None:
+    """Use implementation `name` of `op` and no other (`--kernel op=name`).
+
+    Raises ValueError naming the nearest known op or implementation.
+    """
+    known = _op(op)
+    if name not in known:
+        raise ValueError(f"op {op} has no implementation {name!r}; it has {', '.join(known)}")
+    _pins[op] = name
+    _forget(op)
+
+
+def unpin(op: str) -> None:
+    """Undo `pin`."""
+    _pins.pop(op, None)
+    _forget(op)
+
+
+def select(op: str, device: torch.device, dtype: torch.dtype) -> Function:
+    """The function that runs `op` on `device` for `dtype`. Raises KernelUnavailable with the reasons."""
+    found = _selected.get((op, device, dtype))
+    if found is None:
+        chosen_one = _choose(op, Target(device.type, sm_of(device), dtype))
+        found = _selected[(op, device, dtype)] = (chosen_one, chosen_one.load())
+    return found[1]
+
+
+def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) -> dict[str, str]:
+    """Select the ops of `names` at start-up → {op: implementation}. Raises KernelUnavailable."""
+    for op in names:
+        select(op, device, dtype)
+    return {op: _selected[(op, device, dtype)][0].name for op in names}
+
+
+def chosen() -> dict[str, str]:
+    """Op → implementation for everything selected so far, for the start-up log.
+
+    Where an op got several, each stands with its dtypes: "triton (bfloat16), reference (float32)".
+    """
+    by_op: dict[str, dict[str, list[str]]] = {}
+    for (op, _, dtype), (implementation, _) in _selected.items():
+        by_op.setdefault(op, {}).setdefault(implementation.name, []).append(dtype_name(dtype))
+    return {
+        op: next(iter(names))
+        if len(names) == 1
+        else ", ".join(f"{name} ({', '.join(dict.fromkeys(dtypes))})" for name, dtypes in names.items())
+        for op, names in sorted(by_op.items())
+    }
+
+
+def reference_supports(target: Target) -> str | None:
+    """The reference serves every device but CUDA; there it runs only when pinned."""
+    return "runs on CUDA only when pinned" if target.device == "cuda" else None
+
+
+def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
+    """What Triton kernels of `dtypes` run on: CUDA from `min_sm` on, the CPU when interpreting."""
+
+    def supports(target: Target) -> str | None:
+        if target.dtype not in dtypes:
+            return f"takes {', '.join(map(dtype_name, dtypes))}"
+        if target.device == "cuda":
+            return None if target.sm >= min_sm else f"needs sm_{min_sm} or newer"
+        return None if target.device == "cpu" and interpreting() else "needs CUDA, or TRITON_INTERPRET=1"
+
+    return supports
+
+
+def _op(op: str) -> dict[str, Implementation]:
+    if op not in _registry:
+        near = difflib.get_close_matches(op, _registry, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"unknown op {op!r}{hint}")
+    return _registry[op]
+
+
+def _choose(op: str, target: Target) -> Implementation:
+    known = _op(op)
+    candidates = [known[_pins[op]]] if op in _pins else list(known.values())
+    reasons: dict[str, str] = {}
+    for candidate in candidates:
+        pinned_reference = op in _pins and candidate.name == "reference"
+        reason = None if pinned_reference else candidate.supports(target)
+        if reason is None:
+            return candidate
+        reasons[candidate.name] = reason
+    raise KernelUnavailable(op, target, reasons)
+
+
+def _forget(op: str) -> None:
+    for key in [key for key in _selected if key[0] == op]:
+        del _selected[key]

@@ -1,0 +1,49 @@
+"""RMS norm, alone, with the residual addition before it, and with FP8 quantization after it.
+
+Invariants: fp32 accumulation, one rounding to the result's dtype; the residual is rounded to its own dtype
+before it is normed, so that what is normed is what is kept.
+Knows nothing of models: a `1 + weight` convention is folded into the weight when it is loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant_types import Quantized
+
+_HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
+
+for _op in ("rms_norm", "add_rms_norm"):
+    register(_op, "triton", f"stoker_kernels.norm_triton:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+for _op in ("rms_norm_quant", "add_rms_norm_quant"):
+    register(_op, "triton", f"stoker_kernels.norm_triton:{_op}", triton_supports(*_HALF_AND_FULL, min_sm=89))
+    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,H]` → `[T,H]`: `x / sqrt(mean(x²) + eps) * weight` (Zhang & Sennrich 2019). `out` may be `x`."""
+    y: Tensor = select("rms_norm", x.device, x.dtype)(x, weight, eps, out=out)
+    return y
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
+) -> Tensor:
+    """`residual [T,H] += x [T,H]` in place, then the norm of the rounded sum → `[T,H]`. `out` may be `x`."""
+    y: Tensor = select("add_rms_norm", x.device, x.dtype)(x, residual, weight, eps, out=out)
+    return y
+
+
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+    """`rms_norm` of `[T,H]`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
+    y: Quantized = select("rms_norm_quant", x.device, x.dtype)(x, weight, eps)
+    return y
+
+
+def add_rms_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
+    """`add_rms_norm`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
+    y: Quantized = select("add_rms_norm_quant", x.device, x.dtype)(x, residual, weight, eps)
+    return y

@@ -1,0 +1,51 @@
+"""Programmatic dependent launch (SM 9.0 on): a kernel starts while its predecessor drains, and waits before
+it reads.
+
+Invariants: a kernel launched with it calls `pdl_wait` before its first access to memory, so that a chain of
+such kernels is ordered like plain launches; `pdl_trigger` may come at any point, since waiting means
+completion. Off until `enable_pdl(True)`; then on only where the device has it. Results do not depend on it.
+Knows nothing of which kernels follow each other.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from stoker_kernels.dispatch import sm_of
+
+PDL_MIN_SM = 90
+_enabled = False
+
+
+def enable_pdl(enabled: bool) -> None:
+    """Launch every kernel from now on with or without programmatic dependent launch."""
+    global _enabled
+    _enabled = enabled
+
+
+def pdl_on(device: torch.device) -> bool:
+    """Whether kernels on `device` are launched with it now."""
+    return _enabled and sm_of(device) >= PDL_MIN_SM
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """The keyword arguments of a launch: the kernel's constexpr `LAUNCH_PDL`, and Triton's option."""
+    return {"LAUNCH_PDL": True, "launch_pdl": True} if pdl_on(device) else {"LAUNCH_PDL": False}
+
+
+@triton.jit
+def pdl_wait(LAUNCH_PDL: tl.constexpr):
+    """Wait until the preceding kernel is complete and its writes are visible; call it before any load."""
+    if LAUNCH_PDL:
+        gdc_wait()
+
+
+@triton.jit
+def pdl_trigger(LAUNCH_PDL: tl.constexpr):
+    """Let the next kernel of the chain be scheduled."""
+    if LAUNCH_PDL:
+        gdc_launch_dependents()

@@ -1,0 +1,69 @@
+"""Quantization to FP8 (e4m3): activations per token, weights per channel, per tensor or per 128×128 block.
+
+Invariants: a quantized value is `data * scale`; scales are fp32 and positive, chosen so that the largest
+magnitude of the token, channel, tensor or block lands on 448, e4m3's largest. Division, clamp and rounding
+(to nearest even) are done in fp32, so every implementation of the same definition gives the same bits.
+Does not know: which layers are quantized, nor how a product is computed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_kernels.linear_weight import BLOCK, FP8, FP8_MAX, LinearWeight, WeightKind
+from stoker_kernels.quant_types import Quantized
+
+# Below this magnitude a whole token or block counts as zero; keeps the scale a normal fp32 number.
+AMAX_FLOOR = 1e-10
+
+
+def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`values / scale` as e4m3, saturating at ±448 (torch's own conversion gives NaN above 464)."""
+    return (values.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def scale_of(amax: torch.Tensor) -> torch.Tensor:
+    """The fp32 scale that maps `amax` to 448."""
+    return amax.float().clamp(min=AMAX_FLOOR) / FP8_MAX
+
+
+def quantize_fp8(x: torch.Tensor) -> Quantized:
+    """Quantize activations [T, K] with one scale per token: data [T, K] e4m3, scale [T, 1] fp32."""
+    scale = scale_of(x.abs().amax(dim=-1, keepdim=True))
+    return Quantized(to_fp8(x, scale), scale)
+
+
+def quantize_weight(weight: torch.Tensor, kind: WeightKind) -> LinearWeight:
+    """Quantize a [N, K] float weight; `dense` wraps it as it is. Raises ValueError for an unknown kind."""
+    if kind == "dense":
+        return LinearWeight(weight)
+    if kind == "fp8_channel":
+        scale = scale_of(weight.abs().amax(dim=1, keepdim=True))
+    elif kind == "fp8_tensor":
+        scale = scale_of(weight.abs().amax().reshape(1, 1))
+    elif kind == "fp8_block":
+        scale = scale_of(_block_amax(weight))
+    else:
+        raise ValueError(f"unknown weight kind {kind!r}")
+    return LinearWeight(to_fp8(weight, spread_scale(scale, kind, weight.shape)), scale, kind)
+
+
+def dequantize(weight: LinearWeight) -> torch.Tensor:
+    """The weight's values [N, K]: a dense weight's own tensor, else `data * scale` in fp32."""
+    if weight.scale is None:
+        return weight.data
+    return weight.data.float() * spread_scale(weight.scale, weight.kind, weight.data.shape)
+
+
+def spread_scale(scale: torch.Tensor, kind: WeightKind, shape: torch.Size) -> torch.Tensor:
+    """`scale` in a shape that broadcasts against a weight of `shape` [N, K]."""
+    if kind != "fp8_block":
+        return scale
+    rows = scale.repeat_interleave(BLOCK, dim=0)[: shape[0]]
+    return rows.repeat_interleave(BLOCK, dim=1)[:, : shape[1]]
+
+
+def _block_amax(weight: torch.Tensor) -> torch.Tensor:
+    n, k = weight.shape
+    padded = torch.nn.functional.pad(weight.abs(), (0, -k % BLOCK, 0, -n % BLOCK))
+    return padded.reshape(-(-n // BLOCK), BLOCK, -(-k // BLOCK), BLOCK).amax(dim=(1, 3))

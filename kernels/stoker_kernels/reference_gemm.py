@@ -1,0 +1,53 @@
+"""`linear` in plain PyTorch: the oracle of the tests, and the CPU backend.
+
+Invariants: products accumulate in fp32 (fp64 where asked for); quantized operands are dequantized by their
+definition and never requantized; the result is rounded once, to `out`'s dtype.
+Does not know: devices, tiles, tables.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_kernels.linear_weight import BLOCK, LinearWeight
+from stoker_kernels.quant import dequantize, quantize_fp8
+from stoker_kernels.quant_types import Quantized
+
+
+def dequantize_activations(x: Quantized) -> torch.Tensor:
+    """Values [T, K] in fp32; `scale` is [T, 1] (per token) or [T, ⌈K/128⌉] (per 128-wide group)."""
+    scale = x.scale
+    if scale.shape[1] != 1:
+        scale = scale.repeat_interleave(BLOCK, dim=1)[:, : x.data.shape[1]]
+    return x.data.float() * scale
+
+
+def linear(
+    x: torch.Tensor | Quantized,
+    weight: LinearWeight,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x · weightᵀ + bias, [T, N]. Quantized x gives bfloat16 unless `out` says otherwise.
+
+    A float x against an FP8 weight is quantized per token first, as on the GPU.
+    """
+    if isinstance(x, torch.Tensor) and weight.kind == "dense":
+        y = torch.nn.functional.linear(x, weight.data, bias)
+        return y if out is None else out.copy_(y)
+    dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
+    quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) else x
+    y = dequantize_activations(quantized) @ dequantize(weight).float().T
+    if bias is not None:
+        y += bias.float()
+    return y.to(dtype) if out is None else out.copy_(y)
+
+
+def linear_fp64(
+    x: torch.Tensor | Quantized, weight: LinearWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same product in fp64, unrounded: what benchmarks and tests measure errors against."""
+    values = dequantize_activations(x) if isinstance(x, Quantized) else x
+    y = values.double() @ dequantize(weight).double().T
+    return y if bias is None else y + bias.double()

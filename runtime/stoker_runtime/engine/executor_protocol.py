@@ -1,0 +1,83 @@
+"""What the engine asks of an executor: run a `Batch`, give back its tokens.
+
+Invariants: torch-free. Batches run in the order of their `execute` calls on one device stream, so pages and
+slots freed after a launch may be named by the next batch. Results are read in the same order, each once.
+Knows nothing of sequences, policies or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.request import TokenLogprobs
+from stoker_runtime.scheduler.batch import Batch
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The outcome of one batch, on the host.
+
+    `tokens`: one per entry of `batch.sampled_slots`, in that order. `logprobs`: in the same order, None for a
+    slot whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list
+    per chunk of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
+    """
+
+    tokens: list[int]
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+
+
+class Launched(Protocol):
+    """A batch on its way through the device."""
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that was launched."""
+        ...
+
+    def result(self) -> StepResult:
+        """Block until the tokens are on the host.
+
+        Raises EngineError when this step failed and the executor can go on; any other exception means that
+        the executor is broken and the process must end.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Runs batches on one device. Sizes are final: nothing is "auto" or 0 any more.
+
+    `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
+    `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
+    """
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+    def execute(self, batch: Batch) -> Launched:
+        """Launch one step and return at once. Errors are raised as `Launched.result` describes."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """What the start-up log and `/version` say: device, dtype, kernels, sizes. Never a secret."""
+        ...
+
+    def close(self) -> None:
+        """Free the device. Idempotent."""
+        ...
+
+
+class ExecutorFactory(Protocol):
+    """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
+
+    def __call__(self, config: EngineConfig) -> Executor:
+        """Load the model, make every allocation. Raises ConfigError, ModelError, KernelUnavailableError."""
+        ...

@@ -1,0 +1,92 @@
+"""The device-side state of every slot, and the few host buffers through which steps change it.
+
+Invariants: allocated once, never grown. A host staging buffer is rewritten only after the step that used it has
+been read back: at most two steps are in flight and the buffers rotate through `STAGES`.
+Knows nothing of models or of scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+
+STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBuffers:
+    """Device buffers of a ragged step at their largest; a step uses prefixes (`rows`, `outputs`)."""
+
+    packed: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    seq_lens: torch.Tensor
+    logits_rows: torch.Tensor
+    advance: torch.Tensor
+
+    @staticmethod
+    def allocate(max_rows: int, max_tokens: int, device: torch.device) -> RaggedBuffers:
+        """Buffers for up to `max_rows` sequences and `max_tokens` tokens in one step."""
+
+        def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        return RaggedBuffers(
+            packed=empty(3 * max_rows + 1 + max_tokens, torch.int32),
+            ids=empty(max_tokens, torch.int32),
+            positions=empty(max_tokens, torch.int32),
+            slot_mapping=empty(max_tokens, torch.int64),
+            seq_lens=empty(max_rows, torch.int32),
+            logits_rows=empty(max_rows, torch.int64),
+            advance=empty(max_rows, torch.int32),
+        )
+
+    def rows(self, num_rows: int, num_tokens: int) -> RaggedRows:
+        """Views of the packed upload: `[row_slots | query_start | starts | ids]` for these (padded) counts."""
+        a, b, c = num_rows, 2 * num_rows + 1, 3 * num_rows + 1
+        return RaggedRows(self.packed[:a], self.packed[a:b], self.packed[b:c], self.packed[c : c + num_tokens])
+
+    def outputs(self, num_rows: int, num_tokens: int) -> RaggedOutputs:
+        """Views that `prepare_ragged` fills."""
+        return RaggedOutputs(
+            self.ids[:num_tokens], self.positions[:num_tokens], self.slot_mapping[:num_tokens],
+            self.seq_lens[:num_rows], self.logits_rows[:num_rows], self.advance[:num_rows],
+        )  # fmt: skip
+
+
+class Staging:
+    """Pinned host memory that rotates, so that an upload in flight is never overwritten."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        pin = device.type == "cuda"
+        self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
+        self._arrays = [buffer.numpy() for buffer in self._buffers]
+        self._next = 0
+
+    def upload(self, values: np.ndarray, target: torch.Tensor) -> None:
+        """Copy `values` (int32, flat) to the first elements of `target` without waiting.
+
+        Raises:
+            ValueError: more values than the staging buffer or the target holds.
+        """
+        count = values.size
+        if count > self._arrays[0].size or count > target.numel():
+            raise ValueError(f"{count} values do not fit a staging buffer of {self._arrays[0].size}")
+        index = self._next
+        self._next = (index + 1) % STAGES
+        self._arrays[index][:count] = values
+        target[:count].copy_(self._buffers[index][:count], non_blocking=True)
+
+
+def allocate_slots(slots: int, max_pages: int, device: torch.device) -> SlotTensors:
+    """Slot state for `slots` sequences of up to `max_pages` pages each."""
+    return SlotTensors(
+        last_token=torch.zeros(slots, dtype=torch.int32, device=device),
+        position=torch.zeros(slots, dtype=torch.int32, device=device),
+        page_table=torch.zeros((slots, max_pages), dtype=torch.int32, device=device),
+    )

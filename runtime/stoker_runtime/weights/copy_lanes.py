@@ -1,0 +1,186 @@
+"""Moves bytes of files to their final place, many at a time.
+
+Invariants: a worker reads with pread, never by mapping, so the host's resident memory stays at the lanes' buffers;
+on CUDA each lane has its own stream and two pinned buffers, so reading and copying overlap. Destinations are
+contiguous. After `join` everything submitted is ordered before later work on the current stream.
+Knows nothing of parameters, layers or block formats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.weights.tensor_entry import TensorEntry
+
+# 4 MiB: long enough for full PCIe speed, short enough that two pinned buffers for each of 16 workers stay small.
+CHUNK_BYTES = 4 * 1024 * 1024
+MAX_WORKERS = 16
+
+PLAIN_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Lane:
+    """What one worker needs: on CUDA a stream and two pinned buffers used in turn, on the CPU one buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        count = 1 if self.stream is None else 2
+        pinned = self.stream is not None
+        self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self._copied = [torch.cuda.Event() for _ in self._buffers] if pinned else []
+        self._turn = 0
+
+    def read(self, files: FileTable, entry: TensorEntry, start: int, count: int) -> Tensor:
+        """Bytes `[start, start + count)` of a tensor, in a buffer that is free of earlier copies."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        buffer = self._buffers[self._turn][:count]
+        files.read_into(entry.file, entry.offset + start, buffer)
+        return buffer
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Copy with conversion. On CUDA asynchronous, on the lane's stream."""
+        if self.stream is None:
+            destination.copy_(source)
+            return
+        with torch.cuda.stream(self.stream):
+            if source.dtype != destination.dtype:
+                # Convert on the device: the bytes cross the bus once, in the smaller or original form.
+                source = source.to(destination.device, non_blocking=True)
+            destination.copy_(source, non_blocking=True)
+            self._copied[self._turn].record(self.stream)
+
+
+class FileTable:
+    """Open files by path; pread makes one descriptor safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def open(self, path: Path) -> None:
+        """Open `path` unless it is open."""
+        if path not in self._descriptors:
+            self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read_into(self, path: Path, offset: int, buffer: Tensor) -> None:
+        """Fill the byte tensor `buffer` from `offset`. Raises ModelError if the file ends before it is full."""
+        view = buffer.numpy().data
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
+            if got == 0:
+                raise ModelError(f"{path}: ended at byte {offset + done} while {len(view) - done} more were due.")
+            done += got
+
+    def close(self) -> None:
+        """Close all."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+class CopyLanes:
+    """A pool of workers that fill destinations. A context manager: leaving it waits and frees the buffers."""
+
+    def __init__(self, device: torch.device) -> None:
+        workers = min(MAX_WORKERS, max(2, os.cpu_count() or 2))
+        self._device = device
+        self._files = FileTable()
+        self._lanes = [Lane(device) for _ in range(workers)]
+        self._free: SimpleQueue[Lane] = SimpleQueue()
+        for lane in self._lanes:
+            self._free.put(lane)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stoker-weights")
+
+    def __enter__(self) -> CopyLanes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        for lane in self._lanes:
+            if lane.stream is not None:
+                lane.stream.synchronize()
+        self._files.close()
+
+    def submit_plain(self, entry: TensorEntry, destination: Tensor) -> list[Future[None]]:
+        """Fill `destination` (contiguous, the entry's shape) from an entry of plain numbers, converting the dtype."""
+        dtype = PLAIN_DTYPES[entry.encoding]
+        step = CHUNK_BYTES // dtype.itemsize
+        flat = destination.view(-1)
+        self._files.open(entry.file)
+        return [
+            self._pool.submit(self._plain, entry, dtype, start, flat[start : start + step])
+            for start in range(0, flat.numel(), step)
+        ]
+
+    def submit_decoded(
+        self, entry: TensorEntry, destination: Tensor, row_group: int, decode: Callable[[Tensor], Tensor]
+    ) -> list[Future[None]]:
+        """Fill `destination` from an entry in another encoding, `decode(bytes) -> fp32 numbers` of whole rows.
+
+        Work is cut at multiples of `row_group` rows; a vector is one row, or with a row group as many as it is long.
+        """
+        rows = destination.shape[0] if destination.dim() > 1 or row_group > 1 else 1
+        table = destination.view(rows, -1)
+        row_bytes = entry.num_bytes // rows
+        step = row_group * max(1, CHUNK_BYTES // (row_group * table.shape[1] * 4))
+        self._files.open(entry.file)
+        return [
+            self._pool.submit(self._decoded, entry, start, row_bytes, table[start : start + step], decode)
+            for start in range(0, rows, step)
+        ]
+
+    def fence(self) -> None:
+        """Order copies submitted from now on behind the current stream: a destination may be recycled memory."""
+        if self._device.type == "cuda":
+            current = torch.cuda.current_stream(self._device)
+            for lane in self._lanes:
+                if lane.stream is not None:
+                    lane.stream.wait_stream(current)
+
+    def join(self, futures: list[Future[None]]) -> None:
+        """Wait until the workers are done; later work on the current stream sees the result. Re-raises their errors."""
+        for future in futures:
+            future.result()
+        if self._device.type == "cuda":
+            current = torch.cuda.current_stream(self._device)
+            for lane in self._lanes:
+                if lane.stream is not None:
+                    current.wait_stream(lane.stream)
+
+    def _plain(self, entry: TensorEntry, dtype: torch.dtype, start: int, destination: Tensor) -> None:
+        count = destination.numel() * dtype.itemsize
+        if destination.dtype == dtype and destination.device.type == "cpu":
+            target = destination.view(torch.uint8)
+            self._files.read_into(entry.file, entry.offset + start * dtype.itemsize, target)
+            return
+        lane = self._free.get()
+        try:
+            source = lane.read(self._files, entry, start * dtype.itemsize, count)
+            lane.copy(source.view(dtype), destination)
+        finally:
+            self._free.put(lane)
+
+    def _decoded(
+        self,
+        entry: TensorEntry,
+        row: int,
+        row_bytes: int,
+        destination: Tensor,
+        decode: Callable[[Tensor], Tensor],
+    ) -> None:
+        raw = torch.empty(destination.shape[0] * row_bytes, dtype=torch.uint8)
+        self._files.read_into(entry.file, entry.offset + row * row_bytes, raw)
+        destination.copy_(decode(raw).view(destination.shape))

@@ -1,0 +1,129 @@
+"""Where weights rest: one allocation, and a view of it for every parameter of the spec.
+
+Invariants: the arena is allocated once, at exactly `spec.parameter_bytes(dtype, quantization)` bytes; every view
+starts at a multiple of ALIGNMENT; nothing is copied when `assemble` hands the views to the decoder.
+Knows nothing of files and formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.gemm import LinearWeight
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, Parameter, aligned, is_quantized
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`."""
+
+    input_norm: Tensor
+    qkv: LinearWeight
+    output: LinearWeight
+    post_norm: Tensor
+    gate_up: LinearWeight
+    down: LinearWeight
+    qkv_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    output_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied."""
+
+    embed: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: LinearWeight
+
+
+class WeightArena:
+    """One block of device memory with a view per parameter.
+
+    Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
+    holds fp8 data `[N, K]` and fp32 scales `[N, 1]`.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
+        """Allocate. `quantization` is "none" or "fp8"."""
+        self.spec = spec
+        self.device = device
+        self.dtype = dtype
+        self.quantization = quantization
+        self.dense: dict[str, Tensor] = {}
+        self.quantized: dict[str, LinearWeight] = {}
+        dtype_name = str(dtype).removeprefix("torch.")
+        self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
+        self._used = 0
+        for parameter in spec.parameters():
+            self._place(parameter)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return self._storage.numel()
+
+    def store(self, name: str, weight: LinearWeight) -> None:
+        """Copy a quantized weight to its place."""
+        place = self.quantized[name]
+        if place.scale is None or weight.scale is None or weight.kind != place.kind:
+            raise ValueError(f"{name} is stored as {place.kind}, not as {weight.kind}")
+        place.data.copy_(weight.data)
+        place.scale.copy_(weight.scale)
+
+    def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
+        view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
+        self._used += aligned(num_bytes)
+        return view
+
+    def _place(self, parameter: Parameter) -> None:
+        if not is_quantized(parameter, self.quantization):
+            size = parameter.elements * ITEM_BYTES[str(self.dtype).removeprefix("torch.")]
+            self.dense[parameter.name] = self._take(parameter.shape, self.dtype, size)
+            return
+        rows = parameter.shape[0]
+        data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
+        scale = self._take((rows, 1), torch.float32, rows * 4)
+        self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind="fp8_channel")
+
+    def _linear(self, name: str) -> LinearWeight:
+        if name in self.quantized:
+            return self.quantized[name]
+        return LinearWeight(data=self.dense[name], scale=None, kind="dense")
+
+    def _layer(self, layer: int) -> LayerWeights:
+        def name(field: str) -> str:
+            return f"layers.{layer}.{field}"
+
+        return LayerWeights(
+            input_norm=self.dense[name("input_norm")],
+            qkv=self._linear(name("qkv")),
+            output=self._linear(name("output")),
+            post_norm=self.dense[name("post_norm")],
+            gate_up=self._linear(name("gate_up")),
+            down=self._linear(name("down")),
+            qkv_bias=self.dense.get(name("qkv_bias")),
+            q_norm=self.dense.get(name("q_norm")),
+            k_norm=self.dense.get(name("k_norm")),
+            output_bias=self.dense.get(name("output_bias")),
+            gate_up_bias=self.dense.get(name("gate_up_bias")),
+            down_bias=self.dense.get(name("down_bias")),
+        )
+
+    def assemble(self) -> DecoderWeights:
+        """The views as the decoder takes them."""
+        return DecoderWeights(
+            embed=self.dense["embed"],
+            layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
+            final_norm=self.dense["final_norm"],
+            head=self._linear("embed" if self.spec.tie_embeddings else "head"),
+        )

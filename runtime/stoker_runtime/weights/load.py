@@ -1,0 +1,112 @@
+"""Loads the weights of any source into one arena: safetensors, GGUF, or random numbers of a shape.
+
+Invariants: names, shapes and lengths are checked before a byte is moved; each tensor goes straight to its final
+rows. With quantization, a layer's matrix rests in scratch memory only until it is quantized, so the peak is the
+quantized model plus PENDING_BYTES.
+Knows nothing of how the decoder computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.quant import quantize_weight
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
+from stoker_runtime.models.spec import ModelSpec, Parameter, is_quantized
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
+from stoker_runtime.weights.gguf_decode import make_decoder
+from stoker_runtime.weights.gguf_header import read_gguf_header
+from stoker_runtime.weights.layout import DecoderWeights, WeightArena
+from stoker_runtime.weights.random import fill_random
+from stoker_runtime.weights.routing import Route, Vocabulary, route
+from stoker_runtime.weights.safetensors_index import read_checkpoint_index
+
+# Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.
+PENDING_BYTES = 1024**3
+
+
+def load_weights(
+    model: str | ModelSource,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    *,
+    seed: int = 0,
+) -> DecoderWeights:
+    """Load `model` (a folder, a .gguf file, `shape:NAME`, or its source) as `dtype` onto `device`.
+
+    `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel; `seed` draws a shape's
+    weights. Raises ModelError naming the file and tensor that are missing, unknown, misshaped or cut short.
+    """
+    source = read_source(model) if isinstance(model, str) else model
+    if source.path is None:
+        arena = WeightArena(spec, device, dtype, quantization)
+        fill_random(arena, seed)
+        return arena.assemble()
+    routes = _routes(source.kind, source.path, spec)
+    arena = WeightArena(spec, device, dtype, quantization)
+    with CopyLanes(device) as lanes:
+        _fill(arena, routes, lanes)
+    return arena.assemble()
+
+
+def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> dict[str, tuple[Route, ...]]:
+    if kind is SourceKind.GGUF:
+        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF)
+    routes = route(spec, read_checkpoint_index(path), Vocabulary.HF)
+    for pieces in routes.values():
+        for piece in pieces:
+            if piece.entry.encoding not in PLAIN_DTYPES:
+                raise ModelError(
+                    f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
+                    f"supported are {', '.join(PLAIN_DTYPES)}."
+                )
+    return routes
+
+
+def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyLanes) -> None:
+    """Submit every copy in order; quantize each matrix as soon as it is whole."""
+    copies: list[Future[None]] = []
+    pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
+    pending_bytes = 0
+    for parameter in arena.spec.parameters():
+        target = _target(arena, parameter)
+        lanes.fence()
+        futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
+        if not is_quantized(parameter, arena.quantization):
+            copies += futures
+            continue
+        pending.append((parameter.name, target, futures))
+        pending_bytes += target.nbytes
+        while pending_bytes > PENDING_BYTES:
+            pending_bytes -= _quantize(arena, lanes, *pending.popleft())
+    while pending:
+        _quantize(arena, lanes, *pending.popleft())
+    lanes.join(copies)
+
+
+def _target(arena: WeightArena, parameter: Parameter) -> Tensor:
+    if is_quantized(parameter, arena.quantization):
+        return torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
+    return arena.dense[parameter.name]
+
+
+def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]]:
+    rows = target[piece.row : piece.row + piece.shape[0]]
+    if piece.entry.encoding in PLAIN_DTYPES and not piece.head_rows:
+        return lanes.submit_plain(piece.entry, rows)
+    decode = make_decoder(piece.entry, piece.head_rows)
+    return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)
+
+
+def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
+    lanes.join(futures)
+    arena.store(name, quantize_weight(whole, "fp8_channel"))
+    return whole.nbytes

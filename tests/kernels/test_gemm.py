@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from stoker_kernels.gemm import LinearWeight, Quantized, linear
+from stoker_kernels.linear_weight import WeightKind
+from stoker_kernels.quant import quantize_fp8, quantize_weight
+from stoker_kernels.reference_gemm import linear_fp64
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(m + n + k)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((m, k), (n, k), (n,)))
+    return x, weight * k**-0.5, bias
+
+
+@pytest.mark.parametrize("m", [1, 3, 64])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_dense_equals_the_definition(m: int, with_bias: bool) -> None:
+    x, weight, bias = operands(m, 48, 96)
+    expected = linear_fp64(x, LinearWeight(weight), bias if with_bias else None)
+    got = linear(x, LinearWeight(weight), bias=bias if with_bias else None)
+    assert torch.allclose(got.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fp8_channel", "fp8_tensor", "fp8_block"])
+@pytest.mark.parametrize("prequantized", [False, True])
+def test_fp8_equals_the_definition(kind: WeightKind, prequantized: bool) -> None:
+    x, weight, bias = operands(7, 136, 256)
+    quantized_weight, quantized_x = quantize_weight(weight, kind), quantize_fp8(x)
+    expected = linear_fp64(quantized_x, quantized_weight, bias)
+    got = linear(quantized_x if prequantized else x, quantized_weight, bias=bias)
+    assert got.dtype == (torch.bfloat16 if prequantized else torch.float32)
+    assert torch.allclose(got.double(), expected, atol=2e-2 if prequantized else 1e-5)
+    assert (got.double() - linear_fp64(x, LinearWeight(weight), bias)).abs().max() < 0.3
+
+
+def test_group_scales_of_activations() -> None:
+    x, weight, _ = operands(3, 128, 256)
+    data, scale = quantize_fp8(x.reshape(6, 128)).data.reshape(3, 256), quantize_fp8(x.reshape(6, 128)).scale
+    grouped = Quantized(data, scale.reshape(3, 2))
+    quantized_weight = quantize_weight(weight, "fp8_block")
+    got = linear(grouped, quantized_weight)
+    assert torch.allclose(got.double(), linear_fp64(grouped, quantized_weight), atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel"])
+def test_out_is_written_and_returned(kind: WeightKind) -> None:
+    x, weight, _ = operands(4, 32, 64)
+    out = torch.full((4, 32), float("nan"))
+    quantized = quantize_weight(weight, kind)
+    assert linear(x, quantized, out=out) is out
+    assert torch.equal(out, linear(x, quantized))
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 8\).*\(4, 16\)"):
+        linear(torch.zeros(2, 8), LinearWeight(torch.zeros(4, 16)))
