@@ -59,9 +59,7 @@ async def serve_health(settings: Settings, health: Health) -> web.AppRunner:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes(
-        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)]
-    )
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, settings.http_host, settings.http_port).start()
@@ -87,9 +85,7 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
 async def lead(cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event) -> None:
     """Reconcile until `stop` is set."""
     reconciler = Reconciler(cluster, PodClient(settings.pod_timeout_seconds), settings)
-    queue = WorkQueue(
-        reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second
-    )
+    queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
     health.queue = queue
     metrics.LEADER.set(1)
     started = asyncio.Event()
@@ -126,9 +122,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
     health = Health()
     cluster = await Cluster.connect(settings.api_concurrency)
     runner = await serve_health(settings, health)
-    lease = Lease(
-        cluster, settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds
-    )
+    lease = Lease(cluster, settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds)
     health.started.set()
     try:
         if not await _unless(stop, lease.acquire()):

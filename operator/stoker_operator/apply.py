@@ -124,9 +124,7 @@ def _ready(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((item for item in status.get("conditions") or () if item["type"] == "Ready"), None)
 
 
-async def record_event(
-    cluster: Cluster, service: Mapping[str, Any], kind: str, reason: str, message: str
-) -> None:
+async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
     """Write an event on the service; `kind` is Normal or Warning. A refusal is logged: events are not
     state.
     """

@@ -62,8 +62,7 @@ JOB = Kind("batch/v1", "Job", "jobs")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 BY_NAME = {
-    kind.kind: kind
-    for kind in (SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET)
+    kind.kind: kind for kind in (SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET)
 }
 
 

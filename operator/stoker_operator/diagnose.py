@@ -22,8 +22,7 @@ _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something.
-    """
+    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something."""
 
     reason: str
     message: str
@@ -54,9 +53,7 @@ def trouble_of(pod: Object) -> Trouble | None:
 
 def fetch_outcome(pods: Sequence[Object]) -> FetchedModel | FetchFailure | None:
     """What the newest finished prefetch pod reported; None while none did."""
-    for pod in sorted(
-        pods, key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True
-    ):
+    for pod in sorted(pods, key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True):
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated")
             if container["name"] != "fetch" or not ended:
@@ -105,9 +102,7 @@ def _container_trouble(pod: str, container: Object) -> Trouble | None:
         missing = re.search(r'(secret|configmap) "([^"]+)" not found', text)
         missing_key = re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text)
         if missing:
-            return Trouble(
-                "ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True
-            )
+            return Trouble("ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True)
         if missing_key:
             return Trouble("ReferenceMissing", f"{where}: {missing_key[2]} {missing_key[3]} has no such key. "
                            f"Add key {missing_key[1]}.", True)  # fmt: skip
@@ -117,9 +112,7 @@ def _container_trouble(pod: str, container: Object) -> Trouble | None:
         again = int(container.get("restartCount", 0))
         permanent = reason == "CrashLoopBackOff" or again > 1
         ending = f"{where} ended {again + bool(state.get('terminated'))} times: {_ending(ended)}"
-        return Trouble(
-            "OutOfMemory" if ended.get("reason") == "OOMKilled" else "CrashLoop", ending, permanent
-        )
+        return Trouble("OutOfMemory" if ended.get("reason") == "OOMKilled" else "CrashLoop", ending, permanent)
     return None
 
 

@@ -47,16 +47,12 @@ def first_difference(live: Any, wanted: Any, path: str) -> str:
 def _list_difference(live: Any, wanted: Sequence[Any], path: str) -> str:
     if not isinstance(live, list | tuple):
         return "" if not wanted and live is None else path
-    key = next(
-        (key for key in _KEYS if wanted and all(isinstance(x, Mapping) and key in x for x in wanted)), ""
-    )
+    key = next((key for key in _KEYS if wanted and all(isinstance(x, Mapping) and key in x for x in wanted)), "")
     if not key:
         if len(live) != len(wanted):
             return path
         pairs = list(zip(live, wanted, strict=True))
-        return next(
-            (d for i, (a, b) in enumerate(pairs) if (d := first_difference(a, b, f"{path}[{i}]"))), ""
-        )
+        return next((d for i, (a, b) in enumerate(pairs) if (d := first_difference(a, b, f"{path}[{i}]"))), "")
     by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
     for item in wanted:
         found = first_difference(by_key.get(item[key]), item, f"{path}[{key}={item[key]}]")

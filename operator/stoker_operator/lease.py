@@ -71,9 +71,7 @@ class Lease:
         answer.
         """
         try:
-            live = await asyncio.wait_for(
-                self._cluster.get(LEASE, self._namespace, self._name), timeout=self._period
-            )
+            live = await asyncio.wait_for(self._cluster.get(LEASE, self._namespace, self._name), timeout=self._period)
             if live is None:
                 await self._cluster.create(LEASE, self._manifest())
                 return True

@@ -49,17 +49,14 @@ class Observed:
 
 
 async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) -> Observed:
-    """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses.
-    """
+    """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses."""
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
     lists = await asyncio.gather(
         *(cluster.list_all(kind, service.namespace, ours) for kind in CHILDREN),
         cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
     )
     by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*CHILDREN, kinds.CLAIM), lists, strict=True))
-    children = {
-        (kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items
-    }
+    children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
     deployment = children.get(("Deployment", service.name))

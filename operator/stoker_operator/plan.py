@@ -79,9 +79,7 @@ def _fixed(service: InferenceService, observed: Observed) -> list[Action]:
     return [action for manifest, why in wanted for action in ensure(observed.child(manifest), manifest, why)]
 
 
-def _workload(
-    service: InferenceService, observed: Observed, settings: Settings, cache: CachePlan
-) -> list[Action]:
+def _workload(service: InferenceService, observed: Observed, settings: Settings, cache: CachePlan) -> list[Action]:
     if cache.model is None:
         return []
     manifest = manifests.deployment(service, settings, cache.model)
@@ -98,16 +96,12 @@ def _released(service: InferenceService, observed: Observed, cache: CachePlan) -
         # A cache that other services own too stays; the last one to leave deletes it.
         if meta["name"] != cache.claim and owners == [service.uid] and "deletionTimestamp" not in meta:
             actions.append(
-                Delete(
-                    "PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more"
-                )
+                Delete("PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more")
             )
     for job in observed.jobs:
         meta = job["metadata"]
         if meta["labels"].get(SOURCE_LABEL) != cache.source and "deletionTimestamp" not in meta:
-            actions.append(
-                Delete("Job", meta["name"], meta["uid"], "it fetched a model that is no longer served")
-            )
+            actions.append(Delete("Job", meta["name"], meta["uid"], "it fetched a model that is no longer served"))
     return actions
 
 
@@ -170,12 +164,8 @@ def _rolling(state: Rollout) -> Finding:
 def _unanswered(observed: Observed) -> Finding:
     answer = observed.answer
     if answer is None:
-        return Finding(
-            "AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion."
-        )
-    return Finding(
-        "NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}"
-    )
+        return Finding("AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion.")
+    return Finding("NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}")
 
 
 def _conditions(
@@ -195,9 +185,7 @@ def _conditions(
     conditions.append(
         Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
         if servable
-        else Condition(
-            "Servable", "False", blocking.reason if blocking else "NoPods", _why_not(blocking, trouble)
-        )
+        else Condition("Servable", "False", blocking.reason if blocking else "NoPods", _why_not(blocking, trouble))
     )
     return [*ready_conditions(blocking, _serving(service, state)), *conditions]
 
@@ -236,9 +224,7 @@ def _scheduled(observed: Observed) -> Condition:
     pods = _pods_that_count(observed)
     if not pods:
         return Condition("Scheduled", "Unknown", "NoPods", "There are no pods to schedule yet.")
-    trouble = next(
-        (t for t in (first_trouble([pod]) for pod in pods) if t and t.reason == "Unschedulable"), None
-    )
+    trouble = next((t for t in (first_trouble([pod]) for pod in pods) if t and t.reason == "Unschedulable"), None)
     if trouble:
         return Condition("Scheduled", "False", trouble.reason, trouble.message)
     return Condition("Scheduled", "True", "Scheduled", "Every pod has a node.")

@@ -103,9 +103,7 @@ def _from_jobs(
         return replace(base, model=known, resolved=known)
     failed_at = _condition_time(latest, "Failed") if latest else None
     if latest is not None and failed_at is not None:
-        due = failed_at + timedelta(
-            seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS)
-        )
+        due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
         if now < due:
             return _waiting(observed, base, latest, due, now)
     why = _why_fetch(service, latest, broken, failed_at is not None)
@@ -165,9 +163,7 @@ def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, no
     )
 
 
-def _why_fetch(
-    service: InferenceService, latest: Object | None, broken: FetchFailure | None, failed: bool
-) -> str:
+def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFailure | None, failed: bool) -> str:
     if broken:
         return f"the cache is not what was published ({broken.reason}: {broken.message.rstrip('.')})"
     if failed:
@@ -190,9 +186,7 @@ def _known_model(
     return None
 
 
-def _broken_cache(
-    service: InferenceService, observed: Observed, latest: Object | None
-) -> FetchFailure | None:
+def _broken_cache(service: InferenceService, observed: Observed, latest: Object | None) -> FetchFailure | None:
     """What a verifying init container found after the model was last published."""
     found = verify_failure(observed.engine_pods)
     if found is None:
@@ -217,11 +211,7 @@ def _volume_uid(observed: Observed, base: CachePlan) -> str:
 
 def _pods_of(observed: Observed, job: Object) -> list[Object]:
     wanted = (_label(job, SOURCE_LABEL), _label(job, ATTEMPT_LABEL))
-    return [
-        pod
-        for pod in observed.fetch_pods
-        if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted
-    ]
+    return [pod for pod in observed.fetch_pods if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted]
 
 
 def _label(item: Object, label: str) -> str:

@@ -25,9 +25,7 @@ class WorkQueue:
     keys.
     """
 
-    def __init__(
-        self, work: Callable[[str, str], Awaitable[float | None]], *, workers: int, per_second: float
-    ) -> None:
+    def __init__(self, work: Callable[[str, str], Awaitable[float | None]], *, workers: int, per_second: float) -> None:
         self._work = work
         self._workers = workers
         self._interval = 1.0 / per_second
@@ -91,17 +89,14 @@ class WorkQueue:
                     continue
 
     async def _attempt(self, key: Key) -> float | None:
-        """One reconcile; an error of any kind becomes a delay, since the next look may find things changed.
-        """
+        """One reconcile; an error of any kind becomes a delay, since the next look may find things changed."""
         try:
             again = await self._work(*key)
         except Exception as error:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             delay = min(FIRST_BACKOFF_SECONDS * 2.0 ** (failures - 1), LONGEST_BACKOFF_SECONDS)
             expected = type(error).__name__ in ("ApiError", "ApplyFailed")
-            log.warning(
-                "%s/%s: reconcile failed, next try in %.0f s: %s", *key, delay, error, exc_info=not expected
-            )
+            log.warning("%s/%s: reconcile failed, next try in %.0f s: %s", *key, delay, error, exc_info=not expected)
             metrics.RECONCILES.labels(result="error").inc()
             return delay
         self._failures.pop(key, None)

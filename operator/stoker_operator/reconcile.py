@@ -72,6 +72,4 @@ class Reconciler:
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         generation = int(raw["metadata"].get("generation", 1))
-        await write_status(
-            self.cluster, raw, status.refused(raw.get("status") or {}, generation, finding, now)
-        )
+        await write_status(self.cluster, raw, status.refused(raw.get("status") or {}, generation, finding, now))

@@ -100,9 +100,7 @@ def _convert(name: str, default: object, text: str) -> object:
     try:
         return kind(text)
     except ValueError:
-        raise SettingsError(
-            f"{name} is {text!r}; it must be {'an integer' if kind is int else 'a number'}."
-        ) from None
+        raise SettingsError(f"{name} is {text!r}; it must be {'an integer' if kind is int else 'a number'}.") from None
 
 
 def _checked(settings: Settings) -> Settings:
@@ -124,9 +122,7 @@ def _checked(settings: Settings) -> Settings:
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise SettingsError(f"log_level is {settings.log_level!r}; it must be debug, info, warning or error.")
     if settings.hub_endpoint and not settings.hub_endpoint.startswith(("http://", "https://")):
-        raise SettingsError(
-            f"hub_endpoint is {settings.hub_endpoint!r}; it must start with http:// or https://."
-        )
+        raise SettingsError(f"hub_endpoint is {settings.hub_endpoint!r}; it must start with http:// or https://.")
     if not settings.runtime_image:
         raise SettingsError("runtime_image is empty; it must name an image.")
     return settings

@@ -23,9 +23,7 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
-URI_PATTERN = (
-    r"^(hf://[^/ ]+/[^/ ]+|https://[^/ ]+/[^ ]+|file:///[^ ]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
-)
+URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|https://[^/ ]+/[^ ]+|file:///[^ ]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -191,9 +189,7 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
     meta = reader.mapping("metadata")
     api, kind = reader.text("apiVersion"), reader.text("kind")
     if (api, kind) != (f"{GROUP}/{VERSION}", KIND):
-        problems.append(
-            f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}"
-        )
+        problems.append(f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}")
     name = meta.text("name", pattern=NAME_PATTERN, longest=NAME_MAX, required=True)
     spec = reader.mapping("spec", required=True)
     service = InferenceService(
@@ -371,6 +367,4 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
     shape = shape if isinstance(shape, Mapping) else {}
     numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext")]
     revision, digest, path, serve = (str(text) for text in texts)
-    return FetchedModel(
-        revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers)
-    )
+    return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))

@@ -55,9 +55,7 @@ def source_id(service: InferenceService, volume_uid: str) -> str:
     return short_hash([cache_key(service), volume_uid])
 
 
-def volume_claim(
-    service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None
-) -> Manifest:
+def volume_claim(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None) -> Manifest:
     """The shared claim. What other services need of the `live` one (their ownership, its size) is kept."""
     spec: dict[str, Any] = {
         "accessModes": [service.cache.access_mode],

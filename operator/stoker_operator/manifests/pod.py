@@ -58,9 +58,7 @@ def _affinity(service: InferenceService) -> dict[str, Any]:
     products = service.resources.gpu_products
     if not products:
         return {}
-    term = {
-        "matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}]
-    }
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return {"affinity": {"nodeAffinity": required}}
 

@@ -133,9 +133,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
-        "startupProbe": _probe(
-            "/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period
-        ),
+        "startupProbe": _probe("/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period),
         "readinessProbe": _probe("/ready", period=1, timeout=2, failures=3),
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe("/health", period=10, timeout=5, failures=6),
