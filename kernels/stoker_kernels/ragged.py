@@ -36,7 +36,7 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class SlotTensors:
-    """The slot state a step reads: last_token [slots] int32, position [slots] int32, page_table [slots, max_pages] int32."""
+    """The slot state, all int32: last_token [slots], position [slots], page_table [slots, max_pages]."""
 
     last_token: torch.Tensor
     position: torch.Tensor

@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: one graph per padded number of rows and sampling mode.
 
 Invariants: a graph reads and writes only buffers that live as long as the executor, so replaying it is right for any
-lengths and any membership. A size without a graph runs the same body eagerly, padded the same way.
+lengths and any membership. A size without a graph runs the same body eagerly, padded the same way. All graphs share one
+memory pool: they never run at the same time.
 Knows nothing of what the body computes.
 """
 
@@ -12,26 +13,35 @@ from collections.abc import Callable
 
 import torch
 
-Step = Callable[[int, str], None]
+Step = Callable[[int, str], torch.Tensor]
+Key = tuple[int, str]
 
 
 def padded_sizes(maximum: int) -> list[int]:
-    """Row counts worth a graph: every power of two up to 16, then steps of 1/8 to 1/4, and `maximum` itself."""
+    """Row counts worth a graph: powers of two up to 16, then steps of an eighth to a quarter, and `maximum` itself."""
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
     sizes += [*range(160, 257, 32), *range(320, 513, 64), *range(640, 4097, 128)]
     return [*(size for size in sizes if size < maximum), maximum]
 
 
 class DecodeGraphs:
-    """Captures and replays `step(rows, mode)`; off (always eager, unpadded) where there is no CUDA device."""
+    """Captures and replays `step(rows, mode)`; always eager and unpadded where there is no CUDA device.
 
-    def __init__(self, step: Step, max_rows: int, device: torch.device, *, enabled: bool) -> None:
+    The body runs once eagerly before it is captured, because kernels load lazily and loading fails inside a capture.
+    `quiesce` is called before each capture and has to make the body harmless: it must change no sequence's state.
+    """
+
+    def __init__(
+        self, step: Step, quiesce: Callable[[], None], max_rows: int, device: torch.device, *, enabled: bool
+    ) -> None:
         self._step = step
+        self._quiesce = quiesce
         self._sizes = padded_sizes(max_rows)
-        self._enabled = enabled and device.type == "cuda"
         self._padded = device.type == "cuda"
-        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._enabled = enabled and self._padded
+        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._warm: set[Key] = set()
+        self._stream = torch.cuda.Stream(device) if self._enabled else None
 
     @property
     def captured(self) -> int:
@@ -42,36 +52,47 @@ class DecodeGraphs:
         """The padded size that `count` rows run at."""
         return self._sizes[bisect_left(self._sizes, count)] if self._padded else count
 
-    def run(self, count: int, mode: str) -> None:
-        """Run a step of `count` rows: replay its graph, or the body itself where it has none yet."""
-        size = self.size_for(count)
-        graph = self._graphs.get((size, mode))
-        if graph is None:
-            self._step(size, mode)
-        else:
-            graph.replay()
+    def run(self, count: int, mode: str) -> torch.Tensor:
+        """Run a step of `count` rows: replay its graph, or the body itself where it has none yet.
 
-    def missing(self, mode: str) -> list[int]:
-        """Sizes that have no graph for `mode`, largest first (later graphs then fit the pool of the first)."""
-        return [size for size in reversed(self._sizes) if (size, mode) not in self._graphs] if self._enabled else []
-
-    def capture(self, sizes: tuple[int, ...], modes: tuple[str, ...]) -> None:
-        """Capture the named sizes (all, where none is named) for each mode.
-
-        The body runs once eagerly first: kernels load lazily, and loading inside a capture fails.
+        Returns what the body returns; of a graph, the same tensor at every replay.
         """
-        for mode in modes:
-            for size in self.missing(mode):
-                if sizes and size not in sizes:
-                    continue
-                self._step(size, mode)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    self._step(size, mode)
-                self._pool = self._pool or graph.pool()
-                self._graphs[size, mode] = graph
+        key = (self.size_for(count), mode)
+        captured = self._graphs.get(key)
+        if captured is None:
+            self._warm.add(key)
+            return self._step(*key)
+        graph, output = captured
+        graph.replay()
+        return output
+
+    def missing(self, modes: tuple[str, ...]) -> list[Key]:
+        """What has no graph yet, largest first: later graphs then fit the pool of the first."""
+        if not self._enabled:
+            return []
+        keys = [(size, mode) for mode in modes for size in reversed(self._sizes)]
+        return [key for key in keys if key not in self._graphs]
+
+    def capture(self, key: Key) -> None:
+        """Capture one graph. Steps in flight are not disturbed; the next step must upload its membership anew."""
+        assert self._stream is not None
+        self._quiesce()
+        if key not in self._warm:
+            self._step(*key)
+            self._warm.add(key)
+        graph = torch.cuda.CUDAGraph()
+        pool = next((known.pool() for known, _ in self._graphs.values()), None)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                output = self._step(*key)
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        self._graphs[key] = graph, output
 
     def clear(self) -> None:
         """Drop every graph and the memory of their pool."""
         self._graphs.clear()
-        self._pool = None

@@ -79,7 +79,9 @@ class FileTable:
         while done < len(view):
             got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
             if got == 0:
-                raise ModelError(f"{path}: ended at byte {offset + done} while {len(view) - done} more were due.")
+                raise ModelError(
+                    f"{path}: ended at byte {offset + done} while {len(view) - done} more were due."
+                )
             done += got
 
     def close(self) -> None:
@@ -141,6 +143,14 @@ class CopyLanes:
             self._pool.submit(self._decoded, entry, start, row_bytes, table[start : start + step], decode)
             for start in range(0, rows, step)
         ]
+
+    def fence(self) -> None:
+        """Order copies submitted from now on behind the current stream: a destination may be recycled memory."""
+        if self._device.type == "cuda":
+            current = torch.cuda.current_stream(self._device)
+            for lane in self._lanes:
+                if lane.stream is not None:
+                    lane.stream.wait_stream(current)
 
     def join(self, futures: list[Future[None]]) -> None:
         """Wait until the workers are done; later work on the current stream sees the result. Re-raises their errors."""

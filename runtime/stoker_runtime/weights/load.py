@@ -78,6 +78,7 @@ def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyL
     pending_bytes = 0
     for parameter in arena.spec.parameters():
         target = _target(arena, parameter)
+        lanes.fence()
         futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
         if not is_quantized(parameter, arena.quantization):
             copies += futures
@@ -105,7 +106,9 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
     return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)
 
 
-def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
+def _quantize(
+    arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]
+) -> int:
     lanes.join(futures)
     arena.store(name, quantize_weight(whole, "fp8_channel"))
     return whole.nbytes

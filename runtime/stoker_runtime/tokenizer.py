@@ -1,0 +1,249 @@
+"""Text to token ids and back, from tokenizer.json, from a GGUF file, or synthetic for a model without text.
+
+Invariants: `token_bytes` is exact: joining the bytes of ids and decoding them as UTF-8 is what `decode` returns (less
+the one space that SentencePiece puts before a text), so streamed and whole answers agree; it is memoised, so its
+cost per token is one list access. An id beyond the
+vocabulary has no text. Encoding runs in Rust and releases the GIL.
+Knows nothing of chat templates beyond finding their source, and nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from stoker_runtime import gguf_tokenizer
+from stoker_runtime.errors import ModelError
+from stoker_runtime.gguf_metadata import read_metadata
+
+SPACE: Final = gguf_tokenizer.SPACE
+SYNTHETIC_PREFIX = "shape:"
+BYTE_LEVEL, SENTENCEPIECE, WORDPIECE = "ByteLevel", "SentencePiece", "WordPiece"
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's map of printable characters to bytes, the inverse of what a byte-level pre-tokenizer applies."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    characters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return characters | {chr(256 + shift): byte for shift, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER: Final = _byte_of_character()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What stands beside the vocabulary: names of special tokens, ids that end a text, template sources by name."""
+
+    special: dict[str, str] = field(default_factory=dict)
+    eos_ids: tuple[int, ...] = ()
+    templates: dict[str, str] = field(default_factory=dict)
+
+
+class Tokenizer:
+    """A vocabulary and its merges, plus what its files say of special tokens and chat templates."""
+
+    def __init__(self, rust: RustTokenizer, files: TokenizerFiles, source: str) -> None:
+        """`source` is the file or folder for messages. Raises ModelError when the decoder's kind is unknown."""
+        self._rust = rust
+        self.source = source
+        self.special_tokens = files.special
+        self.chat_templates = files.templates
+        self.eos_ids = files.eos_ids
+        self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
+        added = rust.get_added_tokens_decoder()
+        self.special_ids = frozenset(at for at, token in added.items() if token.special)
+        self._added = {at: token.content for at, token in added.items()}
+        parts = _decoder_parts(json.loads(rust.decoder.__getstate__()) if rust.decoder is not None else None)
+        self._kind = _decoder_kind(parts, source)
+        self._strips = any(map(_strips_first_space, parts))
+        top = max([self.vocab_size - 1, *added]) + 1
+        self._bytes: list[bytes | None] = [None] * top
+
+    @classmethod
+    def load(cls, path: str) -> Tokenizer:
+        """Load from a folder with tokenizer.json, from a tokenizer.json, from a .gguf file, or `shape:NAME`.
+
+        Raises ModelError naming the file that is missing or cannot be used.
+        """
+        if path.startswith(SYNTHETIC_PREFIX):
+            return cls.synthetic()
+        place = Path(path)
+        if place.suffix == ".gguf":
+            return _from_gguf(place)
+        folder, file = (place, place / "tokenizer.json") if place.is_dir() else (place.parent, place)
+        if not file.is_file():
+            found = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else "no such folder"
+            raise ModelError(f"{file}: no tokenizer here ({found}); give one with --tokenizer.")
+        try:
+            rust = RustTokenizer.from_file(str(file))
+        except Exception as error:  # the Rust side raises bare Exception
+            raise ModelError(f"{file}: cannot be read as a tokenizer: {error}.") from error
+        return cls(rust, _folder_files(folder, rust), str(file))
+
+    @classmethod
+    def synthetic(cls, vocab_size: int = 256) -> Tokenizer:
+        """A tokenizer for a model without one: ids below 256 are bytes, the others read as words of their number."""
+        vocabulary = {character: byte for character, byte in BYTE_OF_CHARACTER.items()}
+        vocabulary |= {f"\u0120{at}": at for at in range(256, vocab_size)}
+        rust = RustTokenizer(models.BPE(vocabulary, []))
+        rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        rust.decoder = decoders.ByteLevel()
+        return cls(rust, TokenizerFiles(), "synthetic")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`; special tokens written out in it are matched as such."""
+        ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        skip = self.special_ids if skip_special else frozenset()
+        text = b"".join(self.token_bytes(at) for at in ids if at not in skip).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._strips else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that `token_id` adds to a text; empty for an id that stands for nothing."""
+        if not 0 <= token_id < len(self._bytes):
+            return b""
+        known = self._bytes[token_id]
+        if known is None:
+            known = self._bytes[token_id] = self._make_bytes(token_id)
+        return known
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id."""
+        token: str | None = self._rust.id_to_token(token_id) if token_id >= 0 else None
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's own spelling."""
+        found: int | None = self._rust.token_to_id(token)
+        return found
+
+    def _make_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._kind == BYTE_LEVEL:
+            found = [BYTE_OF_CHARACTER.get(character, -1) for character in token]
+            return token.encode() if -1 in found else bytes(found)
+        if self._kind == WORDPIECE:
+            return token.removeprefix("##").encode() if token.startswith("##") else f" {token}".encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(SPACE, " ").encode()
+
+
+def _decoder_kind(parts: list[dict[str, Any]], source: str) -> str:
+    """How tokens turn into bytes, read off the tokenizer's own decoder."""
+    names = [str(part.get("type")) for part in parts]
+    if "ByteLevel" in names:
+        return BYTE_LEVEL
+    if "Metaspace" in names or "ByteFallback" in names:
+        return SENTENCEPIECE
+    if "WordPiece" in names:
+        return WORDPIECE
+    raise ModelError(
+        f"{source}: the decoder is {' + '.join(names) or 'missing'}; "
+        "this runtime knows ByteLevel, Metaspace, ByteFallback and WordPiece."
+    )
+
+
+def _decoder_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if spec is None:
+        return []
+    if spec.get("type") == "Sequence":
+        return [part for inner in spec["decoders"] for part in _decoder_parts(inner)]
+    return [spec]
+
+
+def _strips_first_space(part: dict[str, Any]) -> bool:
+    """Whether this decoder drops the space that the encoder put before the first word."""
+    kind = part.get("type")
+    if kind == "Metaspace":
+        return part.get("prepend_scheme", "always") != "never"
+    return kind == "WordPiece" or (kind == "Strip" and part.get("content") == " " and part.get("start", 0) > 0)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds a {type(value).__name__}, not an object.")
+    return value
+
+
+def _folder_files(folder: Path, rust: RustTokenizer) -> TokenizerFiles:
+    config = _read_json(folder / "tokenizer_config.json")
+    special = _read_json(folder / "special_tokens_map.json") | config
+    names = {
+        key: content
+        for key, value in special.items()
+        if key.endswith("_token") and (content := value.get("content") if isinstance(value, dict) else value)
+        if isinstance(content, str)
+    }
+    ids = _as_ids(_read_json(folder / "generation_config.json").get("eos_token_id"))
+    ids += _as_ids(_read_json(folder / "config.json").get("eos_token_id"))
+    named = rust.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    ids += [] if named is None else [named]
+    return TokenizerFiles(names, tuple(dict.fromkeys(ids)), _folder_templates(folder, config))
+
+
+def _as_ids(value: object) -> list[int]:
+    many = value if isinstance(value, list) else [value]
+    return [at for at in many if isinstance(at, int)]
+
+
+def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Template sources by name; files of their own win over tokenizer_config.json."""
+    source = config.get("chat_template")
+    named: dict[str, str] = {}
+    if isinstance(source, str):
+        named["default"] = source
+    elif isinstance(source, list):
+        named |= {str(entry["name"]): str(entry["template"]) for entry in source}
+    stored = _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(stored, str):
+        named["default"] = stored
+    files = [("default", folder / "chat_template.jinja")]
+    if (folder / "additional_chat_templates").is_dir():
+        files += [(p.stem, p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    return named | {name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()}
+
+
+GGUF_END_KEYS = ("eos", "eot", "eom")
+GGUF_SPECIAL_KEYS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    metadata = read_metadata(path, lambda key: key.startswith("tokenizer."))
+    rust = gguf_tokenizer.build(metadata, path)
+    identity = {key: metadata.get(f"tokenizer.ggml.{key}_token_id") for key in (*GGUF_SPECIAL_KEYS, *GGUF_END_KEYS)}
+    names = {
+        name: token
+        for key, name in GGUF_SPECIAL_KEYS.items()
+        if isinstance(at := identity[key], int) and (token := rust.id_to_token(at)) is not None
+    }
+    ends = [at for key in GGUF_END_KEYS if isinstance(at := identity[key], int)]
+    templates = {
+        key.removeprefix(TEMPLATE_KEY).removeprefix(".") or "default": source
+        for key, source in metadata.items()
+        if key.startswith(TEMPLATE_KEY) and isinstance(source, str)
+    }
+    return Tokenizer(rust, TokenizerFiles(names, tuple(dict.fromkeys(ends)), templates), str(path))
+
