@@ -67,12 +67,18 @@ def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, dev
     """Kernel `name` of a cubin, ready to launch on CUDA device `device`. Raises CubinMissing or CudaError."""
     from cuda.bindings import driver
 
-    torch.cuda.current_stream(device)  # makes sure that the device's context exists
-    handle = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(_library(stem, arch), name.encode()))
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked("cuKernelSetAttribute", driver.cuKernelSetAttribute(attribute, shared_bytes, handle, device))
-    _checked("cuKernelGetFunction", driver.cuKernelGetFunction(handle))
-    return Kernel(name, handle, shared_bytes, threads)
+    optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    largest = _checked("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(optin, device))
+    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(_library(stem, arch), name.encode()))
+    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    attributes = driver.CUfunction_attribute
+    for attribute, value in (
+        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, largest),
+        # An SM changes its carve-out only when idle: all of it shared, or no CTA of a next kernel fits beside ours.
+        (attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+    ):
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, value))
+    return Kernel(name, function, shared_bytes, threads)
 
 
 def launch(chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool) -> None:

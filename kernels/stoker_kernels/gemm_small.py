@@ -17,6 +17,7 @@ import torch
 
 from stoker_kernels import cuda
 from stoker_kernels.linear_weight import FP8
+from stoker_kernels.stream_k import StreamK
 
 MAX_TOKENS = 128
 TOKEN_TILES = (8, 16, 32, 64, 128)
@@ -140,6 +141,12 @@ def refusal(o: Operands) -> str | None:
     return None
 
 
+def partition(tile: Tile, n: int, row_bytes: int, sms: int) -> StreamK:
+    """How a tile cuts an [n, row_bytes] weight over `sms` SMs; the same for every number of tokens."""
+    tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
+    return StreamK(tiles, k_blocks, min(sms * tile.ctas_per_sm, tiles * k_blocks))
+
+
 @functools.cache
 def _weight_map(address: int, n: int, k: int, element_size: int, rows: int) -> ctypes.Array[ctypes.c_char]:
     return cuda.tensor_map_at(address, n, k, k, element_size, rows)
@@ -152,22 +159,22 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     m, k = o.x.shape
     n = o.weight.shape[0]
     element_size = o.weight.element_size()
-    ctas = space.sms * tile.ctas_per_sm
+    part = partition(tile, n, k * element_size, space.sms)
     arguments = _Arguments(
         o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
         _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
         m, n, k, o.x.stride(0), o.out.stride(0), 1 if o.w_scale is not None and o.w_scale.numel() > 1 else 0,
-        -(-n // tile.rows), -(-k * element_size // (128 * tile.chunks)), tile.stages,
+        part.tiles, part.k_blocks, tile.stages,
     )
     arch = "sm_90a" if torch.cuda.get_device_capability(device) == (9, 0) else "sm_80"
     chosen = cuda.kernel(tile.stem(o.weight.dtype), arch, tile.kernel_name(o.weight.dtype), tile.shared_bytes,
                          tile.threads, device.index or 0)
     if tile.family == "sm80":
-        cuda.launch(chosen, ctas, [arguments], device, pdl=pdl)
+        cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
         return
     w_map = _weight_map(o.weight.data_ptr(), n, k, element_size, tile.rows)
     x_map = cuda.tensor_map(o.x, tile.tokens)
-    cuda.launch(chosen, ctas, [w_map, x_map, arguments], device, pdl=pdl)
+    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -43,7 +43,10 @@ def toolkit() -> Path:
 
 
 def compile_cubin(stem: str, arch: str, out: Path) -> str:
-    """Compile csrc/`stem`.cu for `arch` into `out`; returns the compiler's remarks. Raises RuntimeError with its errors."""
+    """Compile csrc/`stem`.cu for `arch` into `out`; returns the compiler's remarks.
+
+    Raises RuntimeError with the compiler's errors.
+    """
     root = toolkit()
     target = out / f"{stem}.{arch}.cubin"
     partial = target.with_suffix(".partial")
@@ -68,7 +71,7 @@ def build(out: Path, jobs: int) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     wanted = [(stem, arch) for stem, arches in TARGETS.items() for arch in arches if stale(stem, arch, out)]
     with ThreadPoolExecutor(jobs) as pool:
-        remarks = list(pool.map(lambda pair: compile_cubin(*pair, out), wanted))
+        remarks = list(pool.map(lambda pair: compile_cubin(pair[0], pair[1], out), wanted))
     return [f"{stem} {arch} {remark}".strip() for (stem, arch), remark in zip(wanted, remarks, strict=True)]
 
 

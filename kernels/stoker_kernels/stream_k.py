@@ -24,11 +24,18 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StreamK:
-    """A cut of tiles × k_blocks units over `ctas` CTAs."""
+    """A cut of tiles × k_blocks units over `ctas` CTAs.
+
+    Raises ValueError for more CTAs than units: an idle CTA would be counted among those that share a tile.
+    """
 
     tiles: int
     k_blocks: int
     ctas: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ctas <= self.units:
+            raise ValueError(f"{self.units} units cannot be cut over {self.ctas} CTAs")
 
     @property
     def units(self) -> int:

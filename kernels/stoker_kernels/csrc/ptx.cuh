@@ -159,6 +159,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// Keeps uses of the accumulators behind the wait: to the compiler the wait does not touch them.
+template <int count>
+__device__ __forceinline__ void wgmma_results(float (&acc)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+}
+
 // Matrix descriptor of a K-major tile in 128-byte swizzle: rows of 128 bytes, 8-row groups 1024 bytes apart. The tile
 // starts on a multiple of 1024 bytes; a step of 32 bytes along K adds 2 to the descriptor.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {

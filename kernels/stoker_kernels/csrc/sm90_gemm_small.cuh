@@ -114,6 +114,7 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const StreamK& p
       if (++stage == g.stages) stage = 0, parity ^= 1;
     }
     wgmma_wait<0>();
+    wgmma_results(acc);
     if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
     finish_segment<MT, BN / GROUP_ROWS>(g, part, segment, segment.tile * BN + group * GROUP_ROWS, group, acc,
                                         ring.staging + group * MT * STAGING_PITCH, ring.is_last + group);

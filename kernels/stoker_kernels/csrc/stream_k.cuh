@@ -1,5 +1,6 @@
 // Stream-K partition: tiles × k_blocks units in one line, cut into equal contiguous ranges, one per CTA.
 // `stoker_kernels/stream_k.py` is the same arithmetic in Python, tested exhaustively; change both together.
+// There are never more CTAs than units: a CTA without units would be counted among those that share a tile.
 // The cut depends on (tiles, k_blocks, CTAs) alone, never on the number of tokens: sums are batch-invariant.
 #pragma once
 #include <stdint.h>
