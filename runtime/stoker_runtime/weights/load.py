@@ -49,11 +49,18 @@ def load_weights(
     if source.path is None:
         arena = WeightArena(spec, device, dtype, quantization)
         fill_random(arena, seed)
-        return arena.assemble()
+        return _settled(arena)
     routes = _routes(source.kind, source.path, spec)
     arena = WeightArena(spec, device, dtype, quantization)
     with CopyLanes(device) as lanes:
         _fill(arena, routes, lanes)
+    return _settled(arena)
+
+
+def _settled(arena: WeightArena) -> DecoderWeights:
+    """Give the scratch memory of conversion and quantization back, so that the arena is all that stays."""
+    if arena.device.type == "cuda":
+        torch.cuda.empty_cache()
     return arena.assemble()
 
 
