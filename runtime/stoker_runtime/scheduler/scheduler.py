@@ -31,7 +31,6 @@ from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
 from stoker_runtime.scheduler.sequence import Sequence
 
-
 MAX_DEFERRED = 256
 """Waiting sequences looked past in one step, for want of a prefix that this step computes."""
 
