@@ -67,6 +67,15 @@ def test_small_chunks_give_the_same_weights(tiny_checkpoint: Checkpoint, monkeyp
         assert torch.equal(layer.qkv.data, other.qkv.data)
 
 
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_loading_in_inference_mode(quantization: str, tiny_checkpoint: Checkpoint) -> None:
+    path = tiny_checkpoint("llama")
+    _, outside = _load(path, torch.bfloat16, quantization)
+    with torch.inference_mode():
+        _, inside = _load(path, torch.bfloat16, quantization)
+        assert torch.equal(inside.layers[2].down.data.float(), outside.layers[2].down.data.float())
+
+
 def test_a_tied_head_is_the_embedding(tiny_checkpoint: Checkpoint) -> None:
     _, weights = _load(tiny_checkpoint("llama-tied"))
     assert weights.head.data.data_ptr() == weights.embed.data_ptr()

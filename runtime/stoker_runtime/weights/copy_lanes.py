@@ -9,8 +9,9 @@ Knows nothing of parameters, layers or block formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from mmap import mmap
 from pathlib import Path
 from queue import SimpleQueue
@@ -179,18 +180,25 @@ class CopyLanes:
                 if lane.stream is not None:
                     current.wait_stream(lane.stream)
 
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        lane = self._free.get()
+        try:
+            # The mode belongs to a thread: without it here, tensors of a caller in inference mode refuse the copy.
+            with torch.inference_mode():
+                yield lane
+        finally:
+            self._free.put(lane)
+
     def _plain(self, entry: TensorEntry, dtype: torch.dtype, start: int, destination: Tensor) -> None:
         count = destination.numel() * dtype.itemsize
         if destination.dtype == dtype and destination.device.type == "cpu":
             target = destination.view(torch.uint8)
             self._files.read_into(entry.file, entry.offset + start * dtype.itemsize, target)
             return
-        lane = self._free.get()
-        try:
+        with self._lane() as lane:
             source = lane.read(self._files, entry, start * dtype.itemsize, count)
             lane.copy(source.view(dtype), destination)
-        finally:
-            self._free.put(lane)
 
     def _decoded(
         self,
@@ -203,8 +211,5 @@ class CopyLanes:
         raw = torch.empty(destination.shape[0] * row_bytes, dtype=torch.uint8)
         self._files.read_into(entry.file, entry.offset + row * row_bytes, raw)
         numbers = decode(raw).view(destination.shape)
-        lane = self._free.get()
-        try:
+        with self._lane() as lane:
             lane.copy_now(numbers, destination)
-        finally:
-            self._free.put(lane)
