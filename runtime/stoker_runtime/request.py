@@ -95,8 +95,9 @@ class TokenLogprobs:
 class TokenOutput:
     """What one step gave one sequence. `tokens` may be empty when only `finish` is news.
 
-    `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by a
-    stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first has none).
+    `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
+    a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
+    has none). `queue_seconds`, from arrival to admission, comes with the first output.
     """
 
     request_id: str
@@ -106,6 +107,7 @@ class TokenOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
+    queue_seconds: float | None = None
     error: str | None = None
 
 
