@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,14 @@ class PagedModel:
         quantization: str = "none",
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
+        layers: int | None = None,
         slots: int = 6,
         max_len: int = 256,
     ) -> None:
         source = read_source(model)
         self.spec = build_spec(source)
+        if layers is not None:
+            self.spec = replace(self.spec, num_layers=layers, windows=(0,) * layers)
         weights = load_weights(source, self.spec, CPU, dtype, quantization)
         self.decoder = Decoder(self.spec, weights, CPU, dtype, max_model_len=max_len)
         self._page_size = 16

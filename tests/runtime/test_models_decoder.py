@@ -70,9 +70,7 @@ def _reference_greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])
-def test_a_prompt_in_chunks_equals_the_prompt_at_once(
-    name: str, tiny_checkpoint: Checkpoint, paged_model: Any
-) -> None:
+def test_a_prompt_in_chunks_equals_the_prompt_at_once(name: str, tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
     prompt, other = _prompts()[4], _prompts()[1]
     model = paged_model(str(tiny_checkpoint(name)))
     whole = model.step([(0, prompt)])[0]
