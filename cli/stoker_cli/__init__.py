@@ -33,10 +33,13 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+TAIL = "\n\n`stoker COMMAND --help` tells more.\n"
+
+
 def usage() -> str:
     """The help text: one line a subcommand."""
     lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
-    return "usage: stoker COMMAND [ARGUMENTS]\n\ncommands:\n" + "\n".join(lines) + "\n\n`stoker COMMAND --help` tells more.\n"
+    return "usage: stoker COMMAND [ARGUMENTS]\n\ncommands:\n" + "\n".join(lines) + TAIL
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,5 +74,3 @@ def main(argv: list[str] | None = None) -> int:
     return run(rest)
 
 
-if __name__ == "__main__":
-    sys.exit(main())

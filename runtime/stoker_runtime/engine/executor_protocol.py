@@ -1,7 +1,7 @@
-"""What the engine asks of an executor: run a `Batch`, give back its tokens. The executor's side lives in `executor/`.
+"""What the engine asks of an executor: run a `Batch`, give back its tokens.
 
-Invariants: torch-free. Batches run in the order of their `execute` calls on one device stream, so pages and slots
-freed after a launch may be named by the next batch. Results are read in the same order, each once.
+Invariants: torch-free. Batches run in the order of their `execute` calls on one device stream, so pages and
+slots freed after a launch may be named by the next batch. Results are read in the same order, each once.
 Knows nothing of sequences, policies or processes.
 """
 
@@ -20,9 +20,9 @@ from stoker_runtime.scheduler.batch import Batch
 class StepResult:
     """The outcome of one batch, on the host.
 
-    `tokens`: one per entry of `batch.sampled_slots`, in that order. `logprobs`: in the same order, None for a slot
-    whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list per chunk
-    of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
+    `tokens`: one per entry of `batch.sampled_slots`, in that order. `logprobs`: in the same order, None for a
+    slot whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list
+    per chunk of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
     """
 
     tokens: list[int]
@@ -41,8 +41,8 @@ class Launched(Protocol):
     def result(self) -> StepResult:
         """Block until the tokens are on the host.
 
-        Raises EngineError when this step failed and the executor can go on; any other exception means that the
-        executor is broken and the process must end.
+        Raises EngineError when this step failed and the executor can go on; any other exception means that
+        the executor is broken and the process must end.
         """
         ...
 
@@ -51,7 +51,7 @@ class Executor(Protocol):
     """Runs batches on one device. Sizes are final: nothing is "auto" or 0 any more.
 
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
-    `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len` tokens.
+    `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
     """
 
     num_pages: int
@@ -79,5 +79,5 @@ class ExecutorFactory(Protocol):
     """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
 
     def __call__(self, config: EngineConfig) -> Executor:
-        """Load the model and make every allocation. Raises ConfigError, ModelError or KernelUnavailableError."""
+        """Load the model, make every allocation. Raises ConfigError, ModelError, KernelUnavailableError."""
         ...

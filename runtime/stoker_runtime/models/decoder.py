@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from stoker_kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.embedding import embed
-from stoker_kernels.gemm import linear
-from stoker_kernels.norm import add_rms_norm, rms_norm
+from stoker_kernels.gemm import LinearWeight, Quantized, linear
+from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.executor.inputs import ForwardInputs
 from stoker_runtime.models.rope import rope_table
@@ -29,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
 }
+# Fused with quantization for an fp8 consumer; where there is none, `linear` quantizes its input itself.
+QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu_and_mul_quant}
 
 
 class Decoder:
@@ -50,45 +52,63 @@ class Decoder:
         self._cos_sin = rope_table(spec.rope, max_model_len or spec.max_position, device)
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
         self._unit_scale = torch.ones(spec.kv_heads, dtype=torch.float32, device=device)
-        self._activation = ACTIVATIONS[spec.activation]
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Hidden states after the final norm of the rows to sample: `[S, H]`, model dtype. Writes the KV cache."""
-        eps = self.spec.eps
+        """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
         layers = self.weights.layers
         residual = embed(inputs.ids, self.weights.embed)
-        hidden = rms_norm(residual, layers[0].input_norm, eps)
+        hidden = self._first_norm(residual)
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
-            hidden = self._attend(index, layer, hidden, inputs, kv[index])
+            heads = self._attend(index, hidden, inputs, kv[index])
             if last and inputs.logits_rows is not None:
-                hidden = hidden.index_select(0, inputs.logits_rows)
+                heads = heads.index_select(0, inputs.logits_rows)
                 residual = residual.index_select(0, inputs.logits_rows)
-            hidden = linear(hidden, layer.output, bias=layer.output_bias)
-            hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = self._feed_forward(layer, hidden)
-            next_norm = self.weights.final_norm if last else layers[index + 1].input_norm
-            hidden = add_rms_norm(hidden, residual, next_norm, eps)
-        return hidden
+            update = self._linear(heads, layer.output, layer.output_bias)
+            hidden = self._add_norm(update, residual, layer.post_norm, layer.gate_up)
+            update = self._feed_forward(layer, hidden)
+            if not last:
+                following = layers[index + 1]
+                hidden = self._add_norm(update, residual, following.input_norm, following.qkv)
+        return add_rms_norm(update, residual, self.weights.final_norm, self.spec.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[S, H]` → `[S, V]` in the model's dtype."""
         return linear(hidden, self.weights.head)
 
+    def _first_norm(self, hidden: Tensor) -> Tensor | Quantized:
+        first = self.weights.layers[0]
+        if first.qkv.kind == "fp8_channel":
+            return rms_norm_quant(hidden, first.input_norm, self.spec.eps)
+        return rms_norm(hidden, first.input_norm, self.spec.eps)
+
+    def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: LinearWeight) -> Tensor | Quantized:
+        """Add `update` to the residual stream in place and norm it in the form that `consumer` reads."""
+        if consumer.kind == "fp8_channel":
+            return add_rms_norm_quant(update, residual, norm, self.spec.eps)
+        return add_rms_norm(update, residual, norm, self.spec.eps)
+
+    def _linear(self, x: Tensor | Quantized, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(x, Quantized):
+            # Quantized input has lost the model's dtype; the output's place says it again.
+            out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=weight.data.device)
+            return linear(x, weight, bias=bias, out=out)
+        return linear(x, weight, bias=bias)
+
     def _attend(
         self,
         index: int,
-        layer: LayerWeights,
-        hidden: Tensor,
+        hidden: Tensor | Quantized,
         inputs: ForwardInputs,
         cache: tuple[Tensor, Tensor],
     ) -> Tensor:
         """`[T, H]` → the heads' outputs side by side `[T, Hq·D]`, before the output projection."""
         spec = self.spec
+        layer = self.weights.layers[index]
         k_cache, v_cache = cache
         scale = self._unit_scale if k_cache.dtype == torch.float8_e4m3fn else None
         query = qk_norm_rope_kv_write(
-            linear(hidden, layer.qkv, bias=layer.qkv_bias),
+            self._linear(hidden, layer.qkv, layer.qkv_bias),
             inputs.positions,
             inputs.slot_mapping,
             self._cos_sin,
@@ -115,6 +135,9 @@ class Decoder:
         )
         return output.view(output.shape[0], spec.q_size)
 
-    def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        gate_up = linear(hidden, layer.gate_up, bias=layer.gate_up_bias)
-        return linear(self._activation(gate_up), layer.down, bias=layer.down_bias)
+    def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
+        gate_up = self._linear(hidden, layer.gate_up, layer.gate_up_bias)
+        fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
+        if layer.down.kind == "fp8_channel" and fused is not None:
+            return self._linear(fused(gate_up), layer.down, layer.down_bias)
+        return self._linear(ACTIVATIONS[self.spec.activation](gate_up), layer.down, layer.down_bias)

@@ -24,12 +24,31 @@ class Sampler:
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
         self._plain = np.ones(slots, dtype=bool)
+        self._logprobs: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, int] = {}
         self.mode = GREEDY
 
     def assign(self, assigns: Sequence[SlotAssign]) -> None:
         """New sequences took these slots."""
         for assign in assigns:
-            self._plain[assign.slot] = assign.params.temperature == 0.0
+            slot, params = assign.slot, assign.params
+            self._plain[slot] = params.temperature == 0.0
+            _put(self._logprobs, slot, params.logprobs)
+            _put(self._prompt_logprobs, slot, params.prompt_logprobs)
+
+    def logprob_slots(self, slots: Sequence[int]) -> list[int]:
+        """Indices into `slots` of those that want log-probabilities of their sampled tokens."""
+        if not self._logprobs:
+            return []
+        return [index for index, slot in enumerate(slots) if slot in self._logprobs]
+
+    def logprobs(self, slot: int) -> int:
+        """How many alternatives the sequence in `slot` wants beside its sampled token."""
+        return self._logprobs[slot]
+
+    def prompt_logprobs(self, slot: int) -> int:
+        """The same for its prompt tokens; 0 where none are wanted."""
+        return self._prompt_logprobs.get(slot, 0)
 
     def mode_of(self, slots: Sequence[int]) -> str:
         """The path a batch of these slots takes."""
@@ -42,3 +61,11 @@ class Sampler:
     def __call__(self, logits: Tensor, row_slots: Tensor, positions: Tensor, mode: str) -> Tensor:
         """Tokens `[R]` int32 for `logits [R, V]`; `positions [R]` is each row's last computed position."""
         return logits.argmax(dim=-1).to(torch.int32)
+
+
+def _put(table: dict[int, int], slot: int, value: int | None) -> None:
+    """Set or clear one slot's entry; slots are reused."""
+    if value is None:
+        table.pop(slot, None)
+    else:
+        table[slot] = value

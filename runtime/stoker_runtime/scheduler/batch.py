@@ -18,7 +18,7 @@ class PrefillChunk:
 
     `token_ids` are real ids (a resumed sequence's earlier output included), so the executor needs no history.
     `targets` are set when prompt log-probabilities are wanted: position `start + i` of this chunk predicts
-    `targets[i]`. They cover the chunk up to the prompt's last id, which a boundary between chunks leaves outside it.
+    `targets[i]`; the last one may lie just outside the chunk.
     """
 
     slot: int

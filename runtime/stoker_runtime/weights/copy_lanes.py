@@ -74,7 +74,7 @@ class FileTable:
 
     def read_into(self, path: Path, offset: int, buffer: Tensor) -> None:
         """Fill the byte tensor `buffer` from `offset`. Raises ModelError if the file ends before it is full."""
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
@@ -141,6 +141,14 @@ class CopyLanes:
             self._pool.submit(self._decoded, entry, start, row_bytes, table[start : start + step], decode)
             for start in range(0, rows, step)
         ]
+
+    def fence(self) -> None:
+        """Order copies submitted from now on behind the current stream: a destination may be recycled memory."""
+        if self._device.type == "cuda":
+            current = torch.cuda.current_stream(self._device)
+            for lane in self._lanes:
+                if lane.stream is not None:
+                    lane.stream.wait_stream(current)
 
     def join(self, futures: list[Future[None]]) -> None:
         """Wait until the workers are done; later work on the current stream sees the result. Re-raises their errors."""

@@ -78,6 +78,7 @@ def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyL
     pending_bytes = 0
     for parameter in arena.spec.parameters():
         target = _target(arena, parameter)
+        lanes.fence()
         futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
         if not is_quantized(parameter, arena.quantization):
             copies += futures

@@ -48,9 +48,7 @@ class Route:
     head_rows: int = 0
 
 
-def route(
-    spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
-) -> dict[str, tuple[Route, ...]]:
+def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
     """The routes into each parameter, in the order of `spec.parameters()`.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.

@@ -1,0 +1,90 @@
+"""The step: schedule, execute, commit. One step ahead: a step is launched before the last one's tokens are read.
+
+Invariants: `add`, `abort` and `step` are called by one thread, one after the other. A failed step ends every
+sequence that it may have touched; whether the loop can go on, the executor's exception tells.
+Knows nothing of processes, sockets or text.
+"""
+
+from __future__ import annotations
+
+import time
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.executor_protocol import Executor, Launched
+from stoker_runtime.errors import EngineError
+from stoker_runtime.request import EngineStats, Request
+from stoker_runtime.scheduler.draft import StepOutput
+from stoker_runtime.scheduler.limits import SchedulerConfig
+from stoker_runtime.scheduler.scheduler import Scheduler
+from stoker_runtime.scheduler.sequence import Sequence
+
+class StepLoop:
+    """A scheduler and an executor, one step ahead of each other."""
+
+    def __init__(self, executor: Executor, config: EngineConfig) -> None:
+        self.executor = executor
+        self.scheduler = Scheduler(scheduler_config(executor, config))
+        self._launched: Launched | None = None
+        self._step_seconds = 0.0
+        self._batch_tokens = 0
+        self._mark = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
+        """Queue a request; errors as `Scheduler.add`."""
+        return self.scheduler.add(request, client=client, handle=handle)
+
+    def abort(self, sequence: Sequence) -> bool:
+        """End a sequence at once; False when it had ended."""
+        return self.scheduler.abort(sequence)
+
+    def step(self) -> StepOutput:
+        """Launch the next step, then take in the one before. Raises what the executor raises."""
+        batch = self.scheduler.schedule()
+        launched = self.executor.execute(batch) if batch is not None else None
+        finished, self._launched = self._launched, launched
+        output = self.scheduler.commit(finished.batch, finished.result()) if finished else StepOutput()
+        self._measure(launched, finished)
+        return output
+
+    def fail(self, error: Exception) -> list[Sequence]:
+        """After `step` raised: end what it touched, and return it."""
+        self._launched = None
+        reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+        return self.scheduler.fail(f"The engine failed in a step: {reason}")
+
+    def stats(self) -> EngineStats:
+        """Gauges of now and counters since start."""
+        stats = self.scheduler.stats()
+        stats.step_seconds, stats.batch_tokens = self._step_seconds, self._batch_tokens
+        return stats
+
+    def _measure(self, launched: Launched | None, finished: Launched | None) -> None:
+        # With a step ahead, a step takes from one commit to the next; the first of a burst from its launch.
+        now = time.perf_counter()
+        if finished is not None:
+            self._step_seconds = now - self._mark
+            self._batch_tokens = finished.batch.num_tokens
+        if finished is not None or launched is not None:
+            self._mark = now
+
+
+def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfig:
+    """The scheduler's sizes: the executor's, which are decided, and the rules of the configuration."""
+    return SchedulerConfig(
+        num_pages=executor.num_pages,
+        page_size=executor.page_size,
+        max_num_seqs=executor.max_num_seqs,
+        max_model_len=executor.max_model_len,
+        max_num_batched_tokens=executor.max_num_batched_tokens,
+        vocab_size=executor.vocab_size,
+        eos_token_ids=tuple(executor.eos_token_ids),
+        policy=config.scheduling_policy,
+        max_queued=config.max_queued,
+        prefix_caching=config.enable_prefix_caching,
+        seed=config.seed,
+    )

@@ -1,0 +1,41 @@
+"""A step on its way through the device, and what the host reads of it in the end.
+
+Invariants: `result()` is called once per step, in launch order; everything it reads was copied before `event`.
+Knows nothing of how the step was run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from stoker_runtime.engine.executor_protocol import StepResult
+from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs
+from stoker_runtime.scheduler.batch import Batch
+
+
+@dataclass(slots=True)
+class Launched:
+    """One launched batch. `tokens` is pinned host memory by row; `rows` are those of `batch.sampled_slots`."""
+
+    batch: Batch
+    tokens: torch.Tensor
+    rows: list[int]
+    event: torch.cuda.Event | None
+    logprobs: PendingLogprobs | None = None
+    prompt_logprobs: list[PendingPromptLogprobs] = field(default_factory=list)
+
+    def result(self) -> StepResult:
+        """Wait for the tokens; they come in `batch.sampled_slots` order."""
+        if self.event is not None:
+            self.event.synchronize()
+        by_row: list[int] = self.tokens.tolist()
+        tokens = [by_row[row] for row in self.rows]
+        if self.logprobs is None and not self.prompt_logprobs:
+            return StepResult(tokens=tokens)
+        logprobs = None
+        if self.logprobs is not None:
+            scored = self.logprobs.by_index()
+            logprobs = [scored.get(index) for index in range(len(tokens))]
+        return StepResult(tokens, logprobs, [pending.values() for pending in self.prompt_logprobs])

@@ -1,0 +1,207 @@
+"""`stoker fetch`: flags → order → exit status and termination message.
+
+Invariants: the token comes from HF_TOKEN and is never printed; whatever happens, the termination message is
+one JSON object of at most 4 KiB; the one line on stdout is the path for `stoker serve`.
+Knows nothing of how a fetch works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from stoker_runtime.fetch.download import Patience
+from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
+from stoker_runtime.fetch.prefetch import Order, Prefetch, serve_path, verify_only
+from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, size
+from stoker_runtime.fetch.shape import shape_of
+
+DEFAULT_DEST = Path("~/.cache/stoker/models")
+# What Kubernetes keeps of a termination message.
+_MESSAGE_BYTES = 4096
+
+
+def main(argv: list[str]) -> int:
+    """Run `stoker fetch`; returns the exit status that `errors.py` lists, 2 for a wrong command line."""
+    options = _options(argv)
+    progress, stop = Progress(), threading.Event()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_signals(stop))
+            terminal = stack.enter_context(Terminal(progress))
+            if options.progress_port is not None:
+                stack.enter_context(_serving(progress, options))
+            run = _verify if options.verify_only else _fetch
+            result = run(options, progress, stop, terminal)
+    except FetchError as error:
+        sys.stderr.write(f"stoker fetch: {error.reason}: {error.message}\n")
+        _leave(options.termination_log, {"reason": error.reason, "message": error.message})
+        # A volume that fails its check fails it again until somebody repairs it.
+        return 3 if options.verify_only and error.exit_status == 1 else error.exit_status
+    _leave(options.termination_log, result)
+    return 0
+
+
+Result = dict[str, Any]
+
+
+def _fetch(
+    options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal
+) -> Result:
+    order = _order(options)
+    started = time.monotonic()
+    patience = Patience(failures=options.retries, min_bytes_per_second=options.min_rate_kib * 1024.0)
+    published = Prefetch(order, progress, stop, terminal.say, patience).run()
+    seconds = time.monotonic() - started
+    manifest, serve = published.manifest, serve_path(published)
+    did = f"{size(published.moved)} fetched and verified" if published.moved else "already here and unchanged"
+    terminal.say(f"{len(manifest.files)} files, {size(manifest.bytes)}, {did} in {seconds:.1f} s.")
+    sys.stdout.write(f"{serve}\n")
+    return {
+        "resolvedRevision": manifest.resolved_revision,
+        "digest": manifest.digest,
+        "bytes": manifest.bytes,
+        "path": published.folder.name,
+        "serve": serve.relative_to(order.dest).as_posix(),
+        "shape": shape_of(serve),
+    }
+
+
+def _verify(
+    options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal
+) -> Result:
+    started = time.monotonic()
+    manifest = verify_only(options.path, options.digest, full=options.full, progress=progress, stop=stop)
+    seconds = time.monotonic() - started
+    count = f"{len(manifest.files)} files, {size(manifest.bytes)}"
+    terminal.say(f"{options.path}: {count}, verified in {seconds:.1f} s.")
+    return {
+        "resolvedRevision": manifest.resolved_revision,
+        "digest": manifest.digest,
+        "bytes": manifest.bytes,
+    }
+
+
+def _order(options: argparse.Namespace) -> Order:
+    uri = options.uri or options.uri_flag
+    pins = {}
+    for text in options.sha256:
+        name, separator, digest = text.rpartition("=")
+        if not separator or not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
+            raise BadRequest(f"--sha256 {text!r} must be FILE=HEX with 64 hex digits.")
+        pins[name] = digest.lower()
+    return Order(
+        uri=uri,
+        dest=options.dest.expanduser().absolute(),
+        revision=options.revision,
+        endpoint=options.endpoint or os.environ.get("HF_ENDPOINT", ""),
+        token=os.environ.get("HF_TOKEN", "").strip(),
+        allow=tuple(options.allow),
+        ignore=tuple(options.ignore),
+        sha256=pins,
+        mount_root=options.mount_root,
+        parallel=options.parallel,
+        refresh=options.refresh,
+        repair=options.repair,
+    )
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line; a combination that says nothing is a usage error."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.verify_only and options.path is None:
+        parser.error("--verify-only needs --path")
+    if not options.verify_only and (options.path is not None or options.digest or options.full):
+        parser.error("--path, --digest and --full belong to --verify-only")
+    if not options.verify_only and bool(options.uri) == bool(options.uri_flag):
+        parser.error("give one URI")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stoker fetch",
+        description="Fetch a model once: resolve its revision, download what is missing, verify every file, "
+        "publish atomically. Prints the path for `stoker serve`. HF_TOKEN holds a private model's token.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    uris = "hf://ORG/REPO[/FILE.gguf], https://…, file:///PATH or pvc://CLAIM/PATH"
+    add("uri", nargs="?", default="", help=uris)
+    add("--uri", dest="uri_flag", metavar="URI", default="", help="the same, as a flag")
+    add("--revision", default="", help="branch, tag or commit (default: main)")
+    add("--dest", type=Path, default=DEFAULT_DEST, help="where to publish (default: %(default)s)")
+    add("--endpoint", default="", metavar="URL", help="the hub (default: HF_ENDPOINT, then huggingface.co)")
+    add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
+    add("--ignore", action="append", default=[], metavar="GLOB", help="leave these out; may be repeated")
+    add("--sha256", action="append", default=[], metavar="FILE=HEX", help="demand this digest; repeatable")
+    add("--mount-root", type=Path, default=Path("/source"), help="pvc://CLAIM is DIR/CLAIM (%(default)s)")
+    add("--refresh", action="store_true", help="look a branch up again although it was fetched before")
+    add("--repair", action="store_true", help="hash what is published, fetch again what differs")
+    add("--parallel", type=_positive, default=4, metavar="N", help="files at a time (default: %(default)s)")
+    add("--retries", type=_positive, default=6, metavar="N", help="failures in a row (default: %(default)s)")
+    rate = "give up when slower than this per second on the whole (default: %(default)s)"
+    add("--min-rate-kib", type=_positive, default=512, metavar="KIB", help=rate)
+    add("--progress-port", type=int, metavar="PORT", help="serve GET /progress as JSON; 0 picks a port")
+    add("--progress-host", default="0.0.0.0", metavar="HOST", help="its address (default: %(default)s)")
+    add("--termination-log", type=Path, metavar="FILE", help="write the result or the failure there as JSON")
+    verify = parser.add_argument_group("checking a published folder, without writing to it")
+    verify.add_argument("--verify-only", action="store_true", help="check and fetch nothing")
+    verify.add_argument("--path", type=Path, help="the published folder")
+    verify.add_argument("--digest", default="", help="the digest it must have")
+    verify.add_argument(
+        "--full", action="store_true", help="hash all files, not only those whose time changed"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set `stop`: partial files are left in order, and the next run goes on."""
+    wanted = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _serving(progress: Progress, options: argparse.Namespace) -> ProgressServer:
+    try:
+        return ProgressServer(progress, options.progress_host, options.progress_port)
+    except OSError as error:
+        raise FetchFailed(f"--progress-port {options.progress_port}: {error.strerror}.") from None
+
+
+def _leave(path: Path | None, document: dict[str, Any]) -> None:
+    """Write the termination message, cut to what Kubernetes keeps."""
+    if path is None:
+        return
+    if len(str(document.get("message", ""))) > 1000:
+        document = {**document, "message": document["message"][:1000] + "…"}
+    text = json.dumps(document, ensure_ascii=False)
+    try:
+        path.write_bytes(text.encode()[:_MESSAGE_BYTES])
+    except OSError as error:
+        sys.stderr.write(
+            f"stoker fetch: the termination message {path} cannot be written: {error.strerror}\n"
+        )

@@ -1,0 +1,269 @@
+"""One order carried out: a model's files, verified, in a published folder.
+
+Invariants: whoever finds the published folder finds all of it; an order that was carried out before and is
+still whole takes no network; two fetchers of one source on one volume do the work once.
+Knows nothing of flags, signals and exit statuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stoker_runtime.fetch import manifest as manifests
+from stoker_runtime.fetch.download import Downloader, Patience
+from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, Interrupted, NotPublished
+from stoker_runtime.fetch.folder import Folder
+from stoker_runtime.fetch.hub import Hub
+from stoker_runtime.fetch.manifest import Manifest
+from stoker_runtime.fetch.progress import Progress, size
+from stoker_runtime.fetch.reference import parse
+from stoker_runtime.fetch.select import select
+from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
+from stoker_runtime.fetch.verify import check
+from stoker_runtime.fetch.volume import Volume
+from stoker_runtime.fetch.web import Web, WebFile
+
+# Another fetcher may be downloading all of a large model; the Job's own deadline ends a wait that is longer
+# than it allows.
+_LOCK_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to fetch, and where to. `revision` "" is the source's default; `sha256` pins files by name.
+
+    `refresh` looks up a branch again although an earlier run answered it; `repair` hashes what is published.
+    """
+
+    uri: str
+    dest: Path
+    revision: str = ""
+    endpoint: str = ""
+    token: str = field(default="", repr=False)
+    allow: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    mount_root: Path = Path("/source")
+    parallel: int = 4
+    refresh: bool = False
+    repair: bool = False
+
+    def key(self, revision: str) -> str:
+        """Names the answer to this order at `revision`."""
+        text = json.dumps([self.uri, revision, self.allow, self.ignore, sorted(self.sha256.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A fetched model: its folder, its manifest, and how many bytes had to move."""
+
+    folder: Path
+    manifest: Manifest
+    moved: int
+
+
+class Prefetch:
+    """One run of one order. `say` gets a sentence for people now and then."""
+
+    def __init__(
+        self,
+        order: Order,
+        progress: Progress,
+        stop: threading.Event,
+        say: Callable[[str], None],
+        patience: Patience,
+    ) -> None:
+        self._order = order
+        self._reference = parse(order.uri)
+        self._progress = progress
+        self._stop = stop
+        self._say = say
+        self._patience = patience
+        self._volume = Volume(order.dest)
+
+    def run(self) -> Published:
+        """Answer the order. Raises FetchError.
+
+        1. lock the source  2. take what an earlier run published  3. resolve and list  4. select
+        5. check the room   6. download and verify                 7. publish
+        """
+        key = hashlib.sha256(self._order.uri.encode()).hexdigest()[:16]
+        self._volume.prepare()
+        web = Web(
+            self._order.token if self._reference.scheme == "hf" else "", connections=self._order.parallel + 2
+        )
+        source = self._source(web)
+        try:
+            with self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting):
+                return self._answered(source, key) or self._fetch(source, key)
+        finally:
+            web.close()
+
+    def _answered(self, source: Source, key: str) -> Published | None:
+        """The folder an earlier run published for this order, mended where a file is damaged; None when
+        there is none.
+        """
+        known = None if self._order.refresh else self._volume.recall(self._order.key(self._order.revision))
+        if known is None or (source.local and known[1] != _pin(self._list(source, self._order.revision))):
+            return None
+        folder = known[0]
+        try:
+            manifest = manifests.read(folder)
+        except (NotPublished, ChecksumMismatch) as error:
+            self._say(f"{error.message} Fetching it again.")
+            return None
+        bad = check(folder, manifest, full=self._order.repair, progress=self._progress, stop=self._stop)
+        if not bad:
+            return Published(folder, manifest, 0)
+        for name, problem in bad.items():
+            self._say(f"{folder.name}/{name} {problem}; fetching it again.")
+        return self._repair(source, key, folder, manifest, list(bad))
+
+    def _repair(
+        self, source: Source, key: str, folder: Path, manifest: Manifest, bad: list[str]
+    ) -> Published:
+        """Fetch only `bad`, and put them in the place of the damaged ones."""
+        revision = manifest.resolved_revision if self._reference.scheme == "hf" else self._order.revision
+        offered = {file.name: file for file in self._list(source, revision).files}
+        gone = [name for name in bad if name not in offered]
+        if gone:
+            raise ChecksumMismatch(
+                f"{folder.name}/{gone[0]} is damaged, and {self._order.uri} has it no longer."
+            )
+        wanted = [replace(offered[name], sha256=manifest.files[name].sha256) for name in bad]
+        fetched = self._download(source, key, wanted)
+        entries = {**manifest.files, **{name: entry for name, (entry, _) in fetched.items()}}
+        mended = Manifest(manifest.uri, manifest.resolved_revision, entries)
+        self._volume.replace(folder, mended, {name: path for name, (_, path) in fetched.items()})
+        return Published(folder, mended, sum(file.size for file in wanted))
+
+    def _fetch(self, source: Source, key: str) -> Published:
+        """Resolve, select, download, publish."""
+        listing = self._list(source, self._order.revision)
+        wanted = self._select(listing)
+        before = Downloader(
+            source, self._volume.work(key), self._progress, self._patience, self._stop
+        ).present(wanted)
+        self._say(_announce(self._order.uri, listing.revision, wanted, before))
+        fetched = self._download(source, key, wanted)
+        entries = {name: entry for name, (entry, _) in fetched.items()}
+        manifest = Manifest(self._order.uri, listing.revision, entries)
+        manifest = replace(manifest, resolved_revision=listing.revision or manifest.digest)
+        self._progress.enter("publish")
+        folder = self._volume.publish(key, manifest, {name: path for name, (_, path) in fetched.items()})
+        pin = _pin(listing) if source.local else ""
+        for revision in {self._order.revision, manifest.resolved_revision}:
+            self._volume.remember(self._order.key(revision), folder, pin)
+        return Published(folder, manifest, manifest.bytes - before)
+
+    def _download(
+        self, source: Source, key: str, wanted: list[SourceFile]
+    ) -> dict[str, tuple[manifests.ManifestFile, Path]]:
+        downloader = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop)
+        self._volume.require(sum(max(file.size, 0) for file in wanted) - downloader.present(wanted))
+        return downloader.fetch(wanted, self._order.parallel)
+
+    def _select(self, listing: Listing) -> list[SourceFile]:
+        """The files to fetch, with the order's digests pinned on them."""
+        offered = {file.name: file for file in listing.files}
+        if self._reference.scheme == "hf" or len(offered) > 1:
+            file = self._reference.file
+            names = select(
+                list(offered),
+                file=file,
+                allow=self._order.allow,
+                ignore=self._order.ignore,
+                where=self._order.uri,
+            )
+        else:
+            names = list(offered)
+        unknown = [name for name in self._order.sha256 if name not in names]
+        if unknown:
+            raise BadRequest(
+                f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: "
+                f"{', '.join(names[:8])}."
+            )
+        return [_pinned(offered[name], self._order.sha256.get(name, "")) for name in names]
+
+    def _list(self, source: Source, revision: str) -> Listing:
+        """The source's listing, with retries."""
+        failures = 0
+        while True:
+            try:
+                return source.listing(revision)
+            except Transient as trouble:
+                failures += 1
+                if failures >= self._patience.failures:
+                    raise trouble.error from None
+                self._say(f"{trouble} Trying again.")
+                if self._stop.wait(self._patience.wait(failures, trouble.after)):
+                    raise Interrupted("Stopped while the source was not answering.") from None
+
+    def _source(self, web: Web) -> Source:
+        if self._reference.scheme == "hf":
+            return Hub(self._reference, web, self._order.endpoint)
+        if self._reference.scheme == "https":
+            return WebFile(self._reference, web)
+        return Folder(self._reference, self._order.mount_root)
+
+    def _waiting(self) -> None:
+        self._say("Another fetch of the same model is running on this volume; waiting for it.")
+
+
+def verify_only(
+    folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event
+) -> Manifest:
+    """Check a published folder without writing to it.
+
+    Raises NotPublished when there is none with this digest, ChecksumMismatch when a file is damaged.
+    """
+    manifest = manifests.read(folder)
+    if digest and manifest.digest != digest:
+        raise NotPublished(f"{folder} holds {manifest.digest}, not {digest}.")
+    bad = check(folder, manifest, full=full, progress=progress, stop=stop)
+    if bad:
+        name, problem = next(iter(bad.items()))
+        more = f" ({len(bad) - 1} more files are damaged.)" if len(bad) > 1 else ""
+        raise ChecksumMismatch(f"{folder.name}/{name} {problem}.{more}")
+    return manifest
+
+
+def serve_path(published: Published) -> Path:
+    """What `stoker serve` is given: the folder, or the one GGUF model in it (the first part of a split
+    one).
+    """
+    ggufs = sorted(name for name in published.manifest.files if name.endswith(".gguf"))
+    if ggufs and not any(name.endswith(".safetensors") for name in published.manifest.files):
+        return published.folder / ggufs[0]
+    return published.folder
+
+
+def _pinned(file: SourceFile, sha256: str) -> SourceFile:
+    if not sha256:
+        return file
+    if file.sha256 and file.sha256 != sha256:
+        raise ChecksumMismatch(
+            f"{file.name}: the source has sha256 {file.sha256}, the order asks for {sha256}."
+        )
+    return replace(file, sha256=sha256)
+
+
+def _pin(listing: Listing) -> str:
+    """Identifies the state of a folder, which has no commits."""
+    text = "\n".join(
+        f"{file.name} {file.version}" for file in sorted(listing.files, key=lambda file: file.name)
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _announce(uri: str, revision: str, wanted: list[SourceFile], before: int) -> str:
+    total = sum(max(file.size, 0) for file in wanted)
+    at = f" at {revision[:12]}" if revision else ""
+    resumed = f", {size(before)} of it already here" if before else ""
+    return f"{uri}{at}: {len(wanted)} files, {size(total)}{resumed}."

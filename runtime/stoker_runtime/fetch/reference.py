@@ -1,0 +1,107 @@
+"""What a URI says: scheme, place, and, for a hub, an optional single file.
+
+    hf://ORG/REPO                 every file the default choice takes
+    hf://ORG/REPO/PATH/FILE.gguf  that file alone (with its other parts, when it is split)
+    https://HOST/PATH/FILE        that file alone
+    file:///PATH                  a folder or a file on this machine
+    pvc://CLAIM/PATH              a folder or a file on the volume CLAIM, mounted under --mount-root
+
+Invariants: a reference holds no secret; its `text` is what a status may show.
+Does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from stoker_runtime.fetch.errors import BadRequest
+
+SCHEMES = ("hf", "https", "http", "file", "pvc")
+_PLANNED = ("modelscope", "s3", "gs", "oci")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A parsed URI. `place` is "org/repo", a URL, or a path; `file` is the single file asked for, or ""."""
+
+    scheme: str
+    place: str
+    file: str
+    text: str
+
+
+def parse(text: str) -> Reference:
+    """Parse a model URI, or raise BadRequest with what would be right."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or not rest or any(c.isspace() for c in text):
+        raise BadRequest(
+            f"{text!r} is no model URI; write it as hf://ORG/REPO, https://…, file:///PATH or "
+            f"pvc://CLAIM/PATH."
+        )
+    if scheme not in SCHEMES:
+        later = " is not supported yet" if scheme in _PLANNED else " is not known"
+        raise BadRequest(f"The scheme {scheme!r} of {text!r}{later}; supported are {', '.join(SCHEMES)}.")
+    if scheme == "hf":
+        return _hub(text, rest)
+    if scheme in ("http", "https"):
+        return _web(text, rest)
+    if scheme == "pvc":
+        return _claim(text, rest)
+    if not rest.startswith("/"):
+        raise BadRequest(
+            f"{text!r} has no absolute path; a local folder is written with three slashes: file:///PATH."
+        )
+    return Reference("file", rest, "", text)
+
+
+def relative_path(name: str, where: str) -> str:
+    """Return `name` if it is a safe relative POSIX path, else raise: a listing must not write outside the
+    destination.
+    """
+    path = PurePosixPath(name)
+    if (
+        not name
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in name
+        or "\0" in name
+        or str(path) != name
+    ):
+        raise BadRequest(f"{where} names the file {name!r}, which is no plain relative path.")
+    if path.parts[0] == ".stoker" or name == "stoker-manifest.json":
+        raise BadRequest(f"{where} names the file {name!r}, a name that stoker keeps for itself.")
+    return name
+
+
+def _hub(text: str, rest: str) -> Reference:
+    parts = rest.split("/")
+    if "@" in rest:
+        raise BadRequest(f"{text!r} holds an '@'; give the branch, tag or commit as --revision.")
+    if len(parts) < 2 or not all(_NAME.fullmatch(part) for part in parts[:2]):
+        raise BadRequest(f"{text!r} names no repository; write it as hf://ORG/REPO or hf://ORG/REPO/FILE.")
+    file = "/".join(parts[2:])
+    return Reference("hf", "/".join(parts[:2]), relative_path(file, text) if file else "", text)
+
+
+def _web(text: str, rest: str) -> Reference:
+    host, _, path = rest.partition("/")
+    name = PurePosixPath(path.partition("?")[0]).name
+    if not host or not name:
+        raise BadRequest(f"{text!r} names no file; a web address must end in a file's name.")
+    if "@" in host:
+        raise BadRequest(
+            "A web address must not hold a user name or password; files of https:// are fetched without "
+            "credentials."
+        )
+    return Reference("https", text, relative_path(name, text), text.partition("?")[0])
+
+
+def _claim(text: str, rest: str) -> Reference:
+    claim, _, path = rest.partition("/")
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", claim):
+        raise BadRequest(f"{text!r} names no PersistentVolumeClaim; write it as pvc://CLAIM/PATH.")
+    path = path.strip("/")
+    return Reference("pvc", f"{claim}/{relative_path(path, text)}" if path else claim, "", text)

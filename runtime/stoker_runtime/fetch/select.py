@@ -1,0 +1,96 @@
+"""Which of a repository's files a model needs.
+
+Default choice: safetensors with their index, JSON configuration, tokenizer and chat template files. Where a
+repository has no safetensors and exactly one GGUF model, that one. A second copy of the same weights in
+another layout (`consolidated*.safetensors` beside `model*.safetensors`) is left out.
+
+Invariants: the result is sorted and never empty; a choice that only a person can make is an error that lists
+the files. Globs match the whole path, `*` crosses `/`. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from stoker_runtime.fetch.errors import BadRequest, ModelNotFound
+
+DEFAULT_ALLOW = (
+    "*.safetensors",
+    "*.json",
+    "tokenizer*",
+    "*.model",
+    "*.jinja",
+    "merges.txt",
+    "vocab.txt",
+)
+# Other frameworks' exports of the same weights, in folders of their own.
+_EXPORTS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "flax/*", "gguf/*")
+_SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<total>\d{5})\.gguf")
+
+
+def select(
+    names: Sequence[str], *, file: str = "", allow: Sequence[str] = (), ignore: Sequence[str] = (), where: str
+) -> list[str]:
+    """Choose from `names`; `file` asks for one file by name. `where` is the URI, for messages.
+
+    Raises ModelNotFound when `file` is not there, BadRequest when nothing or too much is left.
+    """
+    if file:
+        if file not in names:
+            near = [name for name in names if name.endswith(".gguf")] if file.endswith(".gguf") else []
+            hint = f" It has: {_listed(near)}." if near else ""
+            raise ModelNotFound(f"{where}: there is no file {file!r}.{hint}")
+        return _parts(file, names)
+    if allow:
+        chosen = [name for name in names if _matches(name, allow)]
+    else:
+        chosen = _default(names, where)
+    chosen = sorted(name for name in chosen if not _matches(name, ignore))
+    if not chosen:
+        raise BadRequest(
+            f"{where}: no file is left of {len(names)} (allow {list(allow or DEFAULT_ALLOW)}, ignore "
+            f"{list(ignore)})."
+        )
+    return chosen
+
+
+def _default(names: Sequence[str], where: str) -> list[str]:
+    chosen = [name for name in names if _matches(name, DEFAULT_ALLOW) and not _matches(name, _EXPORTS)]
+    if any(name.endswith(".safetensors") for name in chosen):
+        if any(fnmatchcase(name, "model*.safetensors") for name in chosen):
+            chosen = [name for name in chosen if not fnmatchcase(name, "consolidated*.safetensors")]
+        return chosen
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if not ggufs:
+        return chosen
+    one = _parts(ggufs[0], names)
+    if len(one) != len(ggufs):
+        raise BadRequest(
+            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE: "
+            f"{_listed(sorted(ggufs))}."
+        )
+    return one
+
+
+def _parts(file: str, names: Sequence[str]) -> list[str]:
+    """The file, or all parts of the split GGUF it belongs to."""
+    match = _SPLIT.fullmatch(file)
+    if match is None:
+        return [file]
+    stem, total = match["stem"], match["total"]
+    parts = [f"{stem}-{number:05d}-of-{total}.gguf" for number in range(1, int(total) + 1)]
+    missing = [part for part in parts if part not in names]
+    if missing:
+        raise ModelNotFound(f"The split model {file!r} lacks its part {missing[0]!r}.")
+    return parts
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

@@ -1,0 +1,113 @@
+"""Which KV page holds which prefix: chained page hashes, and the order in which cached pages are given up.
+
+A page's key is a digest of its parent's key and its own token ids, so one key names the whole prefix up to the
+page's end. The root key comes from the request's `cache_salt`: two salts never share a page.
+
+Invariants: only full pages have a key; a key has one page and a page one key; `idle` holds exactly the keyed
+pages that no sequence references, least recently used first.
+Knows nothing of reference counts, sequences or devices.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+
+KEY_BYTES = 16
+
+
+def root_key(cache_salt: str) -> bytes:
+    """The key before the first page."""
+    return blake2b(cache_salt.encode(), digest_size=KEY_BYTES, person=b"stoker-prefix").digest()
+
+
+def extend_keys(keys: list[bytes], tokens: array[int], page_size: int, root: bytes) -> None:
+    """Append to `keys` one key per full page of `tokens` that has none yet.
+
+    The digest is cryptographic: a caller who could make two prefixes collide could read another's cache.
+    """
+    parent = keys[-1] if keys else root
+    view = memoryview(tokens)
+    for start in range(len(keys) * page_size, len(tokens) - page_size + 1, page_size):
+        digest = blake2b(parent, digest_size=KEY_BYTES)
+        digest.update(view[start : start + page_size])
+        parent = digest.digest()
+        keys.append(parent)
+
+
+class PrefixIndex:
+    """The map from keys to pages, and the LRU of pages that may be given up."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * num_pages
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def idle_count(self) -> int:
+        """Pages that can be given up."""
+        return len(self._idle)
+
+    def match(self, keys: list[bytes], limit: int) -> list[int]:
+        """The pages of the longest cached prefix of `keys`, at most `limit` of them."""
+        pages: list[int] = []
+        for key in keys[:limit]:
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def publish(self, page: int, key: bytes) -> bool:
+        """Give `page` its key; False when another page already holds this prefix or `page` has a key."""
+        if key in self._page_of or self._key_of[page] is not None:
+            return False
+        self._page_of[key] = page
+        self._key_of[page] = key
+        return True
+
+    def is_keyed(self, page: int) -> bool:
+        """Whether the page's content is cached, so that nobody may write to it."""
+        return self._key_of[page] is not None
+
+    def is_idle(self, page: int) -> bool:
+        """Whether the page is cached and unreferenced."""
+        return page in self._idle
+
+    def rest(self, page: int) -> None:
+        """The last reference to a keyed page went away: it becomes the most recently used idle page."""
+        self._idle[page] = None
+
+    def wake(self, page: int) -> None:
+        """A sequence references an idle page again."""
+        del self._idle[page]
+
+    def evict(self) -> int:
+        """Give up the least recently used idle page and its key. KeyError when there is none."""
+        page, _ = self._idle.popitem(last=False)
+        self._forget(page)
+        return page
+
+    def clear(self) -> list[int]:
+        """Forget every key and return the pages that were idle."""
+        pages = list(self._idle)
+        self._idle.clear()
+        self._page_of.clear()
+        self._key_of = [None] * len(self._key_of)
+        return pages
+
+    def check(self, references: list[int]) -> None:
+        """Raise AssertionError unless the invariants hold, given every page's reference count."""
+        for key, page in self._page_of.items():
+            assert self._key_of[page] == key, f"page {page} lost its key"
+        keyed = [page for page, key in enumerate(self._key_of) if key is not None]
+        assert len(keyed) == len(self._page_of), "a page has a key that does not name it"
+        idle = {page for page in keyed if references[page] == 0}
+        assert idle == set(self._idle), f"idle pages differ: {idle ^ set(self._idle)}"
+
+    def _forget(self, page: int) -> None:
+        key = self._key_of[page]
+        assert key is not None, f"idle page {page} has no key"
+        del self._page_of[key]
+        self._key_of[page] = None

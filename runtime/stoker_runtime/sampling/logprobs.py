@@ -1,0 +1,77 @@
+"""Log-probabilities of chosen tokens and of the best alternatives, for the rows that ask for them.
+
+Invariants: computed from the raw logits, before temperature and filters, in fp32; everything of one step comes back
+in one packed copy; rows are independent, so a row's numbers do not depend on the batch.
+Knows nothing of how tokens were chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.request import TokenLogprobs
+
+# Rows of logits widened to fp32 at a time: at V = 152k this is 78 MB.
+ROWS_AT_ONCE = 128
+
+
+def packed_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
+    """`logits [n, V]`, `tokens [n]` → fp32 `[n, 2 + 2·top]`: log-probability, rank (1 = best), top ids, top values.
+
+    Ids are exact in fp32 for any vocabulary below 2²⁴.
+    """
+    wide = torch.log_softmax(logits.float(), dim=-1)
+    chosen = wide.gather(1, tokens.long()[:, None])
+    rank = (wide > chosen).sum(dim=1, keepdim=True) + 1
+    best = wide.topk(min(top, wide.shape[1]), dim=1)
+    return torch.cat((chosen, rank.float(), best.indices.float(), best.values), dim=1)
+
+
+def to_host(packed: Tensor) -> Tensor:
+    """Start the copy to the host; it is complete when the step's event is."""
+    if packed.device.type == "cpu":
+        return packed
+    host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+    host.copy_(packed, non_blocking=True)
+    return host
+
+
+def unpack(packed: Tensor, tops: list[int]) -> list[TokenLogprobs]:
+    """Rows of `packed_logprobs` on the host → one value a row with its first `tops[i]` alternatives."""
+    width = (packed.shape[1] - 2) // 2
+    return [
+        TokenLogprobs(
+            logprob=row[0],
+            rank=int(row[1]),
+            top=tuple((int(row[2 + i]), row[2 + width + i]) for i in range(min(top, width))),
+        )
+        for row, top in zip(packed.tolist(), tops, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Sampled tokens' log-probabilities on their way: `indices` into the step's tokens, `tops` alternatives each."""
+
+    packed: Tensor
+    indices: list[int]
+    tops: list[int]
+
+    def by_index(self) -> dict[int, TokenLogprobs]:
+        """Index → values; call after the step's event."""
+        return dict(zip(self.indices, unpack(self.packed, self.tops), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPromptLogprobs:
+    """One prefill chunk's prompt log-probabilities on their way; empty `parts` when it wants none."""
+
+    parts: list[Tensor]
+    top: int
+
+    def values(self) -> list[TokenLogprobs]:
+        """One value per target; call after the step's event."""
+        return [value for part in self.parts for value in unpack(part, [self.top] * part.shape[0])]

@@ -1,0 +1,70 @@
+"""The step being decided: what `schedule` fills in, what becomes the `Batch`, and what `commit` needs of it later.
+
+Invariants: a `Flight` names sequence objects, not slots. A slot may pass to another sequence while its last token
+is in flight; that token still reaches the sequence that it belongs to, or is dropped with it.
+Knows nothing of pages or policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stoker_runtime.request import TokenLogprobs
+from stoker_runtime.scheduler.batch import Batch, PageUpdate, PrefillChunk, SlotAssign
+from stoker_runtime.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Draft:
+    """One step under construction. `budget` is the number of tokens that still fit.
+
+    `computing` are the prefix keys whose pages this step fills: a waiting sequence that wants one of them is
+    better off one step later, when it finds the page in the cache.
+    """
+
+    budget: int
+    decodes: tuple[int, ...] = ()
+    decoding: tuple[Sequence, ...] = ()
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    prefilling: list[Sequence] = field(default_factory=list)
+    assigns: list[SlotAssign] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    computing: set[bytes] = field(default_factory=set)
+    preempted: bool = False
+
+    def batch(self, step: int) -> Batch:
+        """The immutable description of this step."""
+        return Batch(
+            step=step,
+            decodes=self.decodes,
+            prefills=tuple(self.chunks),
+            assigns=tuple(self.assigns),
+            page_updates=tuple(self.page_updates),
+            copies=tuple(self.copies),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched batch and the sequences of its rows: `sampled` in `sampled_slots` order, `prefilling` by chunk."""
+
+    batch: Batch
+    sampled: tuple[Sequence, ...]
+    prefilling: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a committed step gave: parallel lists of sequences and their tokens, and who ended with it.
+
+    `logprobs` is empty or parallel too. `started` got their first token, or ended without one. A sequence in
+    `finished` has `finish` set, and may have got no token.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Sequence, list[TokenLogprobs]]] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)

@@ -1,0 +1,360 @@
+"""Decides what every step runs: continuous batching with chunked prefill, preemption by recompute, admission.
+
+One step ahead: `schedule` for step N + 1 runs before `commit` of step N. What depends on token ids (stop ids) is
+found at commit and costs one discarded token; what depends on counts (length, pages) is known when scheduling.
+
+Invariants: every method runs between two launches, so all that was scheduled was launched. A slot and its pages
+are free the moment their sequence ended, even with a step in flight: the device runs batches in order, so that
+step is over before the next one reuses them. Results are matched to sequence objects, never to slots. Every
+admitted sequence can finish alone on this device, and the best-ordered one is never preempted for another:
+some sequence always advances.
+Knows nothing of text, processes, devices or torch.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+
+from stoker_runtime.engine.executor_protocol import StepResult
+from stoker_runtime.errors import CapacityError, EngineError
+from stoker_runtime.kvcache.manager import PageManager
+from stoker_runtime.kvcache.prefix_index import root_key
+from stoker_runtime.request import EngineStats, FinishReason, Request
+from stoker_runtime.scheduler.batch import Batch, PrefillChunk
+from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
+from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
+from stoker_runtime.scheduler.placement import Placement
+from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
+from stoker_runtime.scheduler.rate import AdmissionRate
+from stoker_runtime.scheduler.sequence import Sequence
+
+MAX_DEFERRED = 256
+"""Waiting sequences looked past in one step, for want of a prefix that this step computes."""
+
+
+class Scheduler:
+    """The state of all sequences. `add`, `abort`, `schedule`, `commit` and `fail` are called by one thread."""
+
+    def __init__(self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._clock = clock
+        pages = PageManager(config.num_pages, config.page_size, prefix_caching=config.prefix_caching)
+        self._placement = Placement(pages, config.max_num_seqs)
+        self._order = POLICIES[config.policy]
+        self._waiting = WaitingQueue()
+        self._decoding: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._ending: list[Sequence] = []
+        self._launched_prefills: tuple[Sequence, ...] = ()
+        self._flights: deque[Flight] = deque()
+        self._decode_rows: tuple[tuple[int, ...], tuple[Sequence, ...]] | None = None
+        self._departed = False
+        self._random = random.Random(config.seed)
+        self._admissions = AdmissionRate()
+        self._serial = 0
+        self._step = 0
+        self._preemptions = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence waits, runs or has a result to come."""
+        return bool(self._waiting or self._flights or self._decoding or self._prefilling)
+
+    def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
+        """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
+        config, params = self.config, request.params
+        refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size)
+        if len(self._waiting) >= config.max_queued:
+            full = CapacityError(f"The queue is full ({config.max_queued} requests wait); try again later.")
+            full.retry_after = self._admissions.retry_after(config.max_queued, self._clock())
+            raise full
+        stops = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= frozenset(config.eos_token_ids)
+        length = len(request.prompt_token_ids)
+        sequence = Sequence(
+            request,
+            limit=min(length + params.max_tokens, config.max_tokens),
+            stops=stops,
+            seed=self._random.getrandbits(63) if params.seed is None else params.seed,
+            root=root_key(request.cache_salt),
+        )
+        sequence.client, sequence.handle = client, handle
+        sequence.order = self._order(request, self._serial)
+        self._serial += 1
+        self._waiting.push(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> bool:
+        """End a sequence now and free what it holds; False when it had ended already."""
+        if sequence.finish is not None:
+            return False
+        self._end(sequence, FinishReason.ABORT)
+        return True
+
+    def schedule(self) -> Batch | None:
+        """Decide the next step; None when no sequence can run. The caller launches it before any other call."""
+        self._settle()
+        draft = Draft(budget=self.config.max_num_batched_tokens)
+        self._schedule_decodes(draft)
+        self._continue_prefills(draft)
+        if not draft.preempted:
+            self._admit(draft)
+        if not draft.decodes and not draft.chunks:
+            return None
+        self._step += 1
+        batch = draft.batch(self._step)
+        sampled = draft.decoding
+        if draft.chunks:
+            chunks = zip(draft.chunks, draft.prefilling, strict=True)
+            sampled += tuple(sequence for chunk, sequence in chunks if chunk.sample)
+        self._launched_prefills = tuple(draft.prefilling)
+        self._flights.append(Flight(batch, sampled, self._launched_prefills))
+        return batch
+
+    def commit(self, batch: Batch, result: StepResult) -> StepOutput:
+        """Take in the tokens of the oldest launched batch: append, find who ended, publish full pages.
+
+        Raises EngineError when the result does not fit the batch; `fail` is the answer to it.
+        """
+        self._placement.settle_copies()
+        flight = self._flights.popleft()
+        assert flight.batch is batch, "results are committed in the order of their launches"
+        if len(result.tokens) != len(flight.sampled):
+            raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
+        output = _without_stale(flight, result)
+        for sequence, token in zip(output.sequences, output.tokens, strict=True):
+            tokens = sequence.tokens
+            tokens.append(token)
+            if token in sequence.stops or len(tokens) >= sequence.milestone:
+                self._reach(sequence, token, output)
+        self._generation_tokens += len(output.tokens)
+        for chunk, sequence in zip(batch.prefills, flight.prefilling, strict=True):
+            self._commit_chunk(chunk, sequence, output)
+        return output
+
+    def fail(self, message: str) -> list[Sequence]:
+        """End every sequence that a failed step may have touched, and distrust what it cached.
+
+        Those that wait and have nothing in flight stay queued.
+        """
+        flying = [sequence for flight in self._flights for sequence in (*flight.sampled, *flight.prefilling)]
+        touched = dict.fromkeys((*self._decoding, *self._prefilling, *self._ending, *flying))
+        failed = [sequence for sequence in touched if sequence.finish is None]
+        for sequence in failed:
+            sequence.error = message
+            self._end(sequence, FinishReason.ERROR)
+        self._flights.clear()
+        self._launched_prefills = ()
+        self._settle()
+        self._placement.pages.clear_cache()
+        return failed
+
+    def stats(self) -> EngineStats:
+        """Gauges of now and counters since start; the step's own figures are the step loop's."""
+        placement, pages = self._placement, self._placement.pages
+        return EngineStats(
+            steps=self._step,
+            running=self.config.max_num_seqs - len(placement.free_slots),
+            waiting=len(self._waiting),
+            pages_used=pages.used,
+            pages_total=pages.num_pages,
+            preemptions=self._preemptions,
+            prefix_queries=placement.queries,
+            prefix_hits=placement.hits,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless slots, pages, lists and queue agree; when idle, that nothing is held."""
+        running = dict.fromkeys((*self._decoding, *self._prefilling, *self._ending))
+        placed = [sequence for sequence in running if sequence.slot >= 0]
+        self._placement.check(placed)
+        for members in (self._decoding, self._prefilling):
+            orders = [sequence.order for sequence in members]
+            assert orders == sorted(orders), "running sequences are out of order"
+        waiting = self._waiting.members()
+        assert len(waiting) == len(self._waiting), "the queue lost count"
+        for sequence in waiting:
+            assert sequence.slot < 0, f"{sequence.request.id} waits and runs"
+            assert sequence.finish is None, f"{sequence.request.id} waits although it ended"
+        if not self.has_work:
+            assert self._placement.pages.used == 0, "pages are held while nothing runs"
+            assert len(self._placement.free_slots) == self.config.max_num_seqs, "slots are held"
+
+    def _settle(self) -> None:
+        # The last batch was launched by now: what it fills can be shared, what it finished can be reused.
+        self._placement.settle_copies()
+        for sequence in self._launched_prefills:
+            if sequence.slot >= 0:
+                self._placement.publish(sequence)
+        self._launched_prefills = ()
+        for sequence in self._ending:
+            if sequence.slot >= 0:
+                self._leave(sequence)
+        self._ending.clear()
+        if self._departed:
+            self._departed = False
+            self._decode_rows = None
+            self._decoding = [sequence for sequence in self._decoding if sequence.slot >= 0]
+            self._prefilling = [sequence for sequence in self._prefilling if sequence.slot >= 0]
+
+    def _schedule_decodes(self, draft: Draft) -> None:
+        for sequence in [each for each in self._decoding if each.computed >= each.event]:
+            if sequence.slot >= 0:
+                self._cross(sequence, draft)
+        if self._decode_rows is None:
+            slots = tuple(sequence.slot for sequence in self._decoding)
+            self._decode_rows = slots, tuple(self._decoding)
+        for sequence in self._decoding:
+            sequence.computed += 1
+        draft.decodes, draft.decoding = self._decode_rows
+        draft.budget -= len(draft.decodes)
+
+    def _cross(self, sequence: Sequence, draft: Draft) -> None:
+        # Victims come from the end of the order, so they are never sequences that this step has decided on.
+        if sequence.computed == len(sequence.pages) * self.config.page_size:
+            while not self._placement.grow(sequence, draft):
+                victim = self._preempt_worst(draft)
+                if victim is sequence:
+                    return
+        if sequence.computed == sequence.limit - 2:
+            self._ending.append(sequence)
+
+    def _preempt_worst(self, draft: Draft) -> Sequence:
+        members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
+        victim = members.pop()
+        known = len(victim.tokens)
+        victim.awaited = victim.computed + 1 if members is self._decoding else known
+        self._placement.release(victim)
+        victim.computed = 0
+        self._waiting.push(victim)
+        self._decode_rows = None
+        self._preemptions += 1
+        draft.preempted = True
+        return victim
+
+    def _continue_prefills(self, draft: Draft) -> None:
+        unfinished, self._prefilling = self._prefilling, []
+        for sequence in unfinished:
+            if draft.budget:
+                self._add_chunk(sequence, draft)
+            else:
+                self._prefilling.append(sequence)
+
+    def _admit(self, draft: Draft) -> None:
+        placement, waiting = self._placement, self._waiting
+        deferred: list[Sequence] = []
+        while draft.budget and placement.free_slots and len(deferred) < MAX_DEFERRED:
+            sequence = waiting.pop()
+            if sequence is None:
+                break
+            cached = placement.lookup(sequence)
+            if len(sequence.tokens) < sequence.awaited or placement.is_being_computed(sequence, cached, draft):
+                deferred.append(sequence)
+            elif placement.place(sequence, cached, self._reserve(), draft):
+                self._note_admission(sequence)
+                self._add_chunk(sequence, draft)
+            else:
+                deferred.append(sequence)
+                break
+        for sequence in deferred:
+            waiting.push(sequence)
+
+    def _reserve(self) -> int:
+        # Pages left for those who run, so that a new sequence is not preempted right after its prefill.
+        running = self.config.max_num_seqs - len(self._placement.free_slots)
+        return min(running, self.config.num_pages // 100)
+
+    def _note_admission(self, sequence: Sequence) -> None:
+        if sequence.admitted is None:
+            sequence.admitted = self._clock()
+            self._admissions.note(sequence.admitted)
+            self._prompt_tokens += sequence.prompt_length
+
+    def _add_chunk(self, sequence: Sequence, draft: Draft) -> None:
+        """Run as many of the known tokens as fit; then the sequence goes on prefilling, decodes, or ends."""
+        start, known = sequence.computed, len(sequence.tokens)
+        stop = min(known, start + draft.budget)
+        last_scored = sequence.prompt_length - 1
+        if start < sequence.scored < last_scored:
+            stop = min(stop, sequence.scored)
+        scores_to = min(stop, last_scored)
+        targets = tuple(sequence.tokens[start + 1 : scores_to + 1]) if start >= sequence.scored else ()
+        sequence.scored = max(sequence.scored, scores_to)
+        sample = stop == known < sequence.limit
+        chunk = PrefillChunk(sequence.slot, start, tuple(sequence.tokens[start:stop]), sample, targets)
+        draft.chunks.append(chunk)
+        draft.prefilling.append(sequence)
+        draft.budget -= stop - start
+        size = self.config.page_size
+        draft.computing.update(sequence.keys[start // size : stop // size])
+        sequence.computed = stop
+        if stop < known:
+            insort(self._prefilling, sequence, key=_order)
+        elif stop + 1 >= sequence.limit:
+            self._ending.append(sequence)
+        else:
+            insort(self._decoding, sequence, key=_order)
+            self._decode_rows = None
+
+    def _commit_chunk(self, chunk: PrefillChunk, sequence: Sequence, output: StepOutput) -> None:
+        if chunk.sample:
+            if len(sequence.tokens) == sequence.prompt_length + 1 and sequence.finish is not FinishReason.ABORT:
+                output.started.append(sequence)
+        elif chunk.start + len(chunk.token_ids) == sequence.limit and sequence.finish is None:
+            output.started.append(sequence)
+            self._finish(sequence, FinishReason.LENGTH, output)
+
+    def _reach(self, sequence: Sequence, token: int, output: StepOutput) -> None:
+        known, params = len(sequence.tokens), sequence.params
+        if token in sequence.stops and known - sequence.prompt_length > params.min_tokens:
+            if token not in self.config.eos_token_ids or params.ignore_eos:
+                sequence.stop_token = token
+            self._finish(sequence, FinishReason.STOP, output)
+        elif known >= sequence.limit:
+            self._finish(sequence, FinishReason.LENGTH, output)
+        elif sequence.slot >= 0:
+            self._placement.publish(sequence)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, output: StepOutput) -> None:
+        self._end(sequence, reason)
+        output.finished.append(sequence)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish = reason
+        if sequence.slot >= 0:
+            self._leave(sequence)
+        else:
+            self._waiting.discard(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._placement.release(sequence)
+        self._departed = True
+
+
+def _order(sequence: Sequence) -> tuple[float, ...]:
+    return sequence.order
+
+
+def _without_stale(flight: Flight, result: StepResult) -> StepOutput:
+    """The step's output without the tokens of sequences that ended while it was in flight."""
+    sampled, logprobs = flight.sampled, result.logprobs
+    output = StepOutput(sequences=list(sampled), tokens=result.tokens)
+    if logprobs is not None:
+        output.logprobs = list(logprobs)
+    if any(sequence.finish is not None for sequence in sampled):
+        alive = [row for row, sequence in enumerate(sampled) if sequence.finish is None]
+        output.sequences = [sampled[row] for row in alive]
+        output.tokens = [result.tokens[row] for row in alive]
+        output.logprobs = [logprobs[row] for row in alive] if logprobs is not None else []
+    scores = zip(flight.prefilling, result.prompt_logprobs, strict=False)
+    output.prompt_logprobs = [(sequence, each) for sequence, each in scores if each and sequence.finish is None]
+    return output

@@ -1,0 +1,109 @@
+"""One stream of tokens inside the scheduler: what is known of it, what was launched for it, what it holds.
+
+Two counts tell its state. `len(tokens)` is what is known on the host: the prompt and the committed output.
+`computed` is the number of positions whose forward pass was launched. While it decodes, the newest token may be
+known to the device alone: it has `computed + 1` tokens then, `computed + 1 - len(tokens)` of them in flight.
+
+Invariants: `slot >= 0` exactly while it holds a slot and pages; `finish` is set once; `tokens` only grows.
+Knows nothing of other sequences.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from stoker_runtime.request import FinishReason, Request
+from stoker_runtime.scheduler.batch import SlotAssign
+
+NO_SLOT = -1
+SEED_MASK = (1 << 63) - 1
+
+
+class Sequence:
+    """Mutable state of one request. Plain attributes: the per-step loops touch three of them per sequence."""
+
+    __slots__ = (
+        "admitted",
+        "awaited",
+        "cached_tokens",
+        "client",
+        "computed",
+        "error",
+        "event",
+        "finish",
+        "handle",
+        "keys",
+        "limit",
+        "milestone",
+        "order",
+        "pages",
+        "params",
+        "prompt_length",
+        "published",
+        "queued",
+        "request",
+        "root",
+        "scored",
+        "seed",
+        "slot",
+        "stop_token",
+        "stops",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, *, limit: int, stops: frozenset[int], seed: int, root: bytes) -> None:
+        """`limit` is the number of tokens, prompt included, at which it ends; `stops` end it at once."""
+        params = request.params
+        self.request = request
+        self.params = params
+        self.tokens = array("i", request.prompt_token_ids)
+        self.prompt_length = len(self.tokens)
+        self.limit = limit
+        self.stops = stops
+        self.seed = seed & SEED_MASK
+        self.order: tuple[float, ...] = ()
+        """Rank under the policy: lower runs first, highest is preempted first."""
+        self.client = 0
+        self.handle = 0
+        """Who asked, and what they call it; the scheduler only carries these."""
+
+        self.slot = NO_SLOT
+        self.pages: list[int] = []
+        self.queued = False
+        self.computed = 0
+        self.event = 0
+        """A decode from `computed >= event` on needs a page, or is the last one."""
+        self.milestone = 0
+        """A commit that makes `len(tokens) >= milestone` fills a page or ends the sequence."""
+        self.awaited = 0
+        """Tokens that must be known before it is admitted: what was in flight when it was preempted."""
+
+        self.root = root
+        self.keys: list[bytes] = []
+        self.published = 0
+        """Leading pages that were offered to the prefix cache."""
+        self.scored = 0 if params.prompt_logprobs is not None else self.prompt_length
+        """Leading positions whose prompt log-probabilities need no computing any more."""
+
+        self.finish: FinishReason | None = None
+        self.stop_token: int | None = None
+        self.error: str | None = None
+        self.cached_tokens = 0
+        self.admitted: float | None = None
+
+    @property
+    def penalized(self) -> bool:
+        """Whether sampling depends on the tokens so far."""
+        params = self.params
+        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+    def assign(self) -> SlotAssign:
+        """What the device must know when this sequence takes its slot."""
+        return SlotAssign(
+            slot=self.slot,
+            params=self.params,
+            seed=self.seed,
+            stop_token_ids=tuple(sorted(self.stops)),
+            history=tuple(self.tokens) if self.penalized else (),
+            prompt_length=self.prompt_length,
+        )

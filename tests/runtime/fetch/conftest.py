@@ -1,0 +1,95 @@
+"""A real hub over HTTP, a small model in it, and orders against it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stoker_runtime.fetch.download import Patience
+from stoker_runtime.fetch.prefetch import Order, Prefetch, Published
+from stoker_runtime.fetch.progress import Progress
+
+ROOT = Path(__file__).parents[3]
+REPO = "acme/tiny"
+QUICK = Patience(failures=3, first_wait=0.02, longest_wait=0.05, base_seconds=20.0)
+
+
+def load_server() -> ModuleType:
+    """e2e/hub/server.py as a module; e2e is no package."""
+    name = "stoker_e2e_hub"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "e2e" / "hub" / "server.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A repository's folder: two shards, a small text file, a second layout and an export that nobody
+    needs.
+    """
+    folder = tmp_path / "repo"
+    (folder / "onnx").mkdir(parents=True)
+    noise = random.Random(7)
+    for name, size in (("model-00001-of-00002", 3 << 20), ("model-00002-of-00002", 1 << 20)):
+        (folder / f"{name}.safetensors").write_bytes(noise.randbytes(size + 17))
+    (folder / "consolidated.safetensors").write_bytes(b"the same again")
+    (folder / "onnx" / "model.json").write_text("{}")
+    (folder / "README.md").write_text("no model file")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    config = (
+        '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "num_key_value_heads": 2, '
+    )
+    (folder / "config.json").write_text(config + '"max_position_embeddings": 512}')
+    return folder
+
+
+@pytest.fixture
+def hub(model: Path) -> Iterator[Any]:
+    server = load_server().Hub()
+    server.add(REPO, model)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+Fetch = Callable[..., Published]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What the fetch told people."""
+    return []
+
+
+@pytest.fixture
+def fetch(hub: Any, tmp_path: Path, said: list[str]) -> Fetch:
+    """Carry out an order; keyword arguments change it."""
+
+    def run(**changes: Any) -> Published:
+        fields = {"uri": f"hf://{REPO}", "dest": tmp_path / "models", "endpoint": hub.url, **changes}
+        stop = fields.pop("stop", None) or threading.Event()
+        progress = fields.pop("progress", None) or Progress()
+        return Prefetch(Order(**fields), progress, stop, said.append, QUICK).run()
+
+    return run
