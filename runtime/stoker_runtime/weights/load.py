@@ -2,7 +2,7 @@
 
 Invariants: names, shapes and lengths are checked before a byte is moved; each tensor goes straight to its final
 rows. With quantization, a layer's matrix rests in scratch memory only until it is quantized, so the peak is the
-quantized model plus PENDING_BYTES.
+quantized model plus PENDING_BYTES and one matrix in fp32.
 Knows nothing of how the decoder computes.
 """
 
