@@ -71,7 +71,7 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads"])
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -154,14 +154,12 @@ def decode_kernel(
         out_scale = tl.load(v_scale_ptr + head) * 256.0
 
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(
-            page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N
-        )
+        offsets = page_offsets(page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
         in_range = key + n < end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=in_range[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=in_range[:, None] & in_dim[None, :], other=0)
@@ -180,7 +178,7 @@ def decode_kernel(
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
-        l = l * alpha + tl.sum(p, 1)
+        norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = acc * alpha[:, None]
         if FP8:
@@ -194,8 +192,8 @@ def decode_kernel(
     dims = d * PACK
     if num_splits > 1:
         # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
-        lse = m + tl.log2(l)
-        inverse = 1.0 / tl.where(l > 0.0, l, 1.0)
+        lse = m + tl.log2(norm)
+        inverse = 1.0 / tl.where(norm > 0.0, norm, 1.0)
         lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * GROUP + q_heads
         partial_ptrs = partial_ptr + (
             (first_item.to(tl.int64) * num_kv_heads * GROUP + q_heads[:, None]) * HEAD_DIM + dims[None, :]
@@ -214,7 +212,7 @@ def decode_kernel(
             return
         tl.store(arrivals, 0)
         m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)
+        norm = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for _ in tl.range(0, num_splits, 1, loop_unroll_factor=4):
@@ -223,7 +221,7 @@ def decode_kernel(
             m_new = tl.maximum(m, lse)
             alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - m_new))
             weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - m_new))
-            l = l * alpha + weight
+            norm = norm * alpha + weight
             acc = acc * alpha[:, None] + o * weight[:, None]
             if FP8:
                 o = tl.load(partial_ptrs + 1, mask=in_out, other=0.0, cache_modifier=".cg")
@@ -236,10 +234,10 @@ def decode_kernel(
         sink = tl.load(sinks_ptr + q_heads, mask=g < GROUP, other=0.0) * LOG2E
         m_new = tl.maximum(m, sink)
         weight = tl.exp2(m - m_new)
-        l = l * weight + tl.exp2(sink - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
         acc = acc * weight[:, None]
         acc_odd = acc_odd * weight[:, None]
-    factor = (out_scale / tl.where(l > 0.0, l, 1.0))[:, None]  # no key: acc is 0
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
     out_ptrs = out_ptr + row.to(tl.int64) * out_stride + q_heads[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
     if FP8:

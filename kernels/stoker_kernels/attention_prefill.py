@@ -31,7 +31,7 @@ def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr,
     return below - 1
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token"])
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
 def prefill_kernel(
     q_ptr,
     k_ptr,
@@ -89,13 +89,10 @@ def prefill_kernel(
     tile = (num_tokens - first_token) // TOKENS + num_rows - pid // num_kv_heads
     row = find_row(query_start_ptr, tile, num_rows, first_token, TOKENS, 128)
     row_start = tl.load(query_start_ptr + row)
-    row_end = num_tokens
-    seq_len = 0
-    slot = 0
-    if row < num_rows:
-        row_end = tl.load(query_start_ptr + row + 1)
-        seq_len = tl.load(seq_lens_ptr + row)
-        slot = tl.load(seq_slots_ptr + row)
+    real = row < num_rows
+    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
+    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
+    slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
     first = (tile - ((row_start - first_token) // TOKENS + row)) * TOKENS
     query_len = row_end - row_start
     if first >= query_len:
@@ -132,14 +129,12 @@ def prefill_kernel(
         # Keys from here on are inside the window of every query of the tile.
         window_end = key_end - window
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(key_start, key_end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(
-            page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N
-        )
+        offsets = page_offsets(page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
         loaded = key + n < key_end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
@@ -165,7 +160,7 @@ def prefill_kernel(
             base = tl.where(m_new == -float("inf"), 0.0, m_new)
             p = tl.exp2(s * qk_scale - base[:, None])
         alpha = tl.exp2(m - base)
-        l = l * alpha + tl.sum(p, 1)
+        norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = acc * alpha[:, None]
         if FP8:
@@ -180,10 +175,10 @@ def prefill_kernel(
         sink = tl.load(sinks_ptr + q_head, mask=in_row, other=0.0) * LOG2E
         m_new = tl.maximum(m, sink)
         weight = tl.exp2(m - m_new)
-        l = l * weight + tl.exp2(sink - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
         acc = acc * weight[:, None]
         acc_odd = acc_odd * weight[:, None]
-    factor = (out_scale / tl.where(l > 0.0, l, 1.0))[:, None]  # no key: acc is 0
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
     out_ptrs = out_ptr + at[:, None] * out_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
     tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
     if FP8:

@@ -238,8 +238,10 @@ def _check(inputs: Inputs, meta: AttentionMeta) -> None:
         (inputs.fp8 == (inputs.k_scale is not None), "an e4m3 cache needs k_scale, and no other takes it"),
         (inputs.fp8 == (inputs.v_scale is not None), "an e4m3 cache needs v_scale, and no other takes it"),
         (inputs.fp8 or k.dtype == q.dtype, f"q is {q.dtype} but the cache {k.dtype}"),
-        (meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
-         f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}"),
+        (
+            meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
+            f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
+        ),
     ]
     for good, message in checks:
         if not good:

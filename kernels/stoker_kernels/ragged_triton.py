@@ -53,6 +53,10 @@ def prepare_ragged_kernel(
         where = first + offset
         given = tl.load(host_ids + tokens, mask=mask, other=0)
         held = tl.load(last_token + safe)
+        padded = (tokens < end) & (slot < 0)
+        tl.store(ids + tokens, tl.zeros([BLOCK], tl.int32), mask=padded)
+        tl.store(positions + tokens, tl.zeros([BLOCK], tl.int32), mask=padded)
+        tl.store(slot_mapping + tokens, tl.zeros([BLOCK], tl.int64) - 1, mask=padded)
         tl.store(ids + tokens, tl.where(row < num_decodes, held, given), mask=mask)
         tl.store(positions + tokens, where, mask=mask)
         page = tl.load(page_table + safe.to(tl.int64) * table_stride + where // PAGE, mask=mask, other=0)
