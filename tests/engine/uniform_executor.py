@@ -210,7 +210,8 @@ class UniformExecutor:
         scores = []
         for position, target in enumerate(chunk.targets, chunk.start + 1):
             assert position <= chunk.start + len(chunk.token_ids), "a target beyond the chunk"
-            assert self.prompts[slot.assign.seed][position] == target, "a wrong target"
+            prompt = self.prompts.get(slot.assign.seed)
+            assert prompt is None or prompt[position] == target, "a wrong target"
             scores.append(TokenLogprobs(logprob=-float(position), rank=target))
         return scores
 
