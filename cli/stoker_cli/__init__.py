@@ -74,5 +74,3 @@ def main(argv: list[str] | None = None) -> int:
     return run(rest)
 
 
-if __name__ == "__main__":
-    sys.exit(main())

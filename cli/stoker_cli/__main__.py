@@ -1,4 +1,4 @@
-"""`python -m stoker_cli`: the `stoker` command where its script is not on the path."""
+"""`python -m stoker_cli`: the `stoker` command without its installed script."""
 
 import sys
 

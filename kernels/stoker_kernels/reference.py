@@ -119,8 +119,8 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _quantize(value: Tensor) -> Quantized:
-    scale = (value.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(MIN_SCALE)
-    data = (value / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    scale = (value.abs().amax(-1, keepdim=True) * (1.0 / FP8_MAX)).clamp_min(MIN_SCALE)
+    data = (value * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return Quantized(data, scale)
 
 
@@ -138,7 +138,7 @@ def _rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
 
 def _to_cache(value: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     if scale is not None:
-        value = value / scale.view(1, -1, 1)
+        value = value * scale.reciprocal().view(1, -1, 1)
     if dtype == torch.float8_e4m3fn:
         value = value.clamp(-FP8_MAX, FP8_MAX)
     return value.to(dtype)

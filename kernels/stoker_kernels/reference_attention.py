@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from stoker_kernels.attention import AttentionMeta
+    from stoker_kernels.attention_meta import AttentionMeta
 
 # Keys and values gathered at once for decode rows, in elements: bounds the reference's memory at 2 × 128 MiB.
 MAX_GATHERED = 32 * 1024 * 1024

@@ -54,15 +54,15 @@ def unpack(packed: Tensor, tops: list[int]) -> list[TokenLogprobs]:
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Sampled tokens' log-probabilities on their way: `rows` index the step's rows, `tops` alternatives each."""
+    """Sampled tokens' log-probabilities on their way: `indices` into the step's tokens, `tops` alternatives each."""
 
     packed: Tensor
-    rows: list[int]
+    indices: list[int]
     tops: list[int]
 
-    def by_row(self) -> dict[int, TokenLogprobs]:
-        """Row → values; call after the step's event."""
-        return dict(zip(self.rows, unpack(self.packed, self.tops), strict=True))
+    def by_index(self) -> dict[int, TokenLogprobs]:
+        """Index → values; call after the step's event."""
+        return dict(zip(self.indices, unpack(self.packed, self.tops), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

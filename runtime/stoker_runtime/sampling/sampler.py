@@ -36,11 +36,11 @@ class Sampler:
             _put(self._logprobs, slot, params.logprobs)
             _put(self._prompt_logprobs, slot, params.prompt_logprobs)
 
-    def logprob_rows(self, slots: Sequence[int]) -> list[int]:
+    def logprob_slots(self, slots: Sequence[int]) -> list[int]:
         """Indices into `slots` of those that want log-probabilities of their sampled tokens."""
         if not self._logprobs:
             return []
-        return [row for row, slot in enumerate(slots) if slot in self._logprobs]
+        return [index for index, slot in enumerate(slots) if slot in self._logprobs]
 
     def logprobs(self, slot: int) -> int:
         """How many alternatives the sequence in `slot` wants beside its sampled token."""

@@ -74,14 +74,12 @@ class FileTable:
 
     def read_into(self, path: Path, offset: int, buffer: Tensor) -> None:
         """Fill the byte tensor `buffer` from `offset`. Raises ModelError if the file ends before it is full."""
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
             if got == 0:
-                raise ModelError(
-                    f"{path}: ended at byte {offset + done} while {len(view) - done} more were due."
-                )
+                raise ModelError(f"{path}: ended at byte {offset + done} while {len(view) - done} more were due.")
             done += got
 
     def close(self) -> None:

@@ -62,9 +62,7 @@ class WeightArena:
         self.dense: dict[str, Tensor] = {}
         self.quantized: dict[str, LinearWeight] = {}
         dtype_name = str(dtype).removeprefix("torch.")
-        self._storage = torch.empty(
-            spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device
-        )
+        self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
         for parameter in spec.parameters():
             self._place(parameter)

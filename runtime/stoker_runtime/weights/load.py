@@ -106,9 +106,7 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
     return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)
 
 
-def _quantize(
-    arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]
-) -> int:
+def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
     lanes.join(futures)
     arena.store(name, quantize_weight(whole, "fp8_channel"))
     return whole.nbytes

@@ -1,0 +1,161 @@
+"""Gated activations in Triton: `act(gate) * up`, and the same with FP8 quantization.
+
+Invariants: fp32 arithmetic with one rounding; rows may be strided, columns are contiguous. The quantizing kernel
+holds a row in registers, because its scale is known only after the whole row.
+Knows nothing of the projections around it.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
+from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.quant_types import Quantized
+from stoker_kernels.reference import FP8_MAX, MIN_SCALE
+
+SILU, GELU, GELU_TANH = 0, 1, 2
+MAX_QUANT_COLUMNS = 65536
+_BLOCK = 1024
+
+
+@triton.jit
+def _activate(gate, KIND: tl.constexpr):
+    if KIND == 0:
+        return gate * tl.sigmoid(gate)
+    elif KIND == 1:
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        # 0.5 * (1 + tanh(u)) is sigmoid(2u), which has no overflow.
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+
+
+@triton.jit
+def _act_and_mul_kernel(
+    x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_stride + columns + column, mask=inside, other=0.0).to(tl.float32)
+    result = _activate(gate, KIND) * up
+    tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_and_mul_quant_kernel(
+    x,
+    out,
+    scales,
+    columns,
+    x_stride,
+    BLOCK: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    MIN_SCALE: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * x_stride + columns + column, mask=inside, other=0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * up
+    scale = tl.maximum(tl.max(tl.abs(result), axis=0) * (1.0 / FP8_MAX), MIN_SCALE)
+    store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
+    tl.store(scales + row, scale)
+
+
+def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.silu_and_mul` on CUDA."""
+    return _launch(x, out, SILU)
+
+
+def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.gelu_and_mul` on CUDA."""
+    return _launch(x, out, GELU)
+
+
+def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.gelu_tanh_and_mul` on CUDA."""
+    return _launch(x, out, GELU_TANH)
+
+
+def silu_and_mul_quant(x: Tensor) -> Quantized:
+    """`activation.silu_and_mul_quant` on CUDA."""
+    rows, columns = _shape(x)
+    if columns > MAX_QUANT_COLUMNS:
+        raise ValueError(f"silu_and_mul_quant takes at most {MAX_QUANT_COLUMNS} columns; got {columns}")
+    data = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    if rows == 0:
+        return Quantized(data, scales)
+    block = triton.next_power_of_2(columns)
+    _silu_and_mul_quant_kernel[(rows,)](
+        x,
+        fp8_storage(data),
+        scales,
+        columns,
+        x.stride(0),
+        BLOCK=block,
+        FP8_MAX=FP8_MAX,
+        MIN_SCALE=MIN_SCALE,
+        num_warps=_quant_warps(block),
+        **launch_options(x.device),
+    )
+    return Quantized(data, scales)
+
+
+def _launch(x: Tensor, out: Tensor | None, kind: int) -> Tensor:
+    rows, columns = _shape(x)
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
+    if not out.is_contiguous():
+        raise ValueError("gated activations write a contiguous out")
+    if rows:
+        _act_and_mul_kernel[(rows, triton.cdiv(columns, _BLOCK))](
+            x, out, columns, x.stride(0), KIND=kind, BLOCK=_BLOCK, **launch_options(x.device)
+        )
+    return out
+
+
+def _shape(x: Tensor) -> tuple[int, int]:
+    rows, both = x.shape
+    if x.stride(1) != 1 or both % 2:
+        raise ValueError(f"gated activations take rows of 2F contiguous values; got {tuple(x.shape)}")
+    return rows, both // 2
+
+
+def _quant_warps(block: int) -> int:
+    return max(1, min(32, block // 512))
+
+
+def _register() -> None:
+    integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
+    for dtype in (BF16, FP16, FP32):
+        register_aot(
+            _act_and_mul_kernel,
+            integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
+            [{"KIND": kind, "BLOCK": _BLOCK} for kind in (SILU, GELU, GELU_TANH)],
+            compact=dtype == BF16,
+        )
+        for block in (2048, 4096, 8192, 16384, 32768):
+            register_aot(
+                _silu_and_mul_quant_kernel,
+                integers | {"x": f"*{dtype}", "out": "*fp8e4nv", "scales": f"*{FP32}"},
+                [{"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}],
+                options={"num_warps": _quant_warps(block)},
+                min_sm=89,
+                compact=dtype == BF16 and block == 4096,
+            )
+
+
+_register()

@@ -1,0 +1,244 @@
+"""Decode attention in Triton: one query token per row, KV splits planned on the device, pages gathered in place.
+
+Two kernels. The *plan* turns the real `seq_lens` into a list of items (row, key range), so that one launch of fixed
+size serves any lengths; it may run once for all layers of a step. *Decode* gives each (item, KV head) to a program,
+which packs the GQA group into the rows of one dot; a row in one item writes its output at once, else the program that
+arrives last adds the partial results up, in the order of their keys (flash-decoding, Dao et al. 2023, without the
+second launch).
+
+Invariants: no order of execution changes the result. Programs past the end of the plan exit at once.
+Knows nothing of how a configuration is chosen, nor of prefill.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stoker_kernels.attention_tiles import page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.pdl import pdl_trigger, pdl_wait
+
+
+@triton.jit(do_not_specialize=["num_rows", "window", "capacity", "target_items"])
+def decode_plan_kernel(
+    seq_lens_ptr,
+    seq_slots_ptr,
+    items_ptr,
+    num_items_ptr,
+    num_rows,
+    window,
+    capacity,
+    target_items,
+    MIN_SPLIT: tl.constexpr,
+    MAX_SPLIT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    """Items of `[row, slot, start, end, first_item, num_splits, seq_len, 0]`; one program.
+
+    Keys per item: the share of one of `target_items` equal items, within [MIN_SPLIT, MAX_SPLIT]; more where the
+    items would not fit `capacity`, which must exceed `num_rows`.
+    """
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    rows = tl.arange(0, BLOCK_ROWS)
+    live = rows < num_rows
+    seq_lens = tl.load(seq_lens_ptr + rows, mask=live, other=0)
+    slots = tl.load(seq_slots_ptr + rows, mask=live, other=0)
+    first_key = tl.where(window > 0, tl.maximum(seq_lens - window, 0) // MIN_SPLIT * MIN_SPLIT, 0)
+    keys = seq_lens - first_key
+    total = tl.sum(keys, 0)
+    wanted = tl.minimum(tl.cdiv(total, target_items), MAX_SPLIT)
+    split = tl.maximum(wanted, tl.cdiv(total, capacity - num_rows))
+    split = tl.maximum(tl.cdiv(split, MIN_SPLIT), 1) * MIN_SPLIT
+    # Equal splits of a row, so that its last one is not a stub.
+    num_splits = tl.maximum(tl.cdiv(keys, split), 1)
+    row_split = tl.cdiv(tl.cdiv(keys, num_splits), MIN_SPLIT) * MIN_SPLIT
+    num_splits = tl.where(live, tl.maximum(tl.cdiv(keys, tl.maximum(row_split, 1)), 1), 0)
+    first_item = tl.cumsum(num_splits, 0) - num_splits
+    tl.store(num_items_ptr, tl.sum(num_splits, 0))
+    for i in range(tl.max(num_splits, 0)):
+        here = i < num_splits
+        item = items_ptr + (first_item + i) * 8
+        start = first_key + i * row_split
+        tl.store(item, rows, mask=here)
+        tl.store(item + 1, slots, mask=here)
+        tl.store(item + 2, start, mask=here)
+        tl.store(item + 3, tl.minimum(start + row_split, seq_lens), mask=here)
+        tl.store(item + 4, first_item, mask=here)
+        tl.store(item + 5, num_splits, mask=here)
+        tl.store(item + 6, seq_lens, mask=here)
+
+
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    page_table_ptr,
+    items_ptr,
+    num_items_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    arrivals_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    sinks_ptr,
+    scale_log2,
+    softcap,
+    window,
+    num_kv_heads,
+    q_stride,
+    out_stride,
+    page_table_stride,
+    stride_page,
+    stride_head,
+    stride_token,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ASM: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    """One (item, KV head) of the plan. Strides are in elements of the pointers' types.
+
+    FP8: k_ptr and v_ptr are uint16, a pair of head dimensions each, and BLOCK_D counts pairs; the even and the odd
+    dimensions are two dots.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    pid = tl.program_id(0)
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    item = pid // num_kv_heads
+    head = pid % num_kv_heads
+    if item >= tl.load(num_items_ptr):
+        return
+    fields = items_ptr + item * 8
+    row = tl.load(fields)
+    slot = tl.load(fields + 1)
+    start = tl.load(fields + 2)
+    end = tl.load(fields + 3)
+    first_item = tl.load(fields + 4)
+    num_splits = tl.load(fields + 5)
+    first_key = 0
+    if WINDOW:
+        first_key = tl.load(fields + 6) - window
+        start = tl.maximum(start, first_key // BLOCK_N * BLOCK_N)
+
+    PACK: tl.constexpr = 2 if FP8 else 1
+    g = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    in_dim = d < HEAD_DIM // PACK
+    in_out = (g < GROUP)[:, None] & in_dim[None, :]
+    q_heads = head * GROUP + g
+    q_ptrs = q_ptr + row.to(tl.int64) * q_stride + q_heads[:, None] * HEAD_DIM + d[None, :] * PACK
+    q = tl.load(q_ptrs, mask=in_out, other=0.0)
+    qk_scale = scale_log2
+    out_scale = 1.0
+    if FP8:
+        q_odd = tl.load(q_ptrs + 1, mask=in_out, other=0.0).to(tl.float16)
+        q = q.to(tl.float16)
+        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * 256.0
+        out_scale = tl.load(v_scale_ptr + head) * 256.0
+
+    m = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
+    for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
+        offsets = page_offsets(page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
+        in_range = key + n < end
+        k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=in_range[None, :] & in_dim[:, None], other=0)
+        v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=in_range[:, None] & in_dim[None, :], other=0)
+        if FP8:
+            k_even, k_odd = unpack_e4m3(k, ASM)
+            s = tl.dot(q, k_even, input_precision=PRECISION)
+            s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION) * qk_scale
+        else:
+            s = tl.dot(q, k, input_precision=PRECISION) * qk_scale
+        if SOFTCAP:
+            s = soft_cap(s, softcap)
+        visible = in_range
+        if WINDOW:
+            visible &= key + n >= first_key
+        s = tl.where(visible[None, :], s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        norm = norm * alpha + tl.sum(p, 1)
+        m = m_new
+        acc = acc * alpha[:, None]
+        if FP8:
+            v_even, v_odd = unpack_e4m3(v, ASM)
+            p = p.to(tl.float16)
+            acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
+            acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+
+    dims = d * PACK
+    if num_splits > 1:
+        # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
+        lse = m + tl.log2(norm)
+        inverse = 1.0 / tl.where(norm > 0.0, norm, 1.0)
+        lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * GROUP + q_heads
+        partial_ptrs = partial_ptr + (
+            (first_item.to(tl.int64) * num_kv_heads * GROUP + q_heads[:, None]) * HEAD_DIM + dims[None, :]
+        )
+        item_stride = num_kv_heads * GROUP
+        own = item - first_item
+        tl.store(lse_ptrs + own * item_stride, lse, mask=g < GROUP)
+        tl.store(partial_ptrs + own * item_stride * HEAD_DIM, acc * inverse[:, None], mask=in_out)
+        if FP8:
+            tl.store(partial_ptrs + own * item_stride * HEAD_DIM + 1, acc_odd * inverse[:, None], mask=in_out)
+        # The barrier puts every thread's stores before the one thread's release.
+        tl.debug_barrier()
+        arrivals = arrivals_ptr + row * num_kv_heads + head
+        arrived = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
+        if arrived != num_splits - 1:
+            return
+        tl.store(arrivals, 0)
+        m = tl.full([BLOCK_M], -float("inf"), tl.float32)
+        norm = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for _ in tl.range(0, num_splits, 1, loop_unroll_factor=4):
+            lse = tl.load(lse_ptrs, mask=g < GROUP, other=0.0, cache_modifier=".cg")
+            o = tl.load(partial_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
+            m_new = tl.maximum(m, lse)
+            alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - m_new))
+            weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - m_new))
+            norm = norm * alpha + weight
+            acc = acc * alpha[:, None] + o * weight[:, None]
+            if FP8:
+                o = tl.load(partial_ptrs + 1, mask=in_out, other=0.0, cache_modifier=".cg")
+                acc_odd = acc_odd * alpha[:, None] + o * weight[:, None]
+            m = m_new
+            lse_ptrs += item_stride
+            partial_ptrs += item_stride * HEAD_DIM
+
+    if SINKS:
+        sink = tl.load(sinks_ptr + q_heads, mask=g < GROUP, other=0.0) * LOG2E
+        m_new = tl.maximum(m, sink)
+        weight = tl.exp2(m - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
+        acc = acc * weight[:, None]
+        acc_odd = acc_odd * weight[:, None]
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
+    out_ptrs = out_ptr + row.to(tl.int64) * out_stride + q_heads[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
+    if FP8:
+        tl.store(out_ptrs + 1, (acc_odd * factor).to(out_ptr.dtype.element_ty), mask=in_out)

@@ -1,0 +1,66 @@
+"""What a step tells attention: which query token sees which pages, and the scratch it may use.
+
+Invariants: nothing here is read on the host but the plain integers, which are bounds; the tensors may change between
+replays of a captured graph. Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Items beyond one per row that a decode plan may use: those of one KV head on 192 SMs, 4 programs each, slack 2.
+EXTRA_ITEMS = 1536
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWorkspace:
+    """Scratch of the op, allocated once and shared by all layers of a step.
+
+    `partial [items, Hq, D]` fp32 and `partial_lse [items, Hq]` fp32 hold the KV splits of one decode call;
+    `items [items, 8]` int32 is the decode plan, `num_items [1]` int32 its length; `arrivals [max_rows, Hq]` int32
+    counts the splits that are done and is zero between calls.
+    """
+
+    partial: Tensor
+    partial_lse: Tensor
+    items: Tensor
+    num_items: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMeta:
+    """Which query token sees which pages. Rows are ordered decodes first, then prefill chunks.
+
+    `page_table [slots, max_pages]` int32; `seq_slots [S]` int32 gives a row's line in it; `query_start [S+1]` int32
+    are token offsets; `seq_lens [S]` int32 count the keys including this step's tokens (0 = padded row).
+    `max_query_len` and `max_seq_len` are host bounds, at least as large as any real value.
+    `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step.
+    """
+
+    page_table: Tensor
+    seq_slots: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+    workspace: AttentionWorkspace
+    planned_window: int | None = None
+
+
+def attention_workspace(
+    max_rows: int, num_q_heads: int, head_dim: int, device: torch.device | str
+) -> AttentionWorkspace:
+    """Allocate the scratch for steps of up to `max_rows` decode rows: about (max_rows + 1536) · Hq · (4D + 4) bytes."""
+    items = max_rows + EXTRA_ITEMS
+    return AttentionWorkspace(
+        partial=torch.empty(items, num_q_heads, head_dim, dtype=torch.float32, device=device),
+        partial_lse=torch.empty(items, num_q_heads, dtype=torch.float32, device=device),
+        items=torch.zeros(items, 8, dtype=torch.int32, device=device),
+        num_items=torch.zeros(1, dtype=torch.int32, device=device),
+        arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,185 @@
+"""Prefill attention in Triton: ragged chunks of query tokens, causal over the paged cache, prefix included.
+
+A tile is `BLOCK_M // GROUP` tokens times the GQA group of one KV head, so that the keys are read once per group and
+the causal diagonal wastes at most a block of keys (flash attention, Dao 2023). Each program finds its (row, tile) from
+`query_start` on the device: row r owns the tiles from `⌊start_r / tokens⌋ + r` on, and a launch of
+`⌊T / tokens⌋ + rows + 1` tiles serves any lengths. The last, extra row is the padding past the real tokens.
+
+Invariants: every token of the launch is written, padding with zeros. Later tiles, which have more keys, start first.
+Knows nothing of decode rows but how many to skip: each has one token.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stoker_kernels.attention_tiles import page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.pdl import pdl_trigger, pdl_wait
+
+
+@triton.jit
+def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """The row that owns `tile`; `num_rows` for the padding's."""
+    below = 0
+    for first in range(0, num_rows + 1, BLOCK_ROWS):
+        rows = first + tl.arange(0, BLOCK_ROWS)
+        starts = tl.load(query_start_ptr + rows, mask=rows <= num_rows, other=0) - first_token
+        owned = (rows <= num_rows) & (starts // TOKENS + rows <= tile)
+        below += tl.sum(owned.to(tl.int32), 0)
+    return below - 1
+
+
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    page_table_ptr,
+    seq_slots_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    sinks_ptr,
+    scale_log2,
+    softcap,
+    window,
+    num_kv_heads,
+    num_rows,
+    num_tokens,
+    first_token,
+    q_stride,
+    out_stride,
+    page_table_stride,
+    stride_page,
+    stride_head,
+    stride_token,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    FP8: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ASM: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    """One (tile of queries, KV head) of `num_rows` rows that follow `first_token` rows, and tokens, of decode.
+
+    FP8: as in decode, k_ptr and v_ptr are uint16 pairs of head dimensions and BLOCK_D counts pairs.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    PACK: tl.constexpr = 2 if FP8 else 1
+    pid = tl.program_id(0)
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    query_start_ptr += first_token
+    seq_lens_ptr += first_token
+    seq_slots_ptr += first_token
+    head = pid % num_kv_heads
+    tile = (num_tokens - first_token) // TOKENS + num_rows - pid // num_kv_heads
+    row = find_row(query_start_ptr, tile, num_rows, first_token, TOKENS, 128)
+    row_start = tl.load(query_start_ptr + row)
+    real = row < num_rows
+    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
+    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
+    slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
+    first = (tile - ((row_start - first_token) // TOKENS + row)) * TOKENS
+    query_len = row_end - row_start
+    if first >= query_len:
+        return
+
+    m_index = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    token = first + m_index // GROUP
+    q_head = head * GROUP + m_index % GROUP
+    in_dim = d < HEAD_DIM // PACK
+    in_row = (m_index < TOKENS * GROUP) & (token < query_len)
+    in_out = in_row[:, None] & in_dim[None, :]
+    at = (row_start + token).to(tl.int64)
+    q_ptrs = q_ptr + at[:, None] * q_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
+    q = tl.load(q_ptrs, mask=in_out, other=0.0)
+    qk_scale = scale_log2
+    out_scale = 1.0
+    if FP8:
+        q_odd = tl.load(q_ptrs + 1, mask=in_out, other=0.0).to(tl.float16)
+        q = q.to(tl.float16)
+        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * 256.0
+        out_scale = tl.load(v_scale_ptr + head) * 256.0
+
+    context = seq_len - query_len
+    position = context + token
+    key_end = tl.minimum(context + first + TOKENS, seq_len)
+    # Keys below this are visible to every query of the tile, unless the window hides them.
+    all_see = tl.minimum(context + first + 1, seq_len)
+    key_start = 0
+    window_end = 0
+    if WINDOW:
+        key_start = tl.maximum(context + first - window + 1, 0) // BLOCK_N * BLOCK_N
+        # Keys from here on are inside the window of every query of the tile.
+        window_end = key_end - window
+    m = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
+    for key in tl.range(key_start, key_end, BLOCK_N, num_stages=STAGES):
+        offsets = page_offsets(page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
+        loaded = key + n < key_end
+        k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
+        v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
+        if FP8:
+            k_even, k_odd = unpack_e4m3(k, ASM)
+            s = tl.dot(q, k_even, input_precision=PRECISION)
+            s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
+        else:
+            s = tl.dot(q, k, input_precision=PRECISION)
+        if SOFTCAP:
+            s = soft_cap(s * qk_scale, softcap)
+        if (key + BLOCK_N > all_see) | (key < window_end):
+            seen = position[:, None] >= (key + n)[None, :]
+            if WINDOW:
+                seen &= position[:, None] - (key + n)[None, :] < window
+            s = tl.where(seen, s, -float("inf"))
+        if SOFTCAP:
+            m_new = tl.maximum(m, tl.max(s, 1))
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)
+            p = tl.exp2(s - base[:, None])
+        else:
+            m_new = tl.maximum(m, tl.max(s, 1) * qk_scale)
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)
+            p = tl.exp2(s * qk_scale - base[:, None])
+        alpha = tl.exp2(m - base)
+        norm = norm * alpha + tl.sum(p, 1)
+        m = m_new
+        acc = acc * alpha[:, None]
+        if FP8:
+            v_even, v_odd = unpack_e4m3(v, ASM)
+            p = p.to(tl.float16)
+            acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
+            acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+
+    if SINKS:
+        sink = tl.load(sinks_ptr + q_head, mask=in_row, other=0.0) * LOG2E
+        m_new = tl.maximum(m, sink)
+        weight = tl.exp2(m - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
+        acc = acc * weight[:, None]
+        acc_odd = acc_odd * weight[:, None]
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
+    out_ptrs = out_ptr + at[:, None] * out_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
+    tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
+    if FP8:
+        tl.store(out_ptrs + 1, (acc_odd * factor).to(out_ptr.dtype.element_ty), mask=in_out)

@@ -1,0 +1,74 @@
+"""Device functions that decode and prefill attention share: where keys lie, e4m3 unpacking, the logit soft-cap.
+
+Invariants: an e4m3 cache is read as 16-bit pairs and unpacked by integer operations into f16 (exactly, times 2⁻⁸, which
+the scales undo), so it needs no FP8 instruction and runs on every SM. Knows nothing of splits or tiles of queries.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def unpack_e4m3(pairs, ASM: tl.constexpr):
+    """uint16 pairs of e4m3 → two f16 tensors (low bytes, high bytes), each 2⁻⁸ times the value.
+
+    e4m3's exponent and mantissa, shifted to f16's fields, differ from f16 by the bias 15 − 7 alone, subnormals
+    included. The asm form does two pairs per instruction.
+    """
+    if ASM:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b;
+            shl.b32 a, $2, 8;
+            shl.b32 b, $2, 7;
+            and.b32 b, b, 0x3f803f80;
+            lop3.b32 $0, a, 0x80008000, b, 0xea;
+            shr.b32 b, $2, 1;
+            and.b32 b, b, 0x3f803f80;
+            lop3.b32 $1, $2, 0x80008000, b, 0xea;
+            }
+            """,
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low = ((pairs << 8) & 0x8000 | (pairs << 7) & 0x3F80).to(tl.float16, bitcast=True)
+        high = (pairs & 0x8000 | (pairs >> 1) & 0x3F80).to(tl.float16, bitcast=True)
+    return low, high
+
+
+@triton.jit
+def soft_cap(logits_log2, cap):
+    """cap·tanh(x/cap) of x in units of log2: `logits_log2` is x·log2(e), and so is the result."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    z = tl.exp2(logits_log2 * (2.0 / cap))
+    # tanh(y) = 1 − 2/(e^{2y} + 1): no overflow, e^{2y} = ∞ gives 1.
+    return (1.0 - 2.0 / (z + 1.0)) * (cap * LOG2E)
+
+
+@triton.jit
+def page_offsets(
+    page_row_ptr,
+    key,
+    end,
+    head,
+    stride_page,
+    stride_head,
+    stride_token,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Element offsets `[BLOCK_N]` of keys [key, key + BLOCK_N) of one head; `key` is a multiple of BLOCK_N."""
+    n = tl.arange(0, BLOCK_N)
+    if PAGE >= BLOCK_N:
+        page = tl.load(page_row_ptr + key // PAGE).to(tl.int64)
+        return page * stride_page + head * stride_head + (key % PAGE + n) * stride_token
+    pages = tl.load(page_row_ptr + (key + n) // PAGE, mask=key + n < end, other=0).to(tl.int64)
+    return pages * stride_page + head * stride_head + ((key + n) % PAGE) * stride_token

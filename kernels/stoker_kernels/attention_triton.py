@@ -1,0 +1,248 @@
+"""Launches the Triton attention kernels: plan and decode for the rows of one token, prefill for the rest.
+
+Invariants: launch sizes depend on host integers alone (rows, tokens, bounds), so that a captured graph serves any
+lengths. Knows nothing of dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from stoker_kernels.attention_config import (
+    DecodeConfig,
+    PrefillConfig,
+    decode_config,
+    padded_dim,
+    prefill_config,
+)
+from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention_meta import AttentionMeta
+from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.dispatch import interpreting, sm_of
+from stoker_kernels.pdl import launch_options
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The op's tensors and scalars, checked; caches of e4m3 are viewed as uint16 pairs."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    out: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    sinks: Tensor | None
+    scale: float
+    window: int
+    softcap: float
+    fp8: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return int(self.q.shape[1] // self.k_cache.shape[1])
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`stoker_kernels.attention.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    if out is None:
+        out = torch.empty_like(q)
+    fp8 = k_cache.dtype is torch.float8_e4m3fn
+    if fp8:
+        k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
+    inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
+    _check(inputs, meta)
+    head_dim, kv_bytes, sm = q.shape[2], 1 if fp8 else k_cache.element_size(), sm_of(q.device)
+    rows = meta.seq_lens.shape[0]
+    if meta.num_decodes > 0:
+        config = decode_config(head_dim, kv_bytes, sm)
+        if meta.planned_window is None:
+            launch_plan(meta, k_cache.shape[1], window, config)
+        launch_decode(inputs, meta, config)
+    if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
+        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm))
+    return out
+
+
+def plan_attention(
+    meta: AttentionMeta, *, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+) -> AttentionMeta:
+    """`stoker_kernels.attention.plan_attention` on a GPU."""
+    if meta.num_decodes > 0:
+        config = decode_config(head_dim, kv_dtype.itemsize, sm_of(meta.seq_lens.device))
+        launch_plan(meta, num_kv_heads, window, config)
+    return replace(meta, planned_window=window)
+
+
+def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: DecodeConfig) -> None:
+    """Write the decode items of this step into the workspace."""
+    target, capacity = _item_bounds(meta, num_kv_heads, config)
+    decode_plan_kernel[(1,)](
+        meta.seq_lens,
+        meta.seq_slots,
+        meta.workspace.items,
+        meta.workspace.num_items,
+        meta.num_decodes,
+        window,
+        capacity,
+        target,
+        MIN_SPLIT=config.min_split,
+        MAX_SPLIT=config.max_split,
+        BLOCK_ROWS=max(16, triton.next_power_of_2(meta.num_decodes)),
+        num_warps=4,
+        **launch_options(meta.seq_lens.device),
+    )
+
+
+def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> None:
+    """Run the planned decode items. The plan must be of the same configuration and number of KV heads."""
+    num_kv_heads = inputs.k_cache.shape[1]
+    _, capacity = _item_bounds(meta, num_kv_heads, config)
+    space = meta.workspace
+    decode_kernel[(capacity * num_kv_heads,)](
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.out,
+        meta.page_table,
+        space.items,
+        space.num_items,
+        space.partial,
+        space.partial_lse,
+        space.arrivals,
+        inputs.k_scale,
+        inputs.v_scale,
+        inputs.sinks,
+        inputs.scale * LOG2E,
+        inputs.softcap,
+        inputs.window,
+        num_kv_heads,
+        *_strides(inputs, meta),
+        BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        **_constants(inputs),
+        num_warps=config.num_warps,
+        **launch_options(inputs.q.device),
+    )
+
+
+def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -> None:
+    """Run the rows from `num_decodes` on, and zero the tokens past the last row."""
+    num_kv_heads = inputs.k_cache.shape[1]
+    first = meta.num_decodes
+    rows = meta.seq_lens.shape[0] - first
+    tokens = inputs.q.shape[0]
+    block_m = max(config.block_m, triton.next_power_of_2(inputs.group))
+    tiles = (tokens - first) // (block_m // inputs.group) + rows + 1
+    prefill_kernel[(tiles * num_kv_heads,)](
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.out,
+        meta.page_table,
+        meta.seq_slots,
+        meta.query_start,
+        meta.seq_lens,
+        inputs.k_scale,
+        inputs.v_scale,
+        inputs.sinks,
+        inputs.scale * LOG2E,
+        inputs.softcap,
+        inputs.window,
+        num_kv_heads,
+        rows,
+        tokens,
+        first,
+        *_strides(inputs, meta),
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        **_constants(inputs),
+        num_warps=config.num_warps,
+        **launch_options(inputs.q.device),
+    )
+
+
+def _item_bounds(meta: AttentionMeta, num_kv_heads: int, config: DecodeConfig) -> tuple[int, int]:
+    """(target, capacity) of the plan: items for equal shares, and items at most."""
+    programs = config.programs_per_sm * _sm_count(meta.seq_lens.device)
+    target = max(1, programs // num_kv_heads)
+    # No row gives more items than its keys fill, so a short bound needs a smaller launch.
+    most = meta.num_decodes * max(1, triton.cdiv(meta.max_seq_len, config.min_split))
+    capacity = meta.num_decodes + min(config.slack * target, most)
+    return target, min(capacity, meta.workspace.items.shape[0])
+
+
+@cache
+def _sm_count(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 2  # the interpreter: any number is right, a small one makes small plans
+
+
+def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
+    cache = inputs.k_cache.stride()
+    return inputs.q.stride(0), inputs.out.stride(0), meta.page_table.stride(0), cache[0], cache[1], cache[2]
+
+
+def _constants(inputs: Inputs) -> dict[str, Any]:
+    head_dim = inputs.q.shape[2]
+    return {
+        "GROUP": inputs.group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": padded_dim(head_dim) // (2 if inputs.fp8 else 1),
+        "PAGE": inputs.k_cache.shape[2],
+        "FP8": inputs.fp8,
+        "WINDOW": inputs.window > 0,
+        "SOFTCAP": inputs.softcap > 0.0,
+        "SINKS": inputs.sinks is not None,
+        "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
+        "ASM": not interpreting(),
+    }
+
+
+def _check(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Raise ValueError for inputs the kernels would misread."""
+    q, k, v, out = inputs.q, inputs.k_cache, inputs.v_cache, inputs.out
+    page = k.shape[2]
+    checks = [
+        (q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} query heads do not divide into {k.shape[1]} KV heads"),
+        (k.stride() == v.stride() and k.stride(3) == 1, "k_cache and v_cache need equal strides, the last of them 1"),
+        (q.stride(2) == 1 and q.stride(1) == q.shape[2], "q's heads must be contiguous in a token"),
+        (out.stride(2) == 1 and out.stride(1) == q.shape[2], "out's heads must be contiguous in a token"),
+        (page & (page - 1) == 0 and page >= 16, f"page size {page} is not a power of two from 16 on"),
+        (inputs.fp8 == (inputs.k_scale is not None), "an e4m3 cache needs k_scale, and no other takes it"),
+        (inputs.fp8 == (inputs.v_scale is not None), "an e4m3 cache needs v_scale, and no other takes it"),
+        (inputs.fp8 or k.dtype == q.dtype, f"q is {q.dtype} but the cache {k.dtype}"),
+        (
+            meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
+            f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
+        ),
+    ]
+    for good, message in checks:
+        if not good:
+            raise ValueError(f"paged_attention: {message}")

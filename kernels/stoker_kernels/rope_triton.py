@@ -1,0 +1,275 @@
+"""QK norm, rotary embedding and KV write in Triton: one launch between the QKV projection and attention.
+
+Invariants: each value of the projection is read once and written once; a program takes a few tokens and a few heads,
+and reads their cos and sin once for all its heads. Pairs that rotate together sit in the same thread.
+Knows nothing of page tables.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+
+
+@triton.jit
+def _qk_norm_rope_kv_write_kernel(
+    qkv,
+    positions,
+    slot_mapping,
+    cos_sin,
+    q_out,
+    k_cache,
+    v_cache,
+    q_norm,
+    k_norm,
+    k_scale,
+    v_scale,
+    tokens,
+    qkv_stride,
+    page_stride,
+    head_stride,
+    eps,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    ROT: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = token < tokens
+    row = token.to(tl.int64)
+    pair = tl.arange(0, HALF)
+    paired = pair < ROT // 2
+    inside = here[:, None] & paired[None, :]
+    position = tl.load(positions + token, mask=here, other=0)
+    slot = tl.load(slot_mapping + token, mask=here, other=-1)
+    angle = cos_sin + position.to(tl.int64)[:, None] * ROT + pair[None, :]
+    cos = tl.load(angle, mask=inside, other=0.0)
+    sin = tl.load(angle + ROT // 2, mask=inside, other=0.0)
+    first = 2 * pair if INTERLEAVED else pair
+    second = first + (1 if INTERLEAVED else ROT // 2)
+    rest = ROT + tl.arange(0, REST)
+    rest_inside = here[:, None] & (rest < D)[None, :]
+    place = (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * D
+    written = (slot >= 0)[:, None] & paired[None, :]
+    rest_written = (slot >= 0)[:, None] & (rest < D)[None, :]
+
+    for step in range(HEADS):
+        head = tl.program_id(1) * HEADS + step
+        if head < Q_HEADS + 2 * KV_HEADS:
+            source = qkv + row[:, None] * qkv_stride + head * D
+            a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
+            b = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
+            c = a
+            if ROT < D:
+                c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
+            is_q = head < Q_HEADS
+            is_v = head >= Q_HEADS + KV_HEADS
+            if q_norm is not None:
+                if is_q:
+                    a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
+            if k_norm is not None:
+                if (not is_q) & (not is_v):
+                    a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
+            if not is_v:
+                a, b = a * cos - b * sin, b * cos + a * sin
+            if is_q:
+                target = q_out + (row[:, None] * Q_HEADS + head) * D
+                store_rounded(target + first[None, :], a, inside)
+                store_rounded(target + second[None, :], b, inside)
+                if ROT < D:
+                    store_rounded(target + rest[None, :], c, rest_inside)
+            elif is_v:
+                kv_head = head - Q_HEADS - KV_HEADS
+                if v_scale is not None:
+                    inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
+                    a, b, c = a * inverse, b * inverse, c * inverse
+                target = v_cache + place[:, None] + kv_head * head_stride
+                store_rounded(target + first[None, :], a, written)
+                store_rounded(target + second[None, :], b, written)
+                if ROT < D:
+                    store_rounded(target + rest[None, :], c, rest_written)
+            else:
+                kv_head = head - Q_HEADS
+                if k_scale is not None:
+                    inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
+                    a, b, c = a * inverse, b * inverse, c * inverse
+                target = k_cache + place[:, None] + kv_head * head_stride
+                store_rounded(target + first[None, :], a, written)
+                store_rounded(target + second[None, :], b, written)
+                if ROT < D:
+                    store_rounded(target + rest[None, :], c, rest_written)
+
+
+@triton.jit
+def _norm(a, b, c, weight, first, second, rest, paired, eps, ROT: tl.constexpr, D: tl.constexpr):
+    """RMS norm over the head dimension, whose values lie in three pieces."""
+    squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
+    if ROT < D:
+        squares += tl.sum(c * c, axis=1)
+    inverse = tl.rsqrt(squares / D + eps)[:, None]
+    a *= inverse * tl.load(weight + first, mask=paired, other=0.0).to(tl.float32)[None, :]
+    b *= inverse * tl.load(weight + second, mask=paired, other=0.0).to(tl.float32)[None, :]
+    if ROT < D:
+        c *= inverse * tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32)[None, :]
+    return a, b, c
+
+
+class _Shape(NamedTuple):
+    """How a launch is cut: tokens and heads a program, and warps."""
+
+    tokens: int
+    heads: int
+    warps: int
+
+
+# Few tokens: a program a head, for the shortest way through. Many: cos and sin are read once for several heads.
+_SMALL, _MEDIUM, _LARGE = _Shape(1, 1, 1), _Shape(4, 4, 2), _Shape(8, 12, 4)
+
+
+def _shape_for(tokens: int) -> _Shape:
+    if tokens <= 64:
+        return _SMALL
+    return _MEDIUM if tokens <= 1024 else _LARGE
+
+
+def qk_norm_rope_kv_write(
+    qkv: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`rope.qk_norm_rope_kv_write` on CUDA."""
+    tokens = qkv.shape[0]
+    if out is None:
+        out = torch.empty((tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    page_stride, head_stride = _check(qkv, cos_sin, k_cache, v_cache, out)
+    if tokens == 0:
+        return out
+    shape = _shape_for(tokens)
+    rot = cos_sin.shape[1]
+    grid = (triton.cdiv(tokens, shape.tokens), triton.cdiv(num_q_heads + 2 * num_kv_heads, shape.heads))
+    _qk_norm_rope_kv_write_kernel[grid](
+        qkv,
+        positions,
+        slot_mapping,
+        cos_sin,
+        out,
+        fp8_storage(k_cache),
+        fp8_storage(v_cache),
+        q_norm,
+        k_norm,
+        k_scale,
+        v_scale,
+        tokens,
+        qkv.stride(0),
+        page_stride,
+        head_stride,
+        eps,
+        Q_HEADS=num_q_heads,
+        KV_HEADS=num_kv_heads,
+        PAGE_SIZE=k_cache.shape[2],
+        INTERLEAVED=interleaved,
+        TOKENS=shape.tokens,
+        HEADS=shape.heads,
+        **_dimensions(head_dim, rot),
+        num_warps=shape.warps,
+        **launch_options(qkv.device),
+    )
+    return out
+
+
+def _dimensions(head_dim: int, rot: int) -> dict[str, int]:
+    """How a head splits into pairs that rotate and a rest that does not, each padded to a power of two."""
+    return {
+        "D": head_dim,
+        "ROT": rot,
+        "HALF": triton.next_power_of_2(rot // 2),
+        "REST": triton.next_power_of_2(max(1, head_dim - rot)),
+    }
+
+
+def _check(
+    qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor
+) -> tuple[int, int]:
+    """The strides of a page and of a head in the caches, after the layout is known to be what the kernel assumes."""
+    head_dim = k_cache.shape[3]
+    if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (head_dim, 1):
+        raise ValueError("k_cache and v_cache take equal strides and contiguous [page_size, head_dim] blocks")
+    if qkv.stride(1) != 1 or not cos_sin.is_contiguous() or not out.is_contiguous():
+        raise ValueError("qkv takes rows of contiguous values; cos_sin and out are contiguous")
+    return k_cache.stride(0), k_cache.stride(1)
+
+
+def _register() -> None:
+    for dtype in (BF16, FP16, FP32):
+        for cache in (dtype, "fp8e4nv", "u8"):
+            for normed in (False, True):
+                for shape in (_SMALL, _MEDIUM, _LARGE):
+                    _register_one(dtype, cache, normed, shape)
+
+
+def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
+    signature = {
+        "qkv": f"*{dtype}",
+        "positions": f"*{I32}",
+        "slot_mapping": f"*{I64}",
+        "cos_sin": f"*{FP32}",
+        "q_out": f"*{dtype}",
+        "k_cache": f"*{cache}",
+        "v_cache": f"*{cache}",
+        "tokens": I32,
+        "qkv_stride": I32_DIVISIBLE,
+        "page_stride": I32_DIVISIBLE,
+        "head_stride": I32_DIVISIBLE,
+        "eps": FP32,
+    }
+    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": shape.tokens, "HEADS": shape.heads}
+    for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), cache != dtype, FP32)):
+        if given:
+            signature |= dict.fromkeys(names, f"*{kind}")
+        else:
+            constants |= dict.fromkeys(names)
+    heads = ({"Q_HEADS": 28, "KV_HEADS": 4}, {"Q_HEADS": 16, "KV_HEADS": 8})
+    register_aot(
+        _qk_norm_rope_kv_write_kernel,
+        signature,
+        [constants | counts | _dimensions(128, 128) | {"PAGE_SIZE": 64} for counts in heads],
+        options={"num_warps": shape.warps},
+        min_sm=89 if cache == "fp8e4nv" else 75,
+        max_sm=88 if cache == "u8" else 999,
+        compact=dtype == BF16 and normed and shape == _SMALL,
+    )
+
+
+_register()

@@ -1,0 +1,209 @@
+"""`stoker bench engine`: the engine's speed by the project's definition, beside vLLM's and the chip's limit.
+
+tok/s = generated tokens / wall of a round in which all requests are submitted together, prefill included;
+TPOT = (wall - the same round with one output token) / (output length - 1). Before a row is reported its greedy tokens
+are checked against the reference; a row that fails the check is printed as wrong and the exit status is 1.
+Invariants: the executor and step loop measured are the ones that serve. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stoker_runtime.bench.rounds import Round, Work, run_round
+from stoker_runtime.bench.table import print_table, save_plot
+from stoker_runtime.bench.verify import Verdict, verify_greedy
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.step_loop import StepLoop
+from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.executor.build import build_executor
+from stoker_runtime.executor.executor import Executor
+
+# Above this many requests the warm-up round generates this many tokens only: every kernel and graph has run by then.
+SHORT_WARMUP_ABOVE = 64
+SHORT_WARMUP_TOKENS = 64
+VERIFIED_PROMPTS = 3
+VERIFIED_TOKENS = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
+
+    key: str
+    n: int
+    tok_s: float
+    tpot_ms: float
+    wall_s: float
+    prefill_ms: float
+    prefill_tok_s: float
+    p50_s: float
+    spread: float
+    verdict: Verdict
+    peer: dict[str, float]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of `stoker bench engine`."""
+    flags = argparse.ArgumentParser(prog="stoker bench engine", description=__doc__.split("\n")[0])
+    flags.add_argument("model", nargs="?", default="", help="a folder or .gguf file")
+    flags.add_argument("--shape", default="", help="random weights of a known shape, e.g. qwen2.5-7b")
+    flags.add_argument("--n", default="1,4,16", help="numbers of requests, comma-separated")
+    flags.add_argument("--input-len", type=int, default=128)
+    flags.add_argument("--output-len", type=int, default=256)
+    flags.add_argument("--uniform", default="", metavar="LEAST-MOST", help="draw input and output lengths uniformly")
+    flags.add_argument("--dtype", default="auto")
+    flags.add_argument("--quantization", default="auto")
+    flags.add_argument("--kv-cache-dtype", default="auto")
+    flags.add_argument("--device", default="auto")
+    flags.add_argument("--max-num-seqs", type=int, default=0)
+    flags.add_argument("--max-num-batched-tokens", type=int, default=0)
+    flags.add_argument("--max-model-len", type=int, default=0)
+    flags.add_argument("--block-size", type=int, default=0)
+    flags.add_argument("--gpu-memory-utilization", type=float, default=0.85, help="leave room for the reference")
+    flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
+    flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    flags.add_argument("--epsilon", type=float, default=0.25, help="top-two gap (logits) below which a tie passes")
+    flags.add_argument("--json", type=Path, help="write every row here")
+    flags.add_argument("--plot", type=Path, help="draw tok/s over N here (needs matplotlib)")
+    return flags
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration the flags ask for.
+
+    Raises:
+        ConfigError: neither or both of MODEL and --shape, or a --kernel that is not OP=IMPLEMENTATION.
+    """
+    if bool(args.model) == bool(args.shape):
+        raise ConfigError("Name a model folder or .gguf file, or --shape NAME: exactly one of them.", param="model")
+    pins = []
+    for pin in args.kernel:
+        op, separator, name = pin.partition("=")
+        if not separator:
+            raise ConfigError(f"--kernel {pin}: write OP=IMPLEMENTATION.", param="kernel")
+        pins.append((op, name))
+    return EngineConfig(
+        model=args.model or f"shape:{args.shape}",
+        dtype=args.dtype,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
+        device=args.device,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        page_size=args.block_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+        enable_prefix_caching=False,
+        max_queued=1 << 20,
+        kernels=tuple(pins),
+    ).validate()
+
+
+def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
+    """The group of peers.json that these flags measure: shape/precision/work."""
+    work = f"uniform-{args.uniform}" if args.uniform else f"{args.input_len}x{args.output_len}"
+    precision = config.dtype if config.quantization == "none" else config.quantization
+    if config.kv_cache_dtype == "fp8":
+        precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
+    return f"{args.shape or args.model}/{precision}/{work}"
+
+
+def read_peers() -> dict[str, dict[str, dict[str, float]]]:
+    """peers.json: group → N → figures."""
+    text = files("stoker_runtime.bench").joinpath("peers.json").read_text()
+    rows: dict[str, dict[str, dict[str, float]]] = json.loads(text)["rows"]
+    return rows
+
+
+def measure(executor: Executor, work: Work, key: str, epsilon: float) -> Row:
+    """Warm up, time, check, and return one row."""
+    n, vocab = len(work.inputs), executor.vocab_size
+    loop = StepLoop(executor, executor.config)
+    warm = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work
+    run_round(loop, warm, vocab, seed=1)
+    timed = run_round(loop, work, vocab, seed=2)
+    prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i).wall for i in range(2))
+    longest = max(work.outputs)
+    return Row(
+        key=key,
+        n=n,
+        tok_s=timed.generated / timed.wall,
+        tpot_ms=(timed.wall - prefill) / (longest - 1) * 1e3 if longest > 1 else 0.0,
+        wall_s=timed.wall,
+        prefill_ms=prefill * 1e3,
+        prefill_tok_s=sum(work.inputs) / prefill,
+        p50_s=sorted(timed.latencies)[n // 2],
+        spread=timed.spread,
+        verdict=check(executor, timed, epsilon),
+        peer=read_peers().get(key, {}).get(str(n), {}),
+    )
+
+
+def check(executor: Executor, measured: Round, epsilon: float) -> Verdict:
+    """Compare the first, middle and last request of a round with the reference."""
+    count = len(measured.prompts)
+    chosen = sorted({0, count // 2, count - 1})[:VERIFIED_PROMPTS]
+    sequences = [
+        (list(measured.prompts[i]), list(measured.outputs[i][: max(1, VERIFIED_TOKENS - len(measured.prompts[i]))]))
+        for i in chosen
+    ]
+    decoder = executor.decoder
+    return verify_greedy(decoder.spec, decoder.weights, sequences, epsilon)
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark; 0 when every row was right, 1 when one was wrong, 2 for bad arguments."""
+    args = parser().parse_args(argv)
+    try:
+        config = engine_config(args)
+        began = time.perf_counter()
+        executor = build_executor(config)
+        executor.capture()
+        return report(args, executor, time.perf_counter() - began)
+    except StokerError as error:
+        sys.stderr.write(f"stoker bench: {error.message}\n")
+        return 2
+
+
+def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -> int:
+    """Measure every N, print the table, write the files."""
+    key = peer_key(args, executor.config)
+    described = executor.describe()
+    for name, value in described.items():
+        print(f"# {name}: {value}")
+    print(f"# start with all graphs: {start_seconds:.2f} s")
+    rows: list[Row] = []
+    for n in (int(part) for part in args.n.split(",")):
+        if args.uniform:
+            least, most = (int(part) for part in args.uniform.split("-"))
+            work = Work.uniform(n, least, most)
+        else:
+            work = Work.fixed(n, args.input_len, args.output_len)
+        rows.append(measure(executor, work, key, args.epsilon))
+        print_table(rows[-1:], header=len(rows) == 1)
+        if args.json:
+            args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))
+    if args.plot:
+        save_plot(rows, args.plot)
+    return 0 if all(row.verdict.passed for row in rows) else 1
+
+
+def as_json(described: dict[str, str], rows: list[Row], start_seconds: float) -> dict[str, Any]:
+    """Everything measured, with the engine's description and this process's peak memory in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "engine": described,
+        "start_seconds": start_seconds,
+        "peak_rss_mib": peak,
+        "rows": [asdict(row) for row in rows],
+    }

@@ -1,0 +1,79 @@
+"""How a benchmark's rows are shown: a table beside the peer's figures, and a plot.
+
+Invariants: a ratio is shown only beside a row whose output was verified. Knows nothing of how rows are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker_runtime.bench.engine_mode import Row
+
+COLUMNS = (
+    "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
+    "P95-P50", "output",
+)  # fmt: skip
+WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 24)
+
+
+def _cell(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def cells(row: Row) -> list[str]:
+    """One row's cells, as text."""
+    peer, verdict = row.peer, row.verdict
+    vllm = peer.get("vllm_tok_s") or peer.get("vllm_prefill_tok_s")
+    ours = row.prefill_tok_s if "vllm_prefill_tok_s" in peer else row.tok_s
+    ratio = ours / vllm if vllm else None
+    if "vllm_prefill_ms" in peer:
+        ratio, vllm = peer["vllm_prefill_ms"] / row.prefill_ms, peer["vllm_prefill_ms"]
+    output = f"right ({verdict.positions}, {verdict.ties} ties)" if verdict.passed else f"WRONG ({verdict.wrong})"
+    goal = peer.get("goal_tok_s") or peer.get("goal_prefill_tok_s") or peer.get("goal_prefill_ms")
+    return [
+        str(row.n), _cell(row.tok_s), _cell(vllm), _cell(ratio if verdict.passed else None, 2), _cell(goal),
+        _cell(row.tpot_ms, 3), _cell(peer.get("vllm_tpot_ms"), 2), _cell(peer.get("limit_tpot_ms"), 2),
+        _cell(peer.get("goal_tpot_ms"), 2), _cell(row.prefill_ms, 2), _cell(row.prefill_tok_s), _cell(row.p50_s, 3),
+        f"{row.spread:.1%}", output,
+    ]  # fmt: skip
+
+
+def print_table(rows: Sequence[Row], *, header: bool) -> None:
+    """Print rows, with the header when asked."""
+    if header:
+        print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)), flush=True)
+    for row in rows:
+        print("  ".join(text.rjust(width) for text, width in zip(cells(row), WIDTHS, strict=True)), flush=True)
+
+
+def save_plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw tok/s over N with the peer's and the goal's points.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--plot needs matplotlib; install it with: pip install 'stoker[bench]'", param="plot"
+        ) from error
+    figure = Figure(figsize=(7, 4.5))
+    axes = figure.subplots()
+    axes.plot([row.n for row in rows], [row.tok_s for row in rows], marker="o", label="Stoker")
+    peers = [(row.n, row.peer["vllm_tok_s"]) for row in rows if "vllm_tok_s" in row.peer]
+    if peers:
+        axes.plot([n for n, _ in peers], [value for _, value in peers], marker="s", label="vLLM")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("requests submitted together")
+    axes.set_ylabel("generated tokens per second")
+    axes.set_title(rows[0].key)
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,35 @@
+"""Where a kernel test runs.
+
+`tests/kernels/device/` holds the tests of Triton kernels against their references, written once: on a GPU machine
+they run on the GPU, under TRITON_INTERPRET=1 on the CPU in Triton's interpreter. Triton decides at import whether it
+interprets, so `test_interpreter.py` runs each of those files in a process of its own.
+Tests marked `gpu` need the device itself: sizes or timings that an interpreter does not reach.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_kernels.dispatch import interpreting
+
+DEVICE_TESTS = Path(__file__).parent / "device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available() and not interpreting():
+        return
+    for item in items:
+        in_device_folder = DEVICE_TESTS in item.path.parents
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="gpu: needs a CUDA device"))
+        elif in_device_folder and not interpreting():
+            item.add_marker(pytest.mark.skip(reason="gpu: without a CUDA device test_interpreter.py runs it"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where Triton kernels run here: the GPU, or the CPU when interpreting."""
+    return torch.device("cpu" if interpreting() else "cuda")

@@ -1,0 +1,204 @@
+"""Tiny random checkpoints made with transformers, and a way to run a decoder through pages by hand.
+
+Invariants: a checkpoint is made once per session; every parameter is random, biases and norms included, so that
+none can be forgotten unseen. `PagedModel` deals pages out of order, so a wrong page shows.
+Knows nothing of the engine: it builds `ForwardInputs` itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_runtime.executor.inputs import ForwardInputs
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.weights.load import load_weights
+
+CPU = torch.device("cpu")
+
+BASE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+# Name → configuration class, what differs from BASE, and bytes per file where the checkpoint is sharded.
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "llama": ("LlamaConfig", {}, None),
+    "llama-sharded": ("LlamaConfig", {"num_key_value_heads": 4}, "100KB"),
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}, None),
+    "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}, None),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, None),
+    "mistral": ("MistralConfig", {"sliding_window": None}, None),
+    "mistral-window": ("MistralConfig", {"sliding_window": 8}, None),
+    "qwen2": ("Qwen2Config", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112}, None),
+    "qwen2-window": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        None,
+    ),
+    "qwen2-yarn": ("Qwen2Config", {"rope_parameters": YARN, "tie_word_embeddings": True}, None),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}, None),
+}
+
+
+def _randomize(model: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.15 * noise)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with the named checkpoint of CHECKPOINTS, fp32 safetensors as transformers saves them."""
+    # Nothing here may look for a hub.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            import transformers
+
+            config_class, changes, shard = CHECKPOINTS[name]
+            config = getattr(transformers, config_class)(**{**BASE, **changes})
+            model = transformers.AutoModelForCausalLM.from_config(config)
+            _randomize(model, seed=len(name))
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name], **({"max_shard_size": shard} if shard else {}))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference_model(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Any]:
+    """The named checkpoint as transformers loads it, eager attention, fp32."""
+    import transformers
+
+    loaded: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in loaded:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                tiny_checkpoint(name), attn_implementation="eager", dtype=torch.float32
+            )
+            loaded[name] = model.eval()
+        return loaded[name]
+
+    return load
+
+
+class PagedModel:
+    """A decoder with its own pages: `slots` sequences of up to `max_len` tokens on the CPU."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        quantization: str = "none",
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
+        layers: int | None = None,
+        slots: int = 6,
+        max_len: int = 256,
+    ) -> None:
+        source = read_source(model)
+        self.spec = build_spec(source)
+        if layers is not None:
+            self.spec = replace(self.spec, num_layers=layers, windows=(0,) * layers)
+        weights = load_weights(source, self.spec, CPU, dtype, quantization)
+        self.decoder = Decoder(self.spec, weights, CPU, dtype, max_model_len=max_len)
+        self._page_size = 16
+        pages = slots * max_len // self._page_size
+        shape = (pages, self.spec.kv_heads, self._page_size, self.spec.head_dim)
+        # Poison, so that a key that was never written is noticed.
+        poison = torch.full(shape, torch.nan).to(kv_dtype or dtype)
+        self._kv = [(poison.clone(), poison.clone()) for _ in self.spec.windows]
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+        self._page_table = order.view(slots, -1)
+        self._lengths = [0] * slots
+
+    def step(self, work: Sequence[tuple[int, Sequence[int]]], *, all_logits: bool = False) -> list[torch.Tensor]:
+        """Run tokens of several slots in one step; logits of each row's last token `[V]`, or of all its tokens."""
+        order = sorted(range(len(work)), key=lambda index: len(work[index][1]) > 1)
+        rows = [work[index] for index in order]
+        inputs = self._inputs(rows, all_logits)
+        for slot, ids in rows:
+            self._lengths[slot] += len(ids)
+        logits = self.decoder.logits(self.decoder.forward(inputs, self._kv))
+        counts = [len(ids) if all_logits else 1 for _, ids in rows]
+        pieces = dict(zip(order, logits.split(counts), strict=True))
+        return [pieces[index] if all_logits else pieces[index][0] for index in range(len(work))]
+
+    def _inputs(self, rows: Sequence[tuple[int, Sequence[int]]], all_logits: bool) -> ForwardInputs:
+        int32 = {"dtype": torch.int32}
+        counts = [len(ids) for _, ids in rows]
+        starts = torch.cumsum(torch.tensor([0, *counts]), 0)
+        positions = [self._lengths[slot] + offset for slot, ids in rows for offset in range(len(ids))]
+        slots = [slot for slot, ids in rows for _ in ids]
+        size = self._page_size
+        mapping = [
+            int(self._page_table[slot, position // size]) * size + position % size
+            for slot, position in zip(slots, positions, strict=True)
+        ]
+        lengths = [self._lengths[slot] + len(ids) for slot, ids in rows]
+        meta = AttentionMeta(
+            page_table=self._page_table,
+            seq_slots=torch.tensor([slot for slot, _ in rows], **int32),
+            query_start=starts.to(torch.int32),
+            seq_lens=torch.tensor(lengths, **int32),
+            num_decodes=sum(count == 1 for count in counts),
+            max_query_len=max(counts),
+            max_seq_len=max(lengths),
+            workspace=attention_workspace(len(rows), self.spec.heads, self.spec.head_dim, CPU),
+        )
+        every_row = all_logits or all(count == 1 for count in counts)
+        return ForwardInputs(
+            ids=torch.tensor([token for _, ids in rows for token in ids], **int32),
+            positions=torch.tensor(positions, **int32),
+            slot_mapping=torch.tensor(mapping, dtype=torch.int64),
+            attention=meta,
+            logits_rows=None if every_row else starts[1:] - 1,
+        )
+
+    def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        """The prompts prefilled in one ragged step, then decoded together."""
+        tokens = [[int(row.argmax())] for row in self.step(list(enumerate(prompts)))]
+        for _ in range(steps - 1):
+            rows = self.step([(slot, output[-1:]) for slot, output in enumerate(tokens)])
+            for output, row in zip(tokens, rows, strict=True):
+                output.append(int(row.argmax()))
+        return tokens
+
+
+@pytest.fixture(scope="session")
+def paged_model() -> type[PagedModel]:
+    """The class: call it with a model argument."""
+    return PagedModel

@@ -1,0 +1,121 @@
+"""The decoder against transformers, through pages: same logits, same greedy tokens, any way of cutting a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stoker_kernels.gemm import LinearWeight, linear
+from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
+from stoker_runtime.models import decoder
+
+NAMES = [
+    "llama",
+    "llama-sharded",
+    "llama-tied",
+    "llama-bias",
+    "llama-linear",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+    "qwen2-window",
+    "qwen2-yarn",
+    "qwen3",
+]
+Checkpoint = Callable[[str], Path]
+
+
+def _prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(3, 128, (length,), generator=generator).tolist() for length in (1, 37, 16, 5, 70)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_a_ragged_batch_equal_transformers(
+    name: str, tiny_checkpoint: Checkpoint, reference_model: Callable[[str], Any], paged_model: Any
+) -> None:
+    ours = paged_model(str(tiny_checkpoint(name))).step(list(enumerate(_prompts())), all_logits=True)
+    for prompt, logits in zip(_prompts(), ours, strict=True):
+        with torch.no_grad():
+            expected = reference_model(name)(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_equal_transformers_over_64_steps(
+    name: str, tiny_checkpoint: Checkpoint, reference_model: Callable[[str], Any], paged_model: Any
+) -> None:
+    prompts = _prompts()[1:4]
+    ours = paged_model(str(tiny_checkpoint(name))).greedy(prompts, 64)
+    for prompt, tokens in zip(prompts, ours, strict=True):
+        assert tokens == _reference_greedy(reference_model(name), prompt, 64)
+
+
+def _reference_greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
+    tokens: list[int] = []
+    cache = None
+    feed = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(steps):
+            out = model(feed, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            tokens.append(int(out.logits[0, -1].argmax()))
+            feed = torch.tensor([[tokens[-1]]])
+    return tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])
+def test_a_prompt_in_chunks_equals_the_prompt_at_once(name: str, tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
+    prompt, other = _prompts()[4], _prompts()[1]
+    model = paged_model(str(tiny_checkpoint(name)))
+    whole = model.step([(0, prompt)])[0]
+    # The chunks share their steps with another sequence's prefill and decodes.
+    model.step([(1, prompt[:33]), (2, other)])
+    model.step([(2, [9]), (1, prompt[33:34])])
+    model.step([(1, prompt[34:60]), (2, [11])])
+    chunked = model.step([(2, [10]), (1, prompt[60:])])[1]
+    torch.testing.assert_close(chunked, whole, atol=2e-4, rtol=1e-4)
+
+
+def test_fp8_equals_its_definition(
+    tiny_checkpoint: Checkpoint, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompt = str(tiny_checkpoint("qwen2")), _prompts()[4]
+    quantized = paged_model(path, quantization="fp8").step([(0, prompt)], all_logits=True)[0]
+    plain = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+
+    def by_definition(x: Tensor, weight: LinearWeight, *, bias: Tensor | None = None) -> Tensor:
+        """Weights per output channel and activations per token through e4m3; the output head stays as it is."""
+        if weight.out_features != 128:
+            x_rounded = quantize_fp8(x)
+            x = x_rounded.data.float() * x_rounded.scale
+            weight = LinearWeight(dequantize(quantize_weight(weight.data, "fp8_channel")))
+        return linear(x, weight, bias=bias)
+
+    monkeypatch.setattr(decoder, "linear", by_definition)
+    expected = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+    # A value on the edge between two e4m3 numbers may fall either way.
+    assert (quantized - expected).norm() < 0.02 * expected.norm()
+    assert (quantized - plain).norm() > 0.05 * plain.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_single(dtype: torch.dtype, tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
+    path, prompt = str(tiny_checkpoint("qwen3")), _prompts()[4]
+    exact = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+    half = paged_model(path, dtype=dtype).step([(0, prompt)], all_logits=True)[0]
+    assert half.dtype == dtype
+    assert (half.float() - exact).norm() < 0.1 * exact.norm()
+
+
+def test_an_fp8_cache_stays_near_a_full_one(tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
+    path, prompt = str(tiny_checkpoint("llama")), _prompts()[4]
+    exact = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+    model = paged_model(path, kv_dtype=torch.float8_e4m3fn)
+    rounded = model.step([(0, prompt)], all_logits=True)[0]
+    assert 0.0 < (rounded - exact).norm() < 0.2 * exact.norm()
