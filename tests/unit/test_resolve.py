@@ -52,9 +52,7 @@ def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
         ({"gpu_memory_utilization": 0.135}, "max_model_len", "set --max-model-len to"),
     ],
 )
-def test_what_does_not_fit_names_the_flag(
-    qwen: ModelSpec, fields: dict[str, float], named: str, words: str
-) -> None:
+def test_what_does_not_fit_names_the_flag(qwen: ModelSpec, fields: dict[str, float], named: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         config = resolve(EngineConfig(model="m", **fields), qwen, "cuda")  # type: ignore[arg-type]
         plan_memory(config, qwen, H200, weights=15 * GIB)
