@@ -49,9 +49,7 @@ def _of_gguf(keys: Mapping[str, Any]) -> dict[str, int]:
     return {
         "layers": int(keys[f"{prefix}.block_count"]),
         "kvHeads": int(keys.get(f"{prefix}.attention.head_count_kv", heads)),
-        "headDim": int(
-            keys.get(f"{prefix}.attention.key_length", int(keys[f"{prefix}.embedding_length"]) // heads)
-        ),
+        "headDim": int(keys.get(f"{prefix}.attention.key_length", int(keys[f"{prefix}.embedding_length"]) // heads)),
         "maxContext": int(keys[f"{prefix}.context_length"]),
     }
 
