@@ -38,11 +38,10 @@ class Fit:
 
 def gpu_memory_gib(product: str) -> float:
     """Memory of a GPU by its product label, GiB; 0 when it is not known."""
-    best = max((name for name in _KNOWN if product.startswith(name)), key=len, default="")
-    if best:
-        return float(_KNOWN[best])
     stated = re.search(r"(\d+)GB", product)
-    return float(stated[1]) * 10**9 / GIB if stated else 0.0
+    if stated:
+        return float(stated[1]) * 10**9 / GIB
+    return float(next((gib for name, gib in _KNOWN.items() if f"{product}-".startswith(f"{name}-")), 0))
 
 
 def assess(service: InferenceService, model: FetchedModel) -> Fit | None:

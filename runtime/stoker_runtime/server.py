@@ -189,9 +189,7 @@ class Server:
     def _service(
         self, engine: OwnedEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
     ) -> Service:
-        limits = Limits(
-            engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority"
-        )
+        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
         return Service(engine, tokenizer, template, limits, defaults)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stoker_kernels.gemm import LinearWeight, Quantized, linear
+from stoker_kernels.gemm import LinearWeight, linear
 from stoker_kernels.linear_weight import WeightKind
 from stoker_kernels.quant import quantize_fp8, quantize_weight
 from stoker_kernels.reference_gemm import linear_fp64
@@ -32,15 +32,6 @@ def test_fp8_equals_the_definition(kind: WeightKind, prequantized: bool) -> None
     assert got.dtype == (torch.bfloat16 if prequantized else torch.float32)
     assert torch.allclose(got.double(), expected, atol=2e-2 if prequantized else 1e-5)
     assert (got.double() - linear_fp64(x, LinearWeight(weight), bias)).abs().max() < 0.3
-
-
-def test_group_scales_of_activations() -> None:
-    x, weight, _ = operands(3, 128, 256)
-    data, scale = quantize_fp8(x.reshape(6, 128)).data.reshape(3, 256), quantize_fp8(x.reshape(6, 128)).scale
-    grouped = Quantized(data, scale.reshape(3, 2))
-    quantized_weight = quantize_weight(weight, "fp8_block")
-    got = linear(grouped, quantized_weight)
-    assert torch.allclose(got.double(), linear_fp64(grouped, quantized_weight), atol=2e-2)
 
 
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel"])

@@ -67,6 +67,15 @@ def test_small_chunks_give_the_same_weights(tiny_checkpoint: Checkpoint, monkeyp
         assert torch.equal(layer.qkv.data, other.qkv.data)
 
 
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_loading_in_inference_mode(quantization: str, tiny_checkpoint: Checkpoint) -> None:
+    path = tiny_checkpoint("llama")
+    _, outside = _load(path, torch.bfloat16, quantization)
+    with torch.inference_mode():
+        _, inside = _load(path, torch.bfloat16, quantization)
+        assert torch.equal(inside.layers[2].down.data.float(), outside.layers[2].down.data.float())
+
+
 def test_a_tied_head_is_the_embedding(tiny_checkpoint: Checkpoint) -> None:
     _, weights = _load(tiny_checkpoint("llama-tied"))
     assert weights.head.data.data_ptr() == weights.embed.data_ptr()
@@ -182,3 +191,36 @@ def test_random_weights_keep_deep_models_sane(quantization: str, paged_model: An
     assert 0.05 < float(logits.std()) < 5.0
     # Tokens differ from each other: the model neither dies nor saturates.
     assert len(set(logits.argmax(-1).tolist())) > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gpu_gets_the_weights_of_the_cpu(
+    dtype: torch.dtype, quantization: str, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many small chunks, and matrices quantized while others are read into the memory that they leave.
+    monkeypatch.setattr(copy_lanes, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(load, "PENDING_BYTES", 20_000)
+    path = tiny_checkpoint("llama-sharded")
+    _, expected = _load(path, dtype, quantization)
+    source = read_source(str(path))
+    gpu = load_weights(source, build_spec(source), torch.device("cuda"), dtype, quantization)
+    for ours, theirs in zip(gpu.layers, expected.layers, strict=True):
+        for name in ("qkv", "output", "gate_up", "down"):
+            weight, reference = getattr(ours, name), getattr(theirs, name)
+            assert torch.equal(weight.data.cpu().float(), reference.data.float())
+            assert quantization == "none" or torch.equal(weight.scale.cpu(), reference.scale)
+
+
+@pytest.mark.gpu
+def test_loading_leaves_only_the_arena_on_the_gpu() -> None:
+    source = read_source("shape:qwen3-0.6b")
+    spec = build_spec(source)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    weights = load_weights(source, spec, torch.device("cuda"), torch.bfloat16, "fp8")
+    # torch rounds the one block up to 2 MiB.
+    extra = torch.cuda.memory_allocated() - before - spec.parameter_bytes("bfloat16", "fp8")
+    assert 0 <= extra < 2 * 1024**2
+    assert weights.layers[0].qkv.kind == "fp8_channel"
