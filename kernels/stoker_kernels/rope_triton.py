@@ -82,10 +82,11 @@ def _qk_norm_rope_kv_write_kernel(
                 c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
             is_q = head < Q_HEADS
             is_v = head >= Q_HEADS + KV_HEADS
-            if q_norm is not None:
+            # A constant and a runtime condition do not mix in one `and`.
+            if q_norm is not None:  # noqa: SIM102
                 if is_q:
                     a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
-            if k_norm is not None:
+            if k_norm is not None:  # noqa: SIM102
                 if (not is_q) & (not is_v):
                     a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
             if not is_v:
@@ -219,9 +220,7 @@ def _dimensions(head_dim: int, rot: int) -> dict[str, int]:
     }
 
 
-def _check(
-    qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor
-) -> tuple[int, int]:
+def _check(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> tuple[int, int]:
     """The strides of a page and of a head in the caches, after the layout is known to be what the kernel assumes."""
     head_dim = k_cache.shape[3]
     if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (head_dim, 1):
