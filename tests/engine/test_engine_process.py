@@ -42,9 +42,7 @@ async def start() -> AsyncIterator[Starter]:
     engines: list[AsyncEngine] = []
 
     async def starter(mode: str = "ok", config: EngineConfig = CONFIG, hang_seconds: float = 30.0) -> AsyncEngine:
-        engine = await AsyncEngine.start(
-            config, command=command(mode), hang_seconds=hang_seconds, log_level="error"
-        )
+        engine = await AsyncEngine.start(config, command=command(mode), hang_seconds=hang_seconds, log_level="error")
         engines.append(engine)
         return engine
 

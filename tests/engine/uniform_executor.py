@@ -73,6 +73,7 @@ class UniformExecutor:
         self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.unread: deque[UniformLaunched] = deque()
         self.batches = 0
+        self.idles = 0
         self.closed = False
 
     def execute(self, batch: Batch) -> UniformLaunched:
@@ -96,6 +97,11 @@ class UniformExecutor:
         self.unread.append(launched)
         assert len(self.unread) <= 2, "more than one step ahead"
         return launched
+
+    def idle(self) -> bool:
+        """Three moments of preparation."""
+        self.idles += 1
+        return self.idles < 3
 
     def describe(self) -> dict[str, str]:
         """Two lines for the log."""
@@ -197,6 +203,9 @@ class UniformExecutor:
         return self.kv[slot.pages[position // self.page_size]][position % self.page_size]
 
     def _sample_into(self, slot: Slot) -> int:
+        capacity = min(self.max_model_len, self.num_pages * self.page_size)
+        assert slot.position < capacity, "a token beyond what a sequence can hold"
+        assert slot.position - slot.assign.prompt_length < slot.assign.params.max_tokens, "a token beyond max_tokens"
         slot.last_token = self.sample(slot.assign, slot.position)
         return slot.last_token
 

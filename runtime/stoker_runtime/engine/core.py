@@ -78,10 +78,13 @@ class EngineCore:
 
     def run(self) -> None:
         """Serve until a client says Stop. Raises what breaks the executor, after telling the clients."""
+        preparing = True
         while not self._stopped:
-            self._receive(wait=not self._loop.has_work)
+            self._receive(wait=not preparing and not self._loop.has_work)
             if self._loop.has_work:
                 self._step()
+            elif preparing:
+                preparing = self._loop.executor.idle()
             self._heartbeat()
 
     def _receive(self, *, wait: bool) -> None:

@@ -18,6 +18,7 @@ from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
 
+
 class StepLoop:
     """A scheduler and an executor, one step ahead of each other."""
 
@@ -51,7 +52,7 @@ class StepLoop:
         self._measure(launched, finished)
         return output
 
-    def fail(self, error: Exception) -> list[Sequence]:
+    def fail(self, error: BaseException) -> list[Sequence]:
         """After `step` raised: end what it touched, and return it."""
         self._launched = None
         reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
