@@ -27,18 +27,17 @@ _BLOCK = 1024
 @triton.jit
 def _activate(gate, KIND: tl.constexpr):
     if KIND == 0:
-        return gate * tl.sigmoid(gate)
+        result = gate * tl.sigmoid(gate)
     elif KIND == 1:
-        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+        result = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
         # 0.5 * (1 + tanh(u)) is sigmoid(2u), which has no overflow.
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        result = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    return result
 
 
 @triton.jit
-def _act_and_mul_kernel(
-    x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr
-):
+def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)

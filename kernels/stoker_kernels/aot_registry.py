@@ -52,9 +52,7 @@ def register_aot(
     compact: bool = True,
 ) -> None:
     """Add one spec; see `AotSpec`."""
-    _specs.append(
-        AotSpec(kernel, dict(signature), tuple(constants), dict(options or {}), min_sm, max_sm, compact)
-    )
+    _specs.append(AotSpec(kernel, dict(signature), tuple(constants), dict(options or {}), min_sm, max_sm, compact))
 
 
 def specs() -> tuple[AotSpec, ...]:

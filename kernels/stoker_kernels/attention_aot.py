@@ -12,9 +12,10 @@ from typing import Any
 import triton
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, SMS, register_aot
-from stoker_kernels.attention_config import decode_config, padded_dim, prefill_config
+from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_config, padded_dim, prefill_config
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS
 
 PAGE = 64
 # (query heads per KV head, head dimension): Qwen2.5 7B, 1.5B; Llama 8B; Qwen3 0.6B; SmolLM2; Qwen3 8 per group; MHA.
@@ -58,7 +59,7 @@ def _signature(dtype: str, fp8: bool, own: Mapping[str, str]) -> dict[str, str]:
     return {**pointers, **scales, **_COMMON, **own}
 
 
-def _constants(group: int, dim: int, fp8: bool, block_m: int, block_n: int, stages: int) -> dict[str, Any]:
+def _constants(group: int, dim: int, fp8: bool, block_m: int, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
     constants: dict[str, Any] = {
         "sinks_ptr": None,
         "GROUP": group,
@@ -66,14 +67,14 @@ def _constants(group: int, dim: int, fp8: bool, block_m: int, block_n: int, stag
         "HEAD_DIM": dim,
         "BLOCK_D": padded_dim(dim) // (2 if fp8 else 1),
         "PAGE": PAGE,
-        "BLOCK_N": block_n,
-        "STAGES": stages,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
         "FP8": fp8,
         "WINDOW": False,
         "SOFTCAP": False,
         "SINKS": False,
         "PRECISION": "tf32",
-        "ASM": True,
+        "UNPACK": (UNPACK_CVT if config.cvt else UNPACK_PAIRS).value if fp8 else 0,
     }
     return constants if fp8 else constants | {"k_scale_ptr": None, "v_scale_ptr": None}
 
@@ -86,7 +87,7 @@ def _register(sm: int, dtype: str, fp8: bool, group: int, dim: int) -> None:
     register_aot(
         decode_kernel,
         _signature(dtype, fp8, _DECODE),
-        [_constants(group, dim, fp8, packed, decode.block_n, decode.stages)],
+        [_constants(group, dim, fp8, packed, decode)],
         options={"num_warps": decode.num_warps},
         min_sm=sm,
         max_sm=sm,
@@ -95,7 +96,7 @@ def _register(sm: int, dtype: str, fp8: bool, group: int, dim: int) -> None:
     register_aot(
         prefill_kernel,
         _signature(dtype, fp8, _PREFILL),
-        [_constants(group, dim, fp8, max(prefill.block_m, packed), prefill.block_n, prefill.stages)],
+        [_constants(group, dim, fp8, max(prefill.block_m, packed), prefill)],
         options={"num_warps": prefill.num_warps},
         min_sm=sm,
         max_sm=sm,

@@ -15,6 +15,7 @@ class DecodeConfig:
 
     Splits: `programs_per_sm` resident programs share the keys of a step equally, in items of `min_split` (a multiple of
     block_n) to `max_split` keys, with room for `slack` times as many items as programs besides one per row.
+    `cvt`: e4m3 is unpacked by the conversion instruction (SM 8.9 on), else by integer operations.
     """
 
     block_n: int = 64
@@ -24,6 +25,7 @@ class DecodeConfig:
     max_split: int = 1024
     programs_per_sm: int = 2
     slack: int = 2
+    cvt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class PrefillConfig:
     block_n: int = 64
     num_warps: int = 8
     stages: int = 5
+    cvt: bool = False
 
 
 def padded_dim(head_dim: int) -> int:

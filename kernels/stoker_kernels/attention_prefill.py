@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.attention_tiles import page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
 
 
@@ -69,7 +69,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
-    ASM: tl.constexpr,
+    UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
     """One (tile of queries, KV head) of `num_rows` rows that follow `first_token` rows, and tokens, of decode.
@@ -114,8 +114,9 @@ def prefill_kernel(
     if FP8:
         q_odd = tl.load(q_ptrs + 1, mask=in_out, other=0.0).to(tl.float16)
         q = q.to(tl.float16)
-        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * 256.0
-        out_scale = tl.load(v_scale_ptr + head) * 256.0
+        unit: tl.constexpr = 1.0 if UNPACK == UNPACK_CVT else 256.0
+        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * unit
+        out_scale = tl.load(v_scale_ptr + head) * unit
 
     context = seq_len - query_len
     position = context + token
@@ -139,7 +140,7 @@ def prefill_kernel(
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
         if FP8:
-            k_even, k_odd = unpack_e4m3(k, ASM)
+            k_even, k_odd = unpack_e4m3(k, UNPACK)
             s = tl.dot(q, k_even, input_precision=PRECISION)
             s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
         else:
@@ -164,7 +165,7 @@ def prefill_kernel(
         m = m_new
         acc = acc * alpha[:, None]
         if FP8:
-            v_even, v_odd = unpack_e4m3(v, ASM)
+            v_even, v_odd = unpack_e4m3(v, UNPACK)
             p = p.to(tl.float16)
             acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
             acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)

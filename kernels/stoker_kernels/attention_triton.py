@@ -25,6 +25,7 @@ from stoker_kernels.attention_config import (
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import AttentionMeta
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
 from stoker_kernels.dispatch import interpreting, sm_of
 from stoker_kernels.pdl import launch_options
 
@@ -144,7 +145,7 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
         BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
         BLOCK_N=config.block_n,
         STAGES=config.stages,
-        **_constants(inputs),
+        **_constants(inputs, config.cvt),
         num_warps=config.num_warps,
         **launch_options(inputs.q.device),
     )
@@ -181,7 +182,7 @@ def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -
         BLOCK_M=block_m,
         BLOCK_N=config.block_n,
         STAGES=config.stages,
-        **_constants(inputs),
+        **_constants(inputs, config.cvt),
         num_warps=config.num_warps,
         **launch_options(inputs.q.device),
     )
@@ -209,8 +210,9 @@ def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
     return inputs.q.stride(0), inputs.out.stride(0), meta.page_table.stride(0), cache[0], cache[1], cache[2]
 
 
-def _constants(inputs: Inputs) -> dict[str, Any]:
+def _constants(inputs: Inputs, cvt: bool) -> dict[str, Any]:
     head_dim = inputs.q.shape[2]
+    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
     return {
         "GROUP": inputs.group,
         "HEAD_DIM": head_dim,
@@ -221,7 +223,7 @@ def _constants(inputs: Inputs) -> dict[str, Any]:
         "SOFTCAP": inputs.softcap > 0.0,
         "SINKS": inputs.sinks is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "ASM": not interpreting(),
+        "UNPACK": unpack.value if inputs.fp8 else 0,
     }
 
 

@@ -64,27 +64,34 @@ DECODE_BF16 = (
     DecodeConfig(64, 8, 7, 128, 1024, 2),
     DecodeConfig(32, 4, 7, 128, 1024, 4),
     DecodeConfig(32, 2, 9, 128, 1024, 3),
-    DecodeConfig(32, 2, 5, 128, 1024, 6),
+    DecodeConfig(32, 2, 5, 128, 1024, 5),
     DecodeConfig(64, 4, 7, 64, 1024, 2),
     DecodeConfig(64, 4, 7, 256, 1024, 2),
 )
 DECODE_FP8 = (
     DecodeConfig(64, 4, 7, 128, 1024, 4),
-    DecodeConfig(64, 4, 5, 128, 1024, 5),
-    DecodeConfig(64, 2, 7, 128, 1024, 4),
-    DecodeConfig(64, 4, 9, 128, 1024, 3),
-    DecodeConfig(32, 2, 7, 128, 1024, 6),
-    DecodeConfig(64, 8, 7, 128, 1024, 4),
-    DecodeConfig(64, 4, 7, 64, 1024, 4),
-    DecodeConfig(64, 4, 7, 256, 1024, 4),
+    DecodeConfig(64, 4, 7, 128, 1024, 4, cvt=True),
+    DecodeConfig(64, 4, 5, 128, 1024, 5, cvt=True),
+    DecodeConfig(64, 2, 7, 128, 1024, 4, cvt=True),
+    DecodeConfig(64, 4, 9, 128, 1024, 3, cvt=True),
+    DecodeConfig(64, 8, 7, 128, 1024, 4, cvt=True),
+    DecodeConfig(64, 4, 7, 64, 1024, 4, cvt=True),
+    DecodeConfig(64, 4, 7, 256, 1024, 4, cvt=True),
 )
-PREFILL = (
+PREFILL_BF16 = (
     PrefillConfig(128, 64, 8, 3),
     PrefillConfig(128, 64, 8, 5),
     PrefillConfig(128, 64, 8, 7),
+    PrefillConfig(64, 64, 4, 3),
     PrefillConfig(64, 64, 4, 5),
     PrefillConfig(128, 128, 8, 3),
-    PrefillConfig(128, 128, 8, 5),
+    PrefillConfig(128, 32, 8, 5),
+)
+PREFILL_FP8 = (
+    PrefillConfig(128, 64, 8, 5),
+    PrefillConfig(128, 64, 8, 5, cvt=True),
+    PrefillConfig(64, 64, 4, 5, cvt=True),
+    PrefillConfig(128, 128, 8, 5, cvt=True),
 )
 
 
@@ -243,11 +250,12 @@ def compile_jobs(page: int, only: str | None) -> list[Job]:
     jobs: list[Job] = []
     if only != "prefill":
         for fp8, configs in ((False, DECODE_BF16), (True, DECODE_FP8)):
-            kernels = {(c.block_n, c.num_warps, c.stages): c for c in configs}.values()
+            kernels = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in configs}.values()
             jobs += [(heads, page, fp8, c, False) for heads in (QWEN_7B, QWEN_06B) for c in kernels]
         jobs.append((QWEN_7B, page, False, DECODE_BF16[0], True))
     if only != "decode":
-        jobs += [(QWEN_7B, page, fp8, c, False) for fp8 in (False, True) for c in PREFILL]
+        jobs += [(QWEN_7B, page, False, c, False) for c in PREFILL_BF16]
+        jobs += [(QWEN_7B, page, True, c, False) for c in PREFILL_FP8]
     return jobs
 
 
@@ -259,10 +267,13 @@ def _compile(job: Job) -> None:
 
 
 def label(config: DecodeConfig | PrefillConfig) -> str:
-    """`64x4w7s/128m2p` for decode, `128x64x8w5s` for prefill."""
+    """`64n4w7s/128m2p` for decode, `128x64n8w5s` for prefill; c where e4m3 goes by the conversion instruction."""
+    unpack = "c" if config.cvt else ""
     if isinstance(config, DecodeConfig):
-        return f"{config.block_n}n{config.num_warps}w{config.stages}s/{config.min_split}m{config.programs_per_sm}p"
-    return f"{config.block_m}x{config.block_n}n{config.num_warps}w{config.stages}s"
+        return (
+            f"{config.block_n}n{config.num_warps}w{config.stages}s/{config.min_split}m{config.programs_per_sm}p{unpack}"
+        )
+    return f"{config.block_m}x{config.block_n}n{config.num_warps}w{config.stages}s{unpack}"
 
 
 def sweep_decode(page: int, fp8: bool, works: list[Work]) -> list[dict[str, object]]:
@@ -294,17 +305,18 @@ def sweep_decode(page: int, fp8: bool, works: list[Work]) -> list[dict[str, obje
 
 def sweep_prefill(page: int, fp8: bool, works: list[Work]) -> list[dict[str, object]]:
     """Table of µs for each work and configuration; the best in TFLOP/s of the causal half."""
-    print(f"\nprefill {'fp8' if fp8 else 'bf16'} KV, page {page}; µs per call\n  " + "  ".join(map(label, PREFILL)))
+    configs = PREFILL_FP8 if fp8 else PREFILL_BF16
+    print(f"\nprefill {'fp8' if fp8 else 'bf16'} KV, page {page}; µs per call\n  " + "  ".join(map(label, configs)))
     rows = []
     space = attention_workspace(1024, QWEN_7B.q, QWEN_7B.dim, "cuda")
-    right = checked(QWEN_7B, page, fp8, PREFILL, space)
+    right = checked(QWEN_7B, page, fp8, configs, space)
     for work in works:
         case = Case(work, page, fp8, space)
         times = {c: measure(case, c) for c in right}
         best = min(times, key=lambda c: times[c])
         pairs = sum(q * (k - q) + q * (q + 1) / 2 for q, k in work.rows)
         flops = 4.0 * work.heads.dim * work.heads.q * pairs
-        cells = " ".join(f"{times[c] * 1e6:7.1f}" if c in times else "  wrong" for c in PREFILL)
+        cells = " ".join(f"{times[c] * 1e6:7.1f}" if c in times else "  wrong" for c in configs)
         print(
             f"{work.name:20} {cells} | {times[best] * 1e6:7.1f} µs {flops / times[best] / 1e12:4.0f} TFLOP/s"
             f" {label(best)}",

@@ -29,9 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return y
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """`residual [T,H] += x [T,H]` in place, then the norm of the rounded sum → `[T,H]`. `out` may be `x`."""
     y: Tensor = select("add_rms_norm", x.device, x.dtype)(x, residual, weight, eps, out=out)
     return y

@@ -68,9 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return out
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """`norm.add_rms_norm` on CUDA."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _launch(x, residual, weight, eps, out, None)
@@ -94,9 +92,7 @@ def _launch_quant(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     return Quantized(data, scales)
 
 
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
-) -> None:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
     rows, hidden = x.shape
     if hidden > MAX_HIDDEN:
         raise ValueError(f"rms_norm takes rows of at most {MAX_HIDDEN} values; got {hidden}")

@@ -23,9 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return _deliver(_rms(x, weight, eps), x.dtype, out)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
-) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
     """`residual += x` in place, then the norm of the rounded sum."""
     residual.copy_(residual.float() + x.float())
     return _deliver(_rms(residual, weight, eps), x.dtype, out)

@@ -82,40 +82,41 @@ def _qk_norm_rope_kv_write_kernel(
                 c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
             is_q = head < Q_HEADS
             is_v = head >= Q_HEADS + KV_HEADS
-            if q_norm is not None:
+            # A constant and a runtime condition do not mix in one `and`.
+            if q_norm is not None:  # noqa: SIM102
                 if is_q:
                     a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
-            if k_norm is not None:
+            if k_norm is not None:  # noqa: SIM102
                 if (not is_q) & (not is_v):
                     a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
             if not is_v:
                 a, b = a * cos - b * sin, b * cos + a * sin
             if is_q:
                 target = q_out + (row[:, None] * Q_HEADS + head) * D
-                store_rounded(target + first[None, :], a, inside)
-                store_rounded(target + second[None, :], b, inside)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_inside)
+                _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
             elif is_v:
                 kv_head = head - Q_HEADS - KV_HEADS
                 if v_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
-                target = v_cache + place[:, None] + kv_head * head_stride
-                store_rounded(target + first[None, :], a, written)
-                store_rounded(target + second[None, :], b, written)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_written)
+                v_target = v_cache + place[:, None] + kv_head * head_stride
+                _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
             else:
                 kv_head = head - Q_HEADS
                 if k_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
-                target = k_cache + place[:, None] + kv_head * head_stride
-                store_rounded(target + first[None, :], a, written)
-                store_rounded(target + second[None, :], b, written)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_written)
+                k_target = k_cache + place[:, None] + kv_head * head_stride
+                _store(k_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+
+
+@triton.jit
+def _store(target, a, b, c, first, second, rest, mask, rest_mask, ROT: tl.constexpr, D: tl.constexpr):
+    """Write a head's three pieces in the target's type."""
+    store_rounded(target + first[None, :], a, mask)
+    store_rounded(target + second[None, :], b, mask)
+    if ROT < D:
+        store_rounded(target + rest[None, :], c, rest_mask)
 
 
 @triton.jit
@@ -219,9 +220,7 @@ def _dimensions(head_dim: int, rot: int) -> dict[str, int]:
     }
 
 
-def _check(
-    qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor
-) -> tuple[int, int]:
+def _check(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> tuple[int, int]:
     """The strides of a page and of a head in the caches, after the layout is known to be what the kernel assumes."""
     head_dim = k_cache.shape[3]
     if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (head_dim, 1):

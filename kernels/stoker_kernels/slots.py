@@ -65,9 +65,7 @@ def commit_tokens(
     `row_slots`, `sampled`, `ring`, `advance` are `[R]` int32: last_token[slot] = sampled, position[slot] +=
     advance, ring = sampled. A padding row writes ring = −1 and no state. A slot may occur in one row only.
     """
-    select("commit_tokens", row_slots.device, row_slots.dtype)(
-        row_slots, sampled, position, last_token, ring, advance
-    )
+    select("commit_tokens", row_slots.device, row_slots.dtype)(row_slots, sampled, position, last_token, ring, advance)
 
 
 def apply_updates(packed: Tensor, page_table: Tensor, position: Tensor, last_token: Tensor) -> None:

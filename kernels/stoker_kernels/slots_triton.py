@@ -174,13 +174,11 @@ register_aot(
 )
 register_aot(
     _commit_tokens_kernel,
-    dict.fromkeys(("row_slots", "sampled", "position", "last_token", "ring", "advance"), f"*{I32}")
-    | {"rows": I32},
+    dict.fromkeys(("row_slots", "sampled", "position", "last_token", "ring", "advance"), f"*{I32}") | {"rows": I32},
     [{"ROWS": _ROWS}],
 )
 register_aot(
     _apply_updates_kernel,
-    dict.fromkeys(("packed", "page_table", "position", "last_token"), f"*{I32}")
-    | {"rows": I32, "table_stride": I32},
+    dict.fromkeys(("packed", "page_table", "position", "last_token"), f"*{I32}") | {"rows": I32, "table_stride": I32},
     [{"ROWS": _ROWS}],
 )

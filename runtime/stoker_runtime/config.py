@@ -119,7 +119,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be at least 1.", param="max_body_bytes")
+            raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0.", param="drain_seconds")
         self.engine.validate()

@@ -189,9 +189,7 @@ class Server:
     def _service(
         self, engine: OwnedEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
     ) -> Service:
-        limits = Limits(
-            engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority"
-        )
+        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
         return Service(engine, tokenizer, template, limits, defaults)
 
@@ -246,7 +244,8 @@ def open_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio switches off the delay of small packets only where it is.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
@@ -59,7 +59,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         argument = rest.pop(0)
         if not argument.startswith("-") or argument == "-":
             if "model" in found:
-                raise ConfigError(f"{argument!r} is one argument too many; the model is {found['model']!r}.", param="model")
+                raise ConfigError(f"{argument!r} is too much; the model is {found['model']!r}.", param="model")
             found["model"] = argument
             continue
         spelled, equals, value = argument.partition("=")
@@ -94,7 +94,7 @@ def _find_flag(spelled: str) -> tuple[Flag, bool]:
     plain = name.removeprefix("no-")
     if plain != name and plain in BY_NAME and BY_NAME[plain].is_switch:
         return BY_NAME[plain], True
-    _unknown("flag", spelled, [f"--{known}" for known in BY_NAME], f"--{name}")
+    raise _unknown("flag", spelled, [f"--{known}" for known in BY_NAME], f"--{name}")
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if not name.startswith(PREFIX) or name.startswith(OTHER_VARIABLES) or _is_service_link(name, value):
             continue
         if name not in variables:
-            _unknown("environment variable", name, variables, name)
+            raise _unknown("environment variable", name, variables, name)
         flag = variables[name]
         if flag.many:
             found[flag.name] = [_convert(flag, name, part.strip()) for part in value.split(",") if part.strip()]
@@ -124,7 +124,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     for key, value in _read_file(path).items():
         name = str(key).replace("_", "-")
         if name not in BY_NAME or name == "config":
-            _unknown(f"key in {path}", str(key), BY_NAME, name)
+            raise _unknown(f"key in {path}", str(key), BY_NAME, name)
         flag = BY_NAME[name]
         values = value if isinstance(value, list) else [value]
         if isinstance(value, dict) and flag.convert is pair:
@@ -182,7 +182,7 @@ def _last(settings: Mapping[str, Any], name: str) -> str:
     return str(settings.get(name, ""))
 
 
-def _unknown(kind: str, spelled: str, known: Iterable[str], key: str) -> NoReturn:
+def _unknown(kind: str, spelled: str, known: Iterable[str], key: str) -> ConfigError:
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "."
-    raise ConfigError(f"Unknown {kind} {spelled}{hint}", param=spelled)
+    return ConfigError(f"Unknown {kind} {spelled}{hint}", param=spelled)

@@ -95,9 +95,7 @@ class Choice:
 class Generation:
     """All sequences of one client request, from submission to the last token."""
 
-    def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics, work: Work
-    ) -> None:
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics, work: Work) -> None:
         """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
         self.arrival = time.monotonic()
         self.work = work
@@ -112,9 +110,7 @@ class Generation:
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
-        detokenizer = Detokenizer(
-            tokenizer, work.stops, include_stop=work.include_stop, skip_special=work.skip_special
-        )
+        detokenizer = Detokenizer(tokenizer, work.stops, include_stop=work.include_stop, skip_special=work.skip_special)
         return Choice(index, f"{work.label}-{self._serial}-{index}", work.prompts[index // work.n], detokenizer)
 
     def _request(self, choice: Choice) -> Request:
@@ -183,9 +179,10 @@ class Generation:
             raise EngineError(output.error or "The engine failed on this request.")
         if output.cached_tokens:
             choice.cached_tokens = output.cached_tokens
-        finish, stop_reason = output.finish, output.stop_token
+        finish = output.finish
+        stop_reason: int | str | None = output.stop_token
         text, used = self._read(choice, output)
-        stopped_by: int | str | None = choice.detokenizer.stopped_by
+        stopped_by = choice.detokenizer.stopped_by
         if stopped_by is not None:
             if finish is None:
                 self._engine.abort([choice.request_id])

@@ -44,7 +44,9 @@ async def completion_prompts(
     return prompts
 
 
-def fit(prompt: Prompt, asked: int | None, cap: int | None, truncate: int | None, service: Service) -> tuple[Prompt, int]:
+def fit(
+    prompt: Prompt, asked: int | None, cap: int | None, truncate: int | None, service: Service
+) -> tuple[Prompt, int]:
     """The prompt, cut to its last `truncate` tokens if asked (-1: to what fits), and how many tokens may follow.
 
     `asked` None means all that the context leaves, at most `cap`. Raises RequestError when they do not fit together.

@@ -41,12 +41,21 @@ def load_defaults(model: str) -> SamplingDefaults:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}.") from error
-    floats = ("temperature", "top_p", "min_p", "repetition_penalty")
-    found: dict[str, float] = {
-        name: float(stored[name]) for name in floats if isinstance(stored.get(name), (int, float))
-    }
-    whole = {name: stored[name] for name in ("top_k", "max_new_tokens") if isinstance(stored.get(name), int)}
-    return SamplingDefaults(**found, **whole)
+    base = SamplingDefaults()
+
+    def fraction(name: str, default: float) -> float:
+        value = stored.get(name)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    top_k, cap = stored.get("top_k"), stored.get("max_new_tokens")
+    return SamplingDefaults(
+        temperature=fraction("temperature", base.temperature),
+        top_p=fraction("top_p", base.top_p),
+        top_k=top_k if isinstance(top_k, int) else base.top_k,
+        min_p=fraction("min_p", base.min_p),
+        repetition_penalty=fraction("repetition_penalty", base.repetition_penalty),
+        max_new_tokens=cap if isinstance(cap, int) else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +79,7 @@ def build_params(
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of other than n is not supported by this server.", param="best_of")
     if body.priority and not limits.priorities:
-        raise RequestError(
-            "priority needs a server that runs with --scheduling-policy priority.", param="priority"
-        )
+        raise RequestError("priority needs a server that runs with --scheduling-policy priority.", param="priority")
     if body.prompt_logprobs and body.stream:
         raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     check_ids("stop_token_ids", body.stop_token_ids or (), limits.vocab_size)
@@ -99,7 +106,7 @@ def build_params(
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise RequestError unless every id lies in the model's vocabulary."""
-    if ids and not (0 <= min(ids) and max(ids) < vocab_size):
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = min(ids) if min(ids) < 0 else max(ids)
         raise RequestError(
             f"{field} holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.", param=field

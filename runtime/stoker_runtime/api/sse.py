@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker_runtime.api.edge import error_body
 from stoker_runtime.api.generation import Delta, Generation, Work
-from stoker_runtime.api.state import Service, ServerState
+from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import EngineError, StokerError, UnavailableError
 
 log = logging.getLogger(__name__)

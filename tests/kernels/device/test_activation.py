@@ -7,15 +7,15 @@ import torch
 
 from stoker_kernels import activation, reference
 
+# exp of a large gate is infinity on purpose; the interpreter's numpy says so.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 4), (3, 1100)])
-def test_activations_match(
-    rows: int, columns: int, name: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_activations_match(rows: int, columns: int, name: str, dtype: torch.dtype, device: torch.device) -> None:
     x = (4 * torch.randn(rows, 2 * columns, generator=torch.Generator().manual_seed(7))).to(device, dtype)
     out = torch.full((rows, columns), float("nan"), dtype=dtype, device=device)
     got = getattr(activation, name)(x, out=out)
@@ -47,9 +47,7 @@ def test_an_odd_row_is_refused(device: torch.device) -> None:
 @pytest.mark.parametrize("rows", [1, 129, 8192])
 def test_silu_matches_at_real_sizes(rows: int, device: torch.device) -> None:
     x = torch.randn(rows, 2 * 18944, device=device, dtype=torch.bfloat16)
-    torch.testing.assert_close(
-        activation.silu_and_mul(x), reference.silu_and_mul(x), rtol=8e-3, atol=1e-4
-    )
+    torch.testing.assert_close(activation.silu_and_mul(x), reference.silu_and_mul(x), rtol=8e-3, atol=1e-4)
     quantized = activation.silu_and_mul_quant(x)
     dequantized = quantized.data.float() * quantized.scale
     torch.testing.assert_close(dequantized, reference.silu_and_mul(x).float(), rtol=0.08, atol=0.02)

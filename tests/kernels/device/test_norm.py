@@ -58,9 +58,7 @@ def test_quantized_norms_match(dtype: torch.dtype, device: torch.device) -> None
 def test_rows_may_be_a_slice(device: torch.device) -> None:
     x, _, weight = _inputs(4, 128, torch.float32, device)
     sliced = x[:, :64]
-    torch.testing.assert_close(
-        norm.rms_norm(sliced, weight[:64], 1e-6), reference.rms_norm(sliced, weight[:64], 1e-6)
-    )
+    torch.testing.assert_close(norm.rms_norm(sliced, weight[:64], 1e-6), reference.rms_norm(sliced, weight[:64], 1e-6))
 
 
 def test_a_row_too_long_is_refused(device: torch.device) -> None:

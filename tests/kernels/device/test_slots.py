@@ -57,9 +57,7 @@ def test_commit_tokens_matches(device: torch.device) -> None:
 
 
 def test_apply_updates_matches(device: torch.device) -> None:
-    packed = slots.pack_updates(
-        [(5, 0, [9, 8, 7]), (299, 6, [1]), (5, 1, [77])], [(5, 40), (7, 3)], [(5, 11), (5, 12)]
-    )
+    packed = slots.pack_updates([(5, 0, [9, 8, 7]), (299, 6, [1]), (5, 1, [77])], [(5, 40), (7, 3)], [(5, 11), (5, 12)])
     upload = torch.cat([torch.from_numpy(packed), torch.tensor([[-1, 0, 5]], dtype=torch.int32)]).to(device)
     results = []
     for module in (slots, reference_slots):
