@@ -93,30 +93,30 @@ def _qk_norm_rope_kv_write_kernel(
                 a, b = a * cos - b * sin, b * cos + a * sin
             if is_q:
                 target = q_out + (row[:, None] * Q_HEADS + head) * D
-                store_rounded(target + first[None, :], a, inside)
-                store_rounded(target + second[None, :], b, inside)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_inside)
+                _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
             elif is_v:
                 kv_head = head - Q_HEADS - KV_HEADS
                 if v_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
-                target = v_cache + place[:, None] + kv_head * head_stride
-                store_rounded(target + first[None, :], a, written)
-                store_rounded(target + second[None, :], b, written)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_written)
+                v_target = v_cache + place[:, None] + kv_head * head_stride
+                _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
             else:
                 kv_head = head - Q_HEADS
                 if k_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
-                target = k_cache + place[:, None] + kv_head * head_stride
-                store_rounded(target + first[None, :], a, written)
-                store_rounded(target + second[None, :], b, written)
-                if ROT < D:
-                    store_rounded(target + rest[None, :], c, rest_written)
+                k_target = k_cache + place[:, None] + kv_head * head_stride
+                _store(k_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+
+
+@triton.jit
+def _store(target, a, b, c, first, second, rest, mask, rest_mask, ROT: tl.constexpr, D: tl.constexpr):
+    """Write a head's three pieces in the target's type."""
+    store_rounded(target + first[None, :], a, mask)
+    store_rounded(target + second[None, :], b, mask)
+    if ROT < D:
+        store_rounded(target + rest[None, :], c, rest_mask)
 
 
 @triton.jit

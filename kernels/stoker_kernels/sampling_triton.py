@@ -167,10 +167,10 @@ def _apply_kernel(
         history = packed + tl.load(header + HISTORY_START)
         for start in range(0, number, ENTRIES):
             entry = start + tl.arange(0, ENTRIES)
-            token = tl.load(history + 2 * entry, mask=entry < number, other=-1)
-            here = (token >= block * BLOCK) & (token < (block + 1) * BLOCK)
+            seen = tl.load(history + 2 * entry, mask=entry < number, other=-1)
+            here = (seen >= block * BLOCK) & (seen < (block + 1) * BLOCK)
             word = tl.load(history + 2 * entry + 1, mask=here, other=0)
-            tl.store(line + token, word.to(tl.int16), mask=here)
+            tl.store(line + seen, word.to(tl.int16), mask=here)
 
 
 def apply(packed: Tensor, updates: int, state: SamplingState) -> None:

@@ -244,7 +244,8 @@ def open_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio switches off the delay of small packets only where it is.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:

@@ -43,9 +43,7 @@ def test_without_padding_shapes_are_exact() -> None:
 
 
 def test_the_upload_of_a_padded_step() -> None:
-    batch = Batch(
-        1, decodes=(4, 2), prefills=(PrefillChunk(7, 16, (1, 2, 3), False), PrefillChunk(5, 0, (9,), True))
-    )
+    batch = Batch(1, decodes=(4, 2), prefills=(PrefillChunk(7, 16, (1, 2, 3), False), PrefillChunk(5, 0, (9,), True)))
     shape = StepShape(4, GRAPH_PREFILLS, 16, "greedy")
     packed = pack_ragged(batch, shape)
     rows = shape.rows

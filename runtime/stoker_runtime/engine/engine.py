@@ -144,9 +144,13 @@ class AsyncEngine:
             self._ledger.refuse_running(request)
             refuse_impossible(request, max_tokens=self.max_model_len, vocab_size=self.vocab_size)
         self._ledger.refuse_beyond(self.ready.max_queued, len(requests))
+        named = [(self._ledger.new_handle(), request) for request in requests]
+        # Encoded before anything is recorded: what cannot be encoded leaves no trace.
+        messages = [encode(Add(handle, request)) for handle, request in named]
         stream = TokenStream()
-        for request in requests:
-            self._send(Add(self._ledger.open(request, stream), request))
+        for (handle, request), message in zip(named, messages, strict=True):
+            self._ledger.open(handle, request, stream)
+            self._socket.send(message)
         return stream
 
     def abort(self, request_ids: Sequence[str]) -> None:

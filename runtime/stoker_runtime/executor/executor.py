@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from stoker_kernels import dispatch
+from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.cuda_graphs import StepGraphs
@@ -28,7 +29,6 @@ from stoker_runtime.sampling.logprobs import (
     ROWS_AT_ONCE,
     PendingLogprobs,
     PendingPromptLogprobs,
-    packed_logprobs,
     to_host,
 )
 from stoker_runtime.sampling.sampler import GREEDY, SAMPLE
@@ -142,7 +142,7 @@ class Executor:
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor, targets: list[int]) -> list[PendingPromptLogprobs]:
         """Log-probabilities of the prompt's own tokens, one entry per chunk; `hidden [len(targets), H]`."""
-        tokens = torch.tensor(targets, device=self.device)
+        tokens = torch.tensor(targets, dtype=torch.int32, device=self.device)
         pending, at = [], 0
         for chunk in batch.prefills:
             top = self.body.sampler.prompt_logprobs(chunk.slot)
@@ -150,7 +150,7 @@ class Executor:
             parts = []
             for first in range(at, end, ROWS_AT_ONCE):
                 part = slice(first, min(first + ROWS_AT_ONCE, end))
-                parts.append(to_host(packed_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
+                parts.append(to_host(token_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
             pending.append(PendingPromptLogprobs(parts, top))
             at = end
         return pending
@@ -166,7 +166,7 @@ class Executor:
         if wanted:
             tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted]
             picked = torch.tensor([rows[index] for index in wanted], device=self.device)
-            packed = packed_logprobs(logits[picked], body.ring[picked], max(tops))
+            packed = token_logprobs(logits[picked], body.ring[picked], max(tops))
             logprobs = PendingLogprobs(to_host(packed), wanted, tops)
         event = None
         if self.device.type == "cuda":

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stoker_kernels.attention import attention_workspace_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_kernels.sampling import SamplingState
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.models.spec import ModelSpec
 
 STAGES = 4
 
@@ -81,6 +85,19 @@ class Staging:
         self._next = (index + 1) % STAGES
         self._arrays[index][:count] = values
         target[:count].copy_(self._buffers[index][:count], non_blocking=True)
+
+
+def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes that rest on the device beside weights, KV and activations: slots, sampling, attention scratch, rotary."""
+    slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
+    ragged = 28 * config.max_num_batched_tokens + 64 * slots
+    return (
+        slots * (4 * pages + 64)
+        + ragged
+        + SamplingState.nbytes(slots, spec.vocab)
+        + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
+        + spec.rope_table_bytes(config.max_model_len)
+    )
 
 
 def allocate_slots(slots: int, max_pages: int, device: torch.device) -> SlotTensors:
