@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from llama_vocab import FOLDER
 
 from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
@@ -101,3 +106,43 @@ def test_equals_transformers(name: str) -> None:
 
     expected = render_jinja_template([MESSAGES], chat_template=TEMPLATES[name], add_generation_prompt=True)[0][0]
     assert render(TEMPLATES[name]) == expected
+
+
+CONVERSATION = [
+    {"role": "user", "content": 'Hi "ä"'},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "2+2?"},
+]
+
+
+def rendered_by_transformers(source: str, special: dict[str, str]) -> str | None:
+    """What `transformers` renders; None when the template refuses the conversation there."""
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        return str(
+            render_jinja_template([CONVERSATION], chat_template=source, add_generation_prompt=True, **special)[0][0]
+        )
+    except (jinja2.TemplateError, TypeError):
+        return None
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_real_templates_equal_transformers(part: int) -> None:
+    files = sorted(FOLDER.glob("*.jinja"))[part::4]
+    if not files:
+        pytest.skip("llama.cpp's templates are not here: python tests/runtime/llama_vocab.py")
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    rendered = 0
+    for file in files:
+        source = file.read_text(encoding="utf-8")
+        expected = rendered_by_transformers(source, special)
+        template = ChatTemplate({"default": source}, special, file.name)
+        if expected is None:
+            with pytest.raises(RequestError):
+                template.render(CONVERSATION)
+        else:
+            assert template.render(CONVERSATION) == expected, file.name
+            rendered += 1
+    assert rendered >= 14
