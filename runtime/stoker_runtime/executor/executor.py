@@ -93,6 +93,8 @@ class Executor:
             self.arena[:, :, target] = self.arena[:, :, source]
         if batch.assigns:
             self.body.sampler.assign(batch.assigns)
+            # The same slots may hold other sequences now: the next decode selects its way anew.
+            self._decodes = ()
         if batch.page_updates:
             packed = pack_updates((update.slot, update.start, update.pages) for update in batch.page_updates)
             slots = self.body.slots
