@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     from stoker_runtime.server import Server
 
     async def start_engine(engine: EngineConfig) -> AsyncEngine:
-        return await AsyncEngine.start(engine, log_level=config.log_level)
+        return await AsyncEngine.start(engine, log_level=config.log_level, log_json=config.log_json)
 
     async def serve() -> int:
         return await Server(config, start_engine).run()

@@ -44,6 +44,7 @@ from stoker_runtime.engine.messages import (
 )
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.logging_setup import set_up
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
@@ -241,7 +242,7 @@ def run(build: ExecutorFactory) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    logging.basicConfig(level=start.log_level.upper(), format="%(asctime)s %(levelname)s engine %(message)s")
+    set_up(start.log_level, start.log_json)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, 0)
