@@ -53,7 +53,7 @@ HEARTBEAT_SECONDS = 0.5
 FAREWELL_MS = 2000
 """How long an ending process waits for its last messages to leave."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("stoker_runtime.engine.core")
 
 
 @dataclass(slots=True)
@@ -266,7 +266,7 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
     # What was loaded lives until the end: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
-    log.info("engine ready: %s", ", ".join(f"{key}={value}" for key, value in executor.describe().items()))
+    log.info("engine ready, process %d", os.getpid())
     try:
         EngineCore(loop, socket).run()
     except Exception:
