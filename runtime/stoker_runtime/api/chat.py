@@ -23,6 +23,7 @@ from stoker_runtime.api.prompts import check_template_variables, encode, fit, te
 from stoker_runtime.api.protocol import ChatBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_text
 from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.structured import read_constraint
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.errors import RequestError
 from stoker_runtime.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
+    constraint = await read_constraint(service, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -42,7 +44,7 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
     )
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id)
+    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
     layout = ChatFormat(body, answer_id, model, service.tokenizer)
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))

@@ -112,8 +112,9 @@ class Constraints:
         targets = [(matcher, row) for _, matcher, row in constrained]
         self._pool().unsafe_compute_mask_ptr(targets, words.ctypes.data, words.strides[0], len(words))
         for sequence, matcher, row in constrained:
-            if matcher.is_error():
-                self._refuse(sequence, f"no token of this model may follow ({explain(matcher)})", output)
+            if matcher.is_error() or not words[row].any():
+                reason = explain(matcher) or "its vocabulary lacks the text"
+                self._refuse(sequence, f"no token of this model may follow ({reason})", output)
             elif not self._bar_ends(sequence, words[row], accepting=matcher.is_accepting()):
                 self._complete(sequence, output)
 

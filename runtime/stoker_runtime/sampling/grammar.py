@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stoker_runtime.tokenizer import Tokenizer
 
 MAX_WHITESPACE = 40
+BLANKS = rf"[ \t\n\r]{{1,{MAX_WHITESPACE}}}"
 MAX_PROTOTYPES = 64
 COMPILE_THREADS = 2
 MAX_MESSAGE = 500
@@ -87,15 +88,12 @@ def to_grammar(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            blanks = rf"[ \t\n\r]{{1,{MAX_WHITESPACE}}}"
             # Leniency would be silence about keywords that are not enforced.
-            return LLMatcher.grammar_from_json_schema(
-                text, defaults={"whitespace_pattern": blanks}, overrides={"lenient": False}
-            )
+            return LLMatcher.grammar_from_json_schema(_bounded(text), overrides={"lenient": False})
         if constraint.kind is ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(_without_anchors(text))
         return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except (ValueError, GbnfToLarkError) as error:
+    except (ValueError, RecursionError, GbnfToLarkError) as error:
         raise RequestError(f"The {_title(constraint)} cannot be read: {error}") from error
 
 
@@ -132,9 +130,20 @@ def choice(options: Sequence[str]) -> Constraint:
     return Constraint(ConstraintKind.GRAMMAR, f"start: {alternatives}")
 
 
-def json_schema(schema: dict[str, Any] | bool) -> Constraint:
-    """The constraint that the output is JSON after `schema`; properties come in the order in which it names them."""
-    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+def json_schema(schema: dict[str, Any] | bool, blanks: str | None = None) -> Constraint:
+    """The constraint that the output is JSON after `schema`; properties come in the order in which it names them.
+
+    `blanks` is a pattern for the white space between the parts; "" allows none.
+    """
+    return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(with_blanks(schema, blanks), ensure_ascii=False))
+
+
+def with_blanks(schema: dict[str, Any] | bool, blanks: str | None) -> dict[str, Any] | bool:
+    """`schema` with the pattern for its white space, in llguidance's notation."""
+    if blanks is None or schema is False:
+        return schema
+    options = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
+    return {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
 
 
 class GrammarCompiler:
@@ -170,6 +179,14 @@ class GrammarCompiler:
         # The first mask is the dearest: copies start from a lexer that knows it.
         matcher.compute_bitmask()
         return matcher
+
+
+def _bounded(text: str) -> str:
+    """A schema's text with bounds for white space, unless it says itself what it allows."""
+    schema = json.loads(text)
+    if isinstance(schema, bool) or (isinstance(schema, dict) and "x-guidance" not in schema):
+        return json.dumps(with_blanks(schema, BLANKS), ensure_ascii=False)
+    return text
 
 
 def _without_anchors(pattern: str) -> str:
