@@ -111,11 +111,6 @@ UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
         "use_beam_search": True,
-        "guided_json": {"type": "object"},
-        "guided_regex": "a+",
-        "guided_choice": ["a"],
-        "structured_outputs": {"json": {}},
-        "response_format": {"type": "json_object"},
         "allowed_token_ids": [1],
         "bad_words": ["x"],
         "length_penalty": 2.0,
@@ -137,7 +132,6 @@ UNSUPPORTED = {
         "store": True,
         "service_tier": "flex",
         "web_search_options": {},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
         "verbosity": "low",
     },
 }

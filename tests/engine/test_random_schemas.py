@@ -1,4 +1,4 @@
-"""Hundreds of random schemas through the engine: every output parses and validates, as an independent library sees it."""
+"""Hundreds of random schemas through the engine: every output parses and validates, an independent library says."""
 
 from __future__ import annotations
 

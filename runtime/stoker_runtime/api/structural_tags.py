@@ -147,7 +147,10 @@ class _Rules:
         return self._rule(several if part.get("at_least_one") else f"({several})?")
 
     def _regex(self, pattern: str) -> str:
-        return f"/{re.sub(r'(?<!\\)((?:\\\\)*)/', r'\1\\/', pattern)}/" if pattern else '""'
+        if not pattern:
+            return '""'
+        slashes_escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)
+        return f"/{slashes_escaped}/"
 
     def _schema(self, schema: Any) -> str:
         if not isinstance(schema, (dict, bool)) or schema is False:

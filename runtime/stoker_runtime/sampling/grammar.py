@@ -88,8 +88,7 @@ def to_grammar(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            # Leniency would be silence about keywords that are not enforced.
-            return LLMatcher.grammar_from_json_schema(_bounded(text), overrides={"lenient": False})
+            return _json_grammar(text)
         if constraint.kind is ConstraintKind.REGEX:
             return LLMatcher.grammar_from_regex(_without_anchors(text))
         return LLMatcher.grammar_from_lark(any_to_lark(text))
@@ -181,12 +180,16 @@ class GrammarCompiler:
         return matcher
 
 
-def _bounded(text: str) -> str:
-    """A schema's text with bounds for white space, unless it says itself what it allows."""
+def _json_grammar(text: str) -> str:
+    """A schema in llguidance's notation, white space bounded unless the schema says itself what it allows."""
+    from llguidance import LLMatcher
+
     schema = json.loads(text)
-    if isinstance(schema, bool) or (isinstance(schema, dict) and "x-guidance" not in schema):
-        return json.dumps(with_blanks(schema, BLANKS), ensure_ascii=False)
-    return text
+    if schema is True or (isinstance(schema, dict) and "x-guidance" not in schema):
+        schema = with_blanks(schema, BLANKS)
+    # Leniency would be silence about keywords that are not enforced.
+    overrides = {"lenient": False} if isinstance(schema, dict) else None
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=overrides)
 
 
 def _without_anchors(pattern: str) -> str:
