@@ -1,4 +1,4 @@
-"""Structured output through the whole server: fields, refusals, and answers of a real engine process on random tokens."""
+"""Structured output through the whole server: fields, refusals, and answers of an engine process on random tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constrained and unconstrained sequences in random schedules: every output is legal, and complete unless it was cut."""
+"""Constrained and unconstrained sequences in random schedules: each output is legal, and complete unless it was cut."""
 
 from __future__ import annotations
 
