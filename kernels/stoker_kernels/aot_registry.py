@@ -2,7 +2,7 @@
 constants.
 
 Invariants: a spec names every argument of its kernel, either in the signature or among the constants;
-`LAUNCH_PDL` is added by the registry: False for every SM, True as well from SM 9.0 on.
+`LAUNCH_PDL` is added when compiling: True from SM 9.0 on, False below.
 Knows nothing of
 compiling (`aot.py`), and imports no Triton.
 """
