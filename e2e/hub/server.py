@@ -108,9 +108,7 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(
-        self, address: tuple[str, int] = ("127.0.0.1", 0), *, token: str = "", redirect: bool = False
-    ) -> None:
+    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0), *, token: str = "", redirect: bool = False) -> None:
         super().__init__(address, Handler)
         self.repositories: dict[str, dict[str, Repository]] = {}
         self.token = token
@@ -185,9 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "cdn":
             self._file(parts[1:], through_cdn=True)
         elif not self._authorized():
-            self._json(
-                401, {"error": "Invalid username or password."}, {"X-Error-Message": "Invalid credentials"}
-            )
+            self._json(401, {"error": "Invalid username or password."}, {"X-Error-Message": "Invalid credentials"})
         elif parts[:2] == ["api", "models"] and len(parts) >= 4:
             self._api("/".join(parts[2:4]), parts[4:], parse_qs(url.query))
         elif len(parts) >= 5 and parts[2] == "resolve":
@@ -292,9 +288,7 @@ class Handler(BaseHTTPRequestHandler):
                     return
 
     def _json(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
-        self._empty(
-            status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(document).encode()
-        )
+        self._empty(status, {"Content-Type": "application/json", **(headers or {})}, json.dumps(document).encode())
 
     def _empty(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.send_response(status)

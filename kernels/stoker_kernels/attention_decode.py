@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.attention_tiles import page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
 
 
@@ -71,7 +71,7 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads"])
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -108,7 +108,7 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
-    ASM: tl.constexpr,
+    UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
     """One (item, KV head) of the plan. Strides are in elements of the pointers' types.
@@ -150,23 +150,22 @@ def decode_kernel(
     if FP8:
         q_odd = tl.load(q_ptrs + 1, mask=in_out, other=0.0).to(tl.float16)
         q = q.to(tl.float16)
-        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * 256.0
-        out_scale = tl.load(v_scale_ptr + head) * 256.0
+        unit: tl.constexpr = 1.0 if UNPACK == UNPACK_CVT else 256.0
+        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * unit
+        out_scale = tl.load(v_scale_ptr + head) * unit
 
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(
-            page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N
-        )
+        offsets = page_offsets(page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
         in_range = key + n < end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=in_range[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=in_range[:, None] & in_dim[None, :], other=0)
         if FP8:
-            k_even, k_odd = unpack_e4m3(k, ASM)
+            k_even, k_odd = unpack_e4m3(k, UNPACK)
             s = tl.dot(q, k_even, input_precision=PRECISION)
             s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION) * qk_scale
         else:
@@ -180,11 +179,11 @@ def decode_kernel(
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
-        l = l * alpha + tl.sum(p, 1)
+        norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = acc * alpha[:, None]
         if FP8:
-            v_even, v_odd = unpack_e4m3(v, ASM)
+            v_even, v_odd = unpack_e4m3(v, UNPACK)
             p = p.to(tl.float16)
             acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
             acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
@@ -194,8 +193,8 @@ def decode_kernel(
     dims = d * PACK
     if num_splits > 1:
         # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
-        lse = m + tl.log2(l)
-        inverse = 1.0 / tl.where(l > 0.0, l, 1.0)
+        lse = m + tl.log2(norm)
+        inverse = 1.0 / tl.where(norm > 0.0, norm, 1.0)
         lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * GROUP + q_heads
         partial_ptrs = partial_ptr + (
             (first_item.to(tl.int64) * num_kv_heads * GROUP + q_heads[:, None]) * HEAD_DIM + dims[None, :]
@@ -214,7 +213,7 @@ def decode_kernel(
             return
         tl.store(arrivals, 0)
         m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)
+        norm = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for _ in tl.range(0, num_splits, 1, loop_unroll_factor=4):
@@ -223,7 +222,7 @@ def decode_kernel(
             m_new = tl.maximum(m, lse)
             alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - m_new))
             weight = tl.where(lse == -float("inf"), 0.0, tl.exp2(lse - m_new))
-            l = l * alpha + weight
+            norm = norm * alpha + weight
             acc = acc * alpha[:, None] + o * weight[:, None]
             if FP8:
                 o = tl.load(partial_ptrs + 1, mask=in_out, other=0.0, cache_modifier=".cg")
@@ -236,10 +235,10 @@ def decode_kernel(
         sink = tl.load(sinks_ptr + q_heads, mask=g < GROUP, other=0.0) * LOG2E
         m_new = tl.maximum(m, sink)
         weight = tl.exp2(m - m_new)
-        l = l * weight + tl.exp2(sink - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
         acc = acc * weight[:, None]
         acc_odd = acc_odd * weight[:, None]
-    factor = (out_scale / tl.where(l > 0.0, l, 1.0))[:, None]  # no key: acc is 0
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
     out_ptrs = out_ptr + row.to(tl.int64) * out_stride + q_heads[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
     if FP8:

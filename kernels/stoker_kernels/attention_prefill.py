@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.attention_tiles import page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
 
 
@@ -31,7 +31,7 @@ def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr,
     return below - 1
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token"])
+@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
 def prefill_kernel(
     q_ptr,
     k_ptr,
@@ -69,7 +69,7 @@ def prefill_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
-    ASM: tl.constexpr,
+    UNPACK: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
     """One (tile of queries, KV head) of `num_rows` rows that follow `first_token` rows, and tokens, of decode.
@@ -89,13 +89,10 @@ def prefill_kernel(
     tile = (num_tokens - first_token) // TOKENS + num_rows - pid // num_kv_heads
     row = find_row(query_start_ptr, tile, num_rows, first_token, TOKENS, 128)
     row_start = tl.load(query_start_ptr + row)
-    row_end = num_tokens
-    seq_len = 0
-    slot = 0
-    if row < num_rows:
-        row_end = tl.load(query_start_ptr + row + 1)
-        seq_len = tl.load(seq_lens_ptr + row)
-        slot = tl.load(seq_slots_ptr + row)
+    real = row < num_rows
+    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
+    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
+    slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
     first = (tile - ((row_start - first_token) // TOKENS + row)) * TOKENS
     query_len = row_end - row_start
     if first >= query_len:
@@ -117,8 +114,9 @@ def prefill_kernel(
     if FP8:
         q_odd = tl.load(q_ptrs + 1, mask=in_out, other=0.0).to(tl.float16)
         q = q.to(tl.float16)
-        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * 256.0
-        out_scale = tl.load(v_scale_ptr + head) * 256.0
+        unit: tl.constexpr = 1.0 if UNPACK == UNPACK_CVT else 256.0
+        qk_scale = scale_log2 * tl.load(k_scale_ptr + head) * unit
+        out_scale = tl.load(v_scale_ptr + head) * unit
 
     context = seq_len - query_len
     position = context + token
@@ -132,19 +130,17 @@ def prefill_kernel(
         # Keys from here on are inside the window of every query of the tile.
         window_end = key_end - window
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(key_start, key_end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(
-            page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N
-        )
+        offsets = page_offsets(page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
         loaded = key + n < key_end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)
         if FP8:
-            k_even, k_odd = unpack_e4m3(k, ASM)
+            k_even, k_odd = unpack_e4m3(k, UNPACK)
             s = tl.dot(q, k_even, input_precision=PRECISION)
             s = tl.dot(q_odd, k_odd, s, input_precision=PRECISION)
         else:
@@ -165,11 +161,11 @@ def prefill_kernel(
             base = tl.where(m_new == -float("inf"), 0.0, m_new)
             p = tl.exp2(s * qk_scale - base[:, None])
         alpha = tl.exp2(m - base)
-        l = l * alpha + tl.sum(p, 1)
+        norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = acc * alpha[:, None]
         if FP8:
-            v_even, v_odd = unpack_e4m3(v, ASM)
+            v_even, v_odd = unpack_e4m3(v, UNPACK)
             p = p.to(tl.float16)
             acc = tl.dot(p, v_even, acc, input_precision=PRECISION)
             acc_odd = tl.dot(p, v_odd, acc_odd * alpha[:, None], input_precision=PRECISION)
@@ -180,10 +176,10 @@ def prefill_kernel(
         sink = tl.load(sinks_ptr + q_head, mask=in_row, other=0.0) * LOG2E
         m_new = tl.maximum(m, sink)
         weight = tl.exp2(m - m_new)
-        l = l * weight + tl.exp2(sink - m_new)
+        norm = norm * weight + tl.exp2(sink - m_new)
         acc = acc * weight[:, None]
         acc_odd = acc_odd * weight[:, None]
-    factor = (out_scale / tl.where(l > 0.0, l, 1.0))[:, None]  # no key: acc is 0
+    factor = (out_scale / tl.where(norm > 0.0, norm, 1.0))[:, None]  # no key: acc is 0
     out_ptrs = out_ptr + at[:, None] * out_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
     tl.store(out_ptrs, (acc * factor).to(out_ptr.dtype.element_ty), mask=in_out)
     if FP8:

@@ -1,7 +1,7 @@
 """Device functions that decode and prefill attention share: where keys lie, e4m3 unpacking, the logit soft-cap.
 
-Invariants: an e4m3 cache is read as 16-bit pairs and unpacked by integer operations into f16 (exactly, times 2⁻⁸, which
-the scales undo), so it needs no FP8 instruction and runs on every SM. Knows nothing of splits or tiles of queries.
+Invariants: an e4m3 cache is read as 16-bit pairs and unpacked into f16 exactly, where need be by integer
+operations, so that it runs on every SM. Knows nothing of splits or tiles of queries.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -10,15 +10,39 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# How `unpack_e4m3` works: plain integer operations (the interpreter's way), the same two pairs at a time, or the
+# conversion instruction of SM 8.9 on, which gives the value itself and not 2⁻⁸ of it.
+UNPACK_PLAIN = tl.constexpr(0)
+UNPACK_PAIRS = tl.constexpr(1)
+UNPACK_CVT = tl.constexpr(2)
+
 
 @triton.jit
-def unpack_e4m3(pairs, ASM: tl.constexpr):
-    """uint16 pairs of e4m3 → two f16 tensors (low bytes, high bytes), each 2⁻⁸ times the value.
+def unpack_e4m3(pairs, UNPACK: tl.constexpr):
+    """uint16 pairs of e4m3 → two f16 tensors (low bytes, high bytes), times 2⁻⁸ unless UNPACK is UNPACK_CVT.
 
     e4m3's exponent and mantissa, shifted to f16's fields, differ from f16 by the bias 15 − 7 alone, subnormals
-    included. The asm form does two pairs per instruction.
+    included. The asm forms take two pairs: (low₀ high₀ low₁ high₁) → (low₀ low₁), (high₀ high₁).
     """
-    if ASM:
+    if UNPACK == UNPACK_CVT:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a;
+            .reg .b16 l, h;
+            prmt.b32 a, $2, 0, 0x3120;
+            mov.b32 {l, h}, a;
+            cvt.rn.f16x2.e4m3x2 $0, l;
+            cvt.rn.f16x2.e4m3x2 $1, h;
+            }
+            """,
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    elif UNPACK == UNPACK_PAIRS:
         low, high = tl.inline_asm_elementwise(
             """
             {

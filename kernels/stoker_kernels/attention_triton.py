@@ -25,6 +25,7 @@ from stoker_kernels.attention_config import (
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import AttentionMeta
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
 from stoker_kernels.dispatch import interpreting, sm_of
 from stoker_kernels.pdl import launch_options
 
@@ -78,12 +79,13 @@ def paged_attention(
     head_dim, kv_bytes, sm = q.shape[2], 1 if fp8 else k_cache.element_size(), sm_of(q.device)
     rows = meta.seq_lens.shape[0]
     if meta.num_decodes > 0:
-        config = decode_config(head_dim, kv_bytes, sm)
+        config = decode_config(head_dim, kv_bytes, sm, meta.num_decodes * k_cache.shape[1])
         if meta.planned_window is None:
             launch_plan(meta, k_cache.shape[1], window, config)
         launch_decode(inputs, meta, config)
     if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
-        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm))
+        mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, rows - meta.num_decodes)
+        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm, mean_tokens))
     return out
 
 
@@ -92,7 +94,8 @@ def plan_attention(
 ) -> AttentionMeta:
     """`stoker_kernels.attention.plan_attention` on a GPU."""
     if meta.num_decodes > 0:
-        config = decode_config(head_dim, kv_dtype.itemsize, sm_of(meta.seq_lens.device))
+        sm = sm_of(meta.seq_lens.device)
+        config = decode_config(head_dim, kv_dtype.itemsize, sm, meta.num_decodes * num_kv_heads)
         launch_plan(meta, num_kv_heads, window, config)
     return replace(meta, planned_window=window)
 
@@ -144,7 +147,7 @@ def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> 
         BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
         BLOCK_N=config.block_n,
         STAGES=config.stages,
-        **_constants(inputs),
+        **_constants(inputs, config.cvt),
         num_warps=config.num_warps,
         **launch_options(inputs.q.device),
     )
@@ -181,7 +184,7 @@ def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -
         BLOCK_M=block_m,
         BLOCK_N=config.block_n,
         STAGES=config.stages,
-        **_constants(inputs),
+        **_constants(inputs, config.cvt),
         num_warps=config.num_warps,
         **launch_options(inputs.q.device),
     )
@@ -209,8 +212,9 @@ def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
     return inputs.q.stride(0), inputs.out.stride(0), meta.page_table.stride(0), cache[0], cache[1], cache[2]
 
 
-def _constants(inputs: Inputs) -> dict[str, Any]:
+def _constants(inputs: Inputs, cvt: bool) -> dict[str, Any]:
     head_dim = inputs.q.shape[2]
+    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
     return {
         "GROUP": inputs.group,
         "HEAD_DIM": head_dim,
@@ -221,7 +225,7 @@ def _constants(inputs: Inputs) -> dict[str, Any]:
         "SOFTCAP": inputs.softcap > 0.0,
         "SINKS": inputs.sinks is not None,
         "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
-        "ASM": not interpreting(),
+        "UNPACK": unpack.value if inputs.fp8 else 0,
     }
 
 
@@ -238,8 +242,10 @@ def _check(inputs: Inputs, meta: AttentionMeta) -> None:
         (inputs.fp8 == (inputs.k_scale is not None), "an e4m3 cache needs k_scale, and no other takes it"),
         (inputs.fp8 == (inputs.v_scale is not None), "an e4m3 cache needs v_scale, and no other takes it"),
         (inputs.fp8 or k.dtype == q.dtype, f"q is {q.dtype} but the cache {k.dtype}"),
-        (meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
-         f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}"),
+        (
+            meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
+            f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
+        ),
     ]
     for good, message in checks:
         if not good:

@@ -4,8 +4,9 @@ Rows `[0, num_decodes)` run one token each, which the device already holds; the 
 come from the host. The host uploads a few integers a row plus the chunks' ids; positions, slot mapping and
 KV lengths are derived here from the slot state, so nothing of that size crosses the bus.
 
-Invariants: padded rows have `row_slots` −1 and an empty query range; padded tokens (from `query_start[S]` on) get
-slot mapping −1, so nothing is written for them. Knows nothing of models.
+Invariants: padded rows have `row_slots` −1 (a padded decode row still has its one token, a padded chunk none);
+padded tokens, those of padded rows and from `query_start[S]` on, get slot mapping −1, so nothing is written for them.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class SlotTensors:
-    """The slot state a step reads: last_token [slots] int32, position [slots] int32, page_table [slots, max_pages] int32."""
+    """The slot state, all int32: last_token [slots], position [slots], page_table [slots, max_pages]."""
 
     last_token: torch.Tensor
     position: torch.Tensor

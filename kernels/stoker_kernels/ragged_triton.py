@@ -3,12 +3,14 @@
 Invariants: rows are independent, so the order of programs does not matter; the extra row of programs clears the
 padded tail. Knows nothing of models.
 """
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 
 TOKENS_PER_PROGRAM = 256
@@ -20,8 +22,10 @@ def prepare_ragged_kernel(
     last_token, position, page_table,
     ids, positions, slot_mapping, seq_lens, logits_rows, advance,
     num_rows, num_tokens, num_decodes, table_stride,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0)
     block = tl.program_id(1)
     if row == num_rows:
@@ -49,6 +53,10 @@ def prepare_ragged_kernel(
         where = first + offset
         given = tl.load(host_ids + tokens, mask=mask, other=0)
         held = tl.load(last_token + safe)
+        padded = (tokens < end) & (slot < 0)
+        tl.store(ids + tokens, tl.zeros([BLOCK], tl.int32), mask=padded)
+        tl.store(positions + tokens, tl.zeros([BLOCK], tl.int32), mask=padded)
+        tl.store(slot_mapping + tokens, tl.zeros([BLOCK], tl.int64) - 1, mask=padded)
         tl.store(ids + tokens, tl.where(row < num_decodes, held, given), mask=mask)
         tl.store(positions + tokens, where, mask=mask)
         page = tl.load(page_table + safe.to(tl.int64) * table_stride + where // PAGE, mask=mask, other=0)
@@ -64,5 +72,5 @@ def prepare_ragged(rows: RaggedRows, state: SlotTensors, page_size: int, num_dec
         state.last_token, state.position, state.page_table,
         out.ids, out.positions, out.slot_mapping, out.seq_lens, out.logits_rows, out.advance,
         num_rows, num_tokens, num_decodes, state.page_table.stride(0),
-        PAGE=page_size, BLOCK=TOKENS_PER_PROGRAM,
+        PAGE=page_size, BLOCK=TOKENS_PER_PROGRAM, **launch_options(rows.ids.device),
     )  # fmt: skip

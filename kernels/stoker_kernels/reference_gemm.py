@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.linear_weight import BLOCK, LinearWeight
+from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.quant import dequantize, quantize_fp8
 from stoker_kernels.quant_types import Quantized
 
 
 def dequantize_activations(x: Quantized) -> torch.Tensor:
-    """Values [T, K] in fp32; `scale` is [T, 1] (per token) or [T, ⌈K/128⌉] (per 128-wide group)."""
-    scale = x.scale
-    if scale.shape[1] != 1:
-        scale = scale.repeat_interleave(BLOCK, dim=1)[:, : x.data.shape[1]]
-    return x.data.float() * scale
+    """Values of quantized activations [T, K] in fp32."""
+    return x.data.float() * x.scale
 
 
 def linear(

@@ -1,1 +1,2 @@
-"""Stoker's operator: turns InferenceService objects into running, verified model servers. Never imports torch."""
+"""Stoker's operator: turns InferenceService objects into running, verified model servers. Never imports
+torch."""

@@ -1,7 +1,7 @@
 """Reads typed values out of a raw mapping and collects what is wrong, each problem with its path.
 
-Invariants: a method never raises for bad input: it records a sentence and returns a usable value, so that one pass
-finds every problem; `finish` reports keys nobody asked for.
+Invariants: a method never raises for bad input: it records a sentence and returns a usable value, so that
+one pass finds every problem; `finish` reports keys nobody asked for.
 Knows nothing of InferenceServices.
 """
 
@@ -37,7 +37,13 @@ class Reader:
                 self.problems.append(f"{self._at(key)}: is required")
             return fallback
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            names = {str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "a mapping"}
+            names = {
+                str: "a string",
+                int: "an integer",
+                bool: "true or false",
+                list: "a list",
+                dict: "a mapping",
+            }
             self.problems.append(f"{self._at(key)}: must be {names[kind]}, is {value!r}")
             return fallback
         return value
@@ -52,7 +58,9 @@ class Reader:
         """A reader for a nested mapping; an empty one when it is absent."""
         return Reader(self._get(key, dict, {}, required), self._at(key), self.problems)
 
-    def text(self, key: str, *, default: str = "", pattern: str = "", longest: int = 4096, required: bool = False) -> str:
+    def text(
+        self, key: str, *, default: str = "", pattern: str = "", longest: int = 4096, required: bool = False
+    ) -> str:
         """A string that matches `pattern`."""
         value: str = self._get(key, str, default, required)
         if key in self.raw:

@@ -1,4 +1,5 @@
-"""Settings of the operator's process: frozen, from flags and `STOKER_*` variables, validated before anything starts.
+"""Settings of the operator's process: frozen, from flags and `STOKER_*` variables, validated before
+anything starts.
 
 Invariants: a bad value stops start-up with a message that names its key; nothing here is secret.
 Knows nothing of Kubernetes' API or of any one InferenceService.

@@ -1,7 +1,9 @@
-"""The typed InferenceService, and the only reader of raw InferenceService dicts and of a prefetch Job's result.
+"""The typed InferenceService, and the only reader of raw InferenceService dicts and of a prefetch Job's
+result.
 
-Invariants: everything is frozen; `parse` fills in the CRD's defaults and repeats its rules, so a manifest means the
-same with and without an API server (`stoker up`); an unknown field is a problem that names the nearest known one.
+Invariants: everything is frozen; `parse` fills in the CRD's defaults and repeats its rules, so a manifest
+means the same with and without an API server (`stoker up`); an unknown field is a problem that names the
+nearest known one.
 Knows nothing of the children an InferenceService gets.
 """
 
@@ -22,7 +24,8 @@ PLURAL = "inferenceservices"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
 URI_PATTERN = (
-    r"^(hf://[^/ ]+/[^/ ]+|https://[^/ ]+/[^ ]+|file:///[^ ]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
+    r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|https://[^/ ]+/[^ ]+|file:///[^ ]+"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 )
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
@@ -271,7 +274,9 @@ def _runtime(r: Reader) -> Runtime:
 def _resources(r: Reader) -> Resources:
     resources = Resources(
         gpus=r.integer("gpus", least=0, most=1, required=True),
-        gpu_resource=r.text("gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253),
+        gpu_resource=r.text(
+            "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
+        ),
         gpu_products=r.texts("gpuProducts", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", most=16, longest=63),
         cpu=r.quantity("cpu"),
         memory=r.quantity("memory"),

@@ -139,7 +139,9 @@ def _cut_after_last(text: str, messages: Sequence[Message]) -> str:
     )
 
 
-def load_chat_template(override: str, from_model: Mapping[str, str], special: Mapping[str, str], model: str) -> ChatTemplate:
+def load_chat_template(
+    override: str, from_model: Mapping[str, str], special: Mapping[str, str], model: str
+) -> ChatTemplate:
     """The template of `--chat-template` (a file, or Jinja source) or else the model's own.
 
     Raises ConfigError when `override` is neither a file nor holds any Jinja, ModelError when it does not compile.

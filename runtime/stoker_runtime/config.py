@@ -17,6 +17,8 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 QUANTIZATIONS = ("auto", "none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+GENERATION_CONFIGS = ("auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The whole of `stoker serve`: the engine's configuration and the HTTP side's."""
+    """The whole of `stoker serve`: the engine's configuration and the HTTP side's.
+
+    `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
+    folder, "none" does not.
+    """
 
     engine: EngineConfig
     host: str = "127.0.0.1"
@@ -94,9 +100,27 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     chat_template: str = ""
-    uvicorn_log_level: str = "warning"
+    generation_config: str = "auto"
     log_level: str = "info"
     log_json: bool = False
+    access_log: bool = True
     max_body_bytes: int = 32 * 1024 * 1024
     drain_seconds: float = 120.0
-    enable_request_id_headers: bool = True
+
+    def validate(self) -> ServerConfig:
+        """Return self, or raise ConfigError naming the key, its value and what is allowed."""
+        choices = [
+            ("log_level", self.log_level, LOG_LEVELS),
+            ("generation_config", self.generation_config, GENERATION_CONFIGS),
+        ]
+        for name, value, allowed in choices:
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
+        if self.drain_seconds < 0:
+            raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0.", param="drain_seconds")
+        self.engine.validate()
+        return self

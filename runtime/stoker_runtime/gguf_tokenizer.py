@@ -9,7 +9,7 @@ Knows nothing of files or templates. The split patterns are the ones the model m
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -108,7 +108,7 @@ def _deepseek_coder() -> list[pre_tokenizers.PreTokenizer]:
     ]
 
 
-PRE_TOKENIZERS = {
+PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
     "gpt-2": _gpt2,
     "mpt": _gpt2,
     "olmo": _gpt2,
@@ -176,9 +176,7 @@ def _build_bpe(metadata: Mapping[str, MetadataValue], tokens: list[str], path: P
         raise ModelError(
             f"{path}: tokenizer.ggml.pre is {name!r}{hint}; this runtime knows {', '.join(sorted(PRE_TOKENIZERS))}."
         )
-    tokenizer = Tokenizer(
-        models.BPE(_vocabulary(tokens), _merges(metadata, path), ignore_merges=name in IGNORE_MERGES)
-    )
+    tokenizer = Tokenizer(models.BPE(_vocabulary(tokens), _merges(metadata, path), ignore_merges=name in IGNORE_MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[name]())
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -91,7 +91,7 @@ class Tokenizer:
     @classmethod
     def synthetic(cls, vocab_size: int = 256) -> Tokenizer:
         """A tokenizer for a model without one: ids below 256 are bytes, the others read as words of their number."""
-        vocabulary = {character: byte for character, byte in BYTE_OF_CHARACTER.items()}
+        vocabulary = dict(BYTE_OF_CHARACTER)
         vocabulary |= {f"\u0120{at}": at for at in range(256, vocab_size)}
         rust = RustTokenizer(models.BPE(vocabulary, []))
         rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -171,8 +171,8 @@ def _strips_first_space(part: dict[str, Any]) -> bool:
     """Whether this decoder drops the space that the encoder put before the first word."""
     kind = part.get("type")
     if kind == "Metaspace":
-        return part.get("prepend_scheme", "always") != "never"
-    return kind == "WordPiece" or (kind == "Strip" and part.get("content") == " " and part.get("start", 0) > 0)
+        return bool(part.get("prepend_scheme", "always") != "never")
+    return kind == "WordPiece" or bool(kind == "Strip" and part.get("content") == " " and part.get("start", 0) > 0)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -246,4 +246,3 @@ def _from_gguf(path: Path) -> Tokenizer:
         if key.startswith(TEMPLATE_KEY) and isinstance(source, str)
     }
     return Tokenizer(rust, TokenizerFiles(names, tuple(dict.fromkeys(ends)), templates), str(path))
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def _randomize(model: Any, seed: int) -> None:
             parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.15 * noise)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="gpu: needs a CUDA device"))
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A folder with the named checkpoint of CHECKPOINTS, fp32 safetensors as transformers saves them."""
@@ -124,21 +133,27 @@ class PagedModel:
         quantization: str = "none",
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
+        layers: int | None = None,
         slots: int = 6,
         max_len: int = 256,
+        device: torch.device = CPU,
     ) -> None:
         source = read_source(model)
         self.spec = build_spec(source)
-        weights = load_weights(source, self.spec, CPU, dtype, quantization)
-        self.decoder = Decoder(self.spec, weights, CPU, dtype, max_model_len=max_len)
+        if layers is not None:
+            self.spec = replace(self.spec, num_layers=layers, windows=(0,) * layers)
+        weights = load_weights(source, self.spec, device, dtype, quantization)
+        self.decoder = Decoder(self.spec, weights, device, dtype, max_model_len=max_len)
         self._page_size = 16
         pages = slots * max_len // self._page_size
         shape = (pages, self.spec.kv_heads, self._page_size, self.spec.head_dim)
         # Poison, so that a key that was never written is noticed.
-        poison = torch.full(shape, torch.nan).to(kv_dtype or dtype)
+        self._device = device
+        poison = torch.full(shape, torch.nan, device=device).to(kv_dtype or dtype)
         self._kv = [(poison.clone(), poison.clone()) for _ in self.spec.windows]
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
         self._page_table = order.view(slots, -1)
+        self._workspace = attention_workspace(slots, self.spec.heads, self.spec.head_dim, device)
         self._lengths = [0] * slots
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]], *, all_logits: bool = False) -> list[torch.Tensor]:
@@ -154,9 +169,8 @@ class PagedModel:
         return [pieces[index] if all_logits else pieces[index][0] for index in range(len(work))]
 
     def _inputs(self, rows: Sequence[tuple[int, Sequence[int]]], all_logits: bool) -> ForwardInputs:
-        int32 = {"dtype": torch.int32}
         counts = [len(ids) for _, ids in rows]
-        starts = torch.cumsum(torch.tensor([0, *counts]), 0)
+        starts = [sum(counts[:row]) for row in range(len(rows) + 1)]
         positions = [self._lengths[slot] + offset for slot, ids in rows for offset in range(len(ids))]
         slots = [slot for slot, ids in rows for _ in ids]
         size = self._page_size
@@ -166,23 +180,26 @@ class PagedModel:
         ]
         lengths = [self._lengths[slot] + len(ids) for slot, ids in rows]
         meta = AttentionMeta(
-            page_table=self._page_table,
-            seq_slots=torch.tensor([slot for slot, _ in rows], **int32),
-            query_start=starts.to(torch.int32),
-            seq_lens=torch.tensor(lengths, **int32),
+            page_table=self._page_table.to(self._device),
+            seq_slots=self._int32([slot for slot, _ in rows]),
+            query_start=self._int32(starts),
+            seq_lens=self._int32(lengths),
             num_decodes=sum(count == 1 for count in counts),
             max_query_len=max(counts),
             max_seq_len=max(lengths),
-            workspace=attention_workspace(len(rows), self.spec.heads, self.spec.head_dim, CPU),
+            workspace=self._workspace,
         )
         every_row = all_logits or all(count == 1 for count in counts)
         return ForwardInputs(
-            ids=torch.tensor([token for _, ids in rows for token in ids], **int32),
-            positions=torch.tensor(positions, **int32),
-            slot_mapping=torch.tensor(mapping, dtype=torch.int64),
+            ids=self._int32([token for _, ids in rows for token in ids]),
+            positions=self._int32(positions),
+            slot_mapping=torch.tensor(mapping, dtype=torch.int64, device=self._device),
             attention=meta,
-            logits_rows=None if every_row else starts[1:] - 1,
+            logits_rows=None if every_row else torch.tensor(starts[1:], device=self._device) - 1,
         )
+
+    def _int32(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._device)
 
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """The prompts prefilled in one ragged step, then decoded together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from stoker_kernels.gemm import LinearWeight, linear
 from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
 from stoker_runtime.models import decoder
+from stoker_runtime.weights.layout import DecoderWeights
 
 NAMES = [
     "llama",
@@ -70,9 +72,7 @@ def _reference_greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])
-def test_a_prompt_in_chunks_equals_the_prompt_at_once(
-    name: str, tiny_checkpoint: Checkpoint, paged_model: Any
-) -> None:
+def test_a_prompt_in_chunks_equals_the_prompt_at_once(name: str, tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
     prompt, other = _prompts()[4], _prompts()[1]
     model = paged_model(str(tiny_checkpoint(name)))
     whole = model.step([(0, prompt)])[0]
@@ -121,3 +121,37 @@ def test_an_fp8_cache_stays_near_a_full_one(tiny_checkpoint: Checkpoint, paged_m
     model = paged_model(path, kv_dtype=torch.float8_e4m3fn)
     rounded = model.step([(0, prompt)], all_logits=True)[0]
     assert 0.0 < (rounded - exact).norm() < 0.2 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("shape", ["qwen2.5-1.5b", "qwen3-0.6b"])
+def test_the_gpu_gives_the_logits_of_the_reference(shape: str, quantization: str, paged_model: Any) -> None:
+    """Random weights of a real shape, few layers: every kernel at the sizes that it serves."""
+    from stoker_runtime.models.config_source import read_source
+    from stoker_runtime.weights.load import load_weights
+
+    gpu = torch.device("cuda")
+    model = paged_model(f"shape:{shape}", device=gpu, dtype=torch.bfloat16, layers=3, quantization=quantization)
+    host = paged_model(f"shape:{shape}", dtype=torch.bfloat16, layers=3, quantization=quantization)
+    theirs = load_weights(read_source(f"shape:{shape}"), model.spec, gpu, torch.bfloat16, quantization)
+    host.decoder.weights = _to_host(theirs)
+    prompts = [[3 + (7 * i * slot + i) % 1000 for i in range(length)] for slot, length in enumerate((40, 1, 150))]
+    for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, list(range(20)))]):
+        for ours, expected in zip(model.step(work), host.step(work), strict=True):
+            assert (ours.cpu().float() - expected.float()).norm() < 0.03 * expected.float().norm()
+
+
+def _to_host(weights: DecoderWeights) -> DecoderWeights:
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.cpu()
+        if isinstance(value, LinearWeight):
+            return LinearWeight(value.data.cpu(), None if value.scale is None else value.scale.cpu(), value.kind)
+        return value
+
+    layers = tuple(
+        replace(layer, **{field.name: move(getattr(layer, field.name)) for field in fields(layer)})
+        for layer in weights.layers
+    )
+    return DecoderWeights(move(weights.embed), layers, move(weights.final_norm), move(weights.head))

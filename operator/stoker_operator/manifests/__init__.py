@@ -1,4 +1,5 @@
-"""Manifests: pure functions from an InferenceService (and what is known of its model) to Kubernetes objects."""
+"""Manifests: pure functions from an InferenceService (and what is known of its model) to Kubernetes
+objects."""
 
 from stoker_operator.manifests.cache import cache_key, claim_name, prefetch_job, source_id, volume_claim
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector

@@ -1,14 +1,15 @@
-"""The model cache: a volume shared by every service of a namespace that serves the same files, and the prefetch Job.
+"""The model cache: a volume shared by every service of a namespace that serves the same files, and the
+prefetch Job.
 
-Invariants: the volume's name depends only on what it holds and where, so two services with the same source share it;
-a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is never run again and a
-volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
+Invariants: the volume's name depends only on what it holds and where, so two services with the same source
+share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
+never run again and a volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
 Knows nothing of how a source is fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator.manifests import pod
@@ -16,6 +17,7 @@ from stoker_operator.manifests.identity import (
     ATTEMPT_LABEL,
     CACHE_LABEL,
     COMPONENT,
+    FIELD_MANAGER,
     MANAGED_BY,
     SOURCE_LABEL,
     Manifest,
@@ -24,6 +26,7 @@ from stoker_operator.manifests.identity import (
     short_hash,
     stamped,
 )
+from stoker_operator.quantity import quantity
 from stoker_operator.settings import Settings
 from stoker_operator.spec import InferenceService
 
@@ -52,13 +55,15 @@ def source_id(service: InferenceService, volume_uid: str) -> str:
     return short_hash([cache_key(service), volume_uid])
 
 
-def volume_claim(service: InferenceService, settings: Settings, others: Sequence[dict[str, Any]], size: str) -> Manifest:
-    """The shared claim. `others`: owner references of the other services that use it; `size`: a quantity."""
+def volume_claim(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None) -> Manifest:
+    """The shared claim. What other services need of the `live` one (their ownership, its size) is kept."""
     spec: dict[str, Any] = {
         "accessModes": [service.cache.access_mode],
-        "resources": {"requests": {"storage": size}},
+        "resources": {"requests": {"storage": _size(service, settings, live)}},
     }
-    storage_class = service.cache.storage_class_name or settings.cache_storage_class
+    storage_class = _storage_class(service, settings, live)
+    meta = live["metadata"] if live else {}
+    others = [item for item in meta.get("ownerReferences") or () if item["uid"] != service.uid]
     owners = sorted([*others, owner(service, controller=False)], key=lambda reference: str(reference["uid"]))
     return stamped(
         {
@@ -78,6 +83,27 @@ def volume_claim(service: InferenceService, settings: Settings, others: Sequence
             "spec": spec | ({"storageClassName": storage_class} if storage_class else {}),
         }
     )
+
+
+def _size(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None) -> str:
+    """A volume never shrinks: the larger of what this service wants and what is there."""
+    wanted = service.cache.size or settings.cache_size
+    if live is None:
+        return wanted
+    there = str(live["spec"]["resources"]["requests"]["storage"])
+    return wanted if quantity(wanted) > quantity(there) else there
+
+
+def _storage_class(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None) -> str:
+    """The class is immutable: of a live claim it is kept as it was applied, whatever the setting says by
+    now.
+    """
+    if service.cache.storage_class_name or live is None:
+        return service.cache.storage_class_name or settings.cache_storage_class
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry["manager"] == FIELD_MANAGER and "f:storageClassName" in entry["fieldsV1"].get("f:spec", {}):
+            return str(live["spec"]["storageClassName"])
+    return ""
 
 
 def prefetch_job(
@@ -140,7 +166,8 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
-    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts them.
+    # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
+    # them.
     return pod.base_spec(service) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
 
 

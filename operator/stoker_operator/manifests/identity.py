@@ -74,7 +74,9 @@ def child(service: InferenceService, kind: tuple[str, str], name: str, component
 
 
 def stamped(manifest: Manifest) -> Manifest:
-    """The manifest with the annotation that holds its own hash, by which a later reconcile knows it is in place."""
+    """The manifest with the annotation that holds its own hash, by which a later reconcile knows it is in
+    place.
+    """
     meta = manifest["metadata"]
     stamp = {APPLIED: short_hash(manifest, 16)}
     return manifest | {"metadata": meta | {"annotations": meta.get("annotations", {}) | stamp}}

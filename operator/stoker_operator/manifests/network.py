@@ -29,5 +29,10 @@ def metrics_service(service: InferenceService) -> Manifest:
     """The headless Service whose addresses are every pod, ready or not."""
     headless = child(service, SERVICE, f"{service.name}-metrics", "metrics")
     port = {"name": "metrics", "port": PORT, "targetPort": "http", "protocol": "TCP"}
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector(service), "ports": [port]}
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(service),
+        "ports": [port],
+    }
     return stamped(headless | {"spec": spec})

@@ -1,8 +1,8 @@
 """The Deployment that runs the engine, its ServiceAccount and its PodDisruptionBudget.
 
-Invariants: `replicas` is only set when the spec sets it, so an autoscaler may own it; termination grace is preStop +
-drain + margin, so no stream that may still run is cut; GPU requests equal limits; the model is mounted read-only and
-verified before the engine starts.
+Invariants: `replicas` is only set when the spec sets it, so an autoscaler may own it; termination grace is
+preStop + drain + margin, so no stream that may still run is cut; GPU requests equal limits; the model is
+mounted read-only and verified before the engine starts.
 Knows nothing of how the model came to the volume.
 """
 

@@ -76,5 +76,8 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
 
 def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
     gate, up = _linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    act = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda t: F.gelu(t, approximate="tanh")}[spec.activation]
-    return _linear(act(gate) * up, layer.down, layer.down_bias)
+    if spec.activation == "silu":
+        gate = F.silu(gate)
+    else:
+        gate = F.gelu(gate, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
+    return _linear(gate * up, layer.down, layer.down_bias)

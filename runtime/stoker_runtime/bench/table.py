@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from stoker_runtime.bench.engine_mode import Row
 
 COLUMNS = (
-    "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s", "P95-P50",
-    "output",
+    "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
+    "P95-P50", "output",
 )  # fmt: skip
 WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 24)
 

@@ -8,6 +8,7 @@ Invariants: pure check, changes nothing. Knows nothing of timing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,15 +39,15 @@ class Verdict:
 def verify_greedy(
     spec: ModelSpec,
     weights: DecoderWeights,
-    sequences: list[tuple[list[int], list[int]]],
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
     epsilon: float,
 ) -> Verdict:
     """Compare greedy outputs: `sequences` are (prompt ids, generated ids), `epsilon` is in logits."""
     positions = ties = wrong = 0
     worst = 0.0
     for prompt, output in sequences:
-        logits = reference_logits(spec, weights, prompt + output[:-1], len(prompt) - 1)
-        chosen = torch.tensor(output, device=logits.device)
+        logits = reference_logits(spec, weights, [*prompt, *output[:-1]], len(prompt) - 1)
+        chosen = torch.tensor(list(output), device=logits.device)
         best = logits.max(dim=1)
         lost = best.values - logits.gather(1, chosen[:, None])[:, 0]
         differs = best.indices != chosen

@@ -66,6 +66,10 @@ class Executor(Protocol):
         """Launch one step and return at once. Errors are raised as `Launched.result` describes."""
         ...
 
+    def idle(self) -> bool:
+        """Use a moment without work to prepare something small; False when there is nothing left to prepare."""
+        ...
+
     def describe(self) -> dict[str, str]:
         """What the start-up log and `/version` say: device, dtype, kernels, sizes. Never a secret."""
         ...

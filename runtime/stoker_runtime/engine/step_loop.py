@@ -7,7 +7,6 @@ Knows nothing of processes, sockets or text.
 
 from __future__ import annotations
 
-import logging
 import time
 
 from stoker_runtime.config import EngineConfig
@@ -18,8 +17,6 @@ from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
-
-log = logging.getLogger(__name__)
 
 
 class StepLoop:
@@ -55,11 +52,10 @@ class StepLoop:
         self._measure(launched, finished)
         return output
 
-    def fail(self, error: Exception) -> list[Sequence]:
+    def fail(self, error: BaseException) -> list[Sequence]:
         """After `step` raised: end what it touched, and return it."""
         self._launched = None
         reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        log.error("step failed: %s", reason, exc_info=error)
         return self.scheduler.fail(f"The engine failed in a step: {reason}")
 
     def stats(self) -> EngineStats:

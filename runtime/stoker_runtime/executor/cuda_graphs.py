@@ -1,81 +1,84 @@
-"""Decode steps as CUDA graphs: one graph per padded number of rows and sampling mode.
+"""Steps as CUDA graphs: one graph per padded shape.
 
 Invariants: a graph reads and writes only buffers that live as long as the executor, so replaying it is right for any
-lengths and any membership. A size without a graph runs the same body eagerly, padded the same way.
+lengths and any membership. A shape without a graph runs the same body eagerly, padded the same way. All graphs share
+one memory pool: they never run at the same time.
 Knows nothing of what the body computes.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
 
-Step = Callable[[int, str], torch.Tensor]
+from stoker_runtime.executor.step_shape import StepShape
+
+Step = Callable[[StepShape], torch.Tensor]
 
 
-def padded_sizes(maximum: int) -> list[int]:
-    """Row counts worth a graph: every power of two up to 16, then steps of 1/8 to 1/4, and `maximum` itself."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
-    sizes += [*range(160, 257, 32), *range(320, 513, 64), *range(640, 4097, 128)]
-    return [*(size for size in sizes if size < maximum), maximum]
+class StepGraphs:
+    """Captures and replays `step(shape)`; always eager where there is no CUDA device or graphs are off.
 
+    The body runs once eagerly before it is captured, because kernels load lazily and loading fails inside a capture.
+    """
 
-class DecodeGraphs:
-    """Captures and replays `step(rows, mode)`; off (always eager, unpadded) where there is no CUDA device."""
-
-    def __init__(self, step: Step, max_rows: int, device: torch.device, *, enabled: bool) -> None:
+    def __init__(self, step: Step, device: torch.device, *, enabled: bool) -> None:
         self._step = step
-        self._sizes = padded_sizes(max_rows)
         self._enabled = enabled and device.type == "cuda"
-        self._padded = device.type == "cuda"
-        self._graphs: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._warm: set[StepShape] = set()
+        self._stream = torch.cuda.Stream(device) if self._enabled else None
 
     @property
     def captured(self) -> int:
         """How many graphs exist."""
         return len(self._graphs)
 
-    def size_for(self, count: int) -> int:
-        """The padded size that `count` rows run at."""
-        return self._sizes[bisect_left(self._sizes, count)] if self._padded else count
-
-    def run(self, count: int, mode: str) -> torch.Tensor:
-        """Run a step of `count` rows: replay its graph, or the body itself where it has none yet.
+    def run(self, shape: StepShape, *, worth_capturing: bool = True) -> torch.Tensor:
+        """Run a step: replay its graph, or the body itself where it has none yet; the second time captures it too.
 
         Returns what the body returns; of a graph, the same tensor at every replay.
         """
-        size = self.size_for(count)
-        captured = self._graphs.get((size, mode))
-        if captured is None:
-            return self._step(size, mode)
-        graph, output = captured
-        graph.replay()
+        captured = self._graphs.get(shape)
+        if captured is not None:
+            graph, output = captured
+            graph.replay()
+            return output
+        output = self._step(shape)
+        if worth_capturing and self._enabled:
+            if shape in self._warm:
+                self._capture(shape)
+            self._warm.add(shape)
         return output
 
-    def missing(self, mode: str) -> list[int]:
-        """Sizes that have no graph for `mode`, largest first (later graphs then fit the pool of the first)."""
-        return [size for size in reversed(self._sizes) if (size, mode) not in self._graphs] if self._enabled else []
+    def missing(self, shapes: list[StepShape]) -> list[StepShape]:
+        """Those of `shapes` that have no graph."""
+        return [shape for shape in shapes if shape not in self._graphs] if self._enabled else []
 
-    def capture(self, sizes: tuple[int, ...], modes: tuple[str, ...]) -> None:
-        """Capture the named sizes (all, where none is named) for each mode.
+    def prepare(self, shape: StepShape) -> None:
+        """Capture one graph ahead of its use. The body runs once: the caller has made it harmless."""
+        if shape not in self._warm:
+            self._step(shape)
+            self._warm.add(shape)
+        self._capture(shape)
 
-        The body runs once eagerly first: kernels load lazily, and loading inside a capture fails.
-        """
-        for mode in modes:
-            for size in self.missing(mode):
-                if sizes and size not in sizes:
-                    continue
-                self._step(size, mode)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    output = self._step(size, mode)
-                self._pool = self._pool or graph.pool()
-                self._graphs[size, mode] = graph, output
+    def _capture(self, shape: StepShape) -> None:
+        # By hand: `torch.cuda.graph` synchronises the device and collects garbage, tens of milliseconds a graph.
+        assert self._stream is not None
+        graph = torch.cuda.CUDAGraph()
+        pool = next((known.pool() for known, _ in self._graphs.values()), None)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                output = self._step(shape)
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        self._graphs[shape] = graph, output
 
     def clear(self) -> None:
         """Drop every graph and the memory of their pool."""
         self._graphs.clear()
-        self._pool = None

@@ -17,11 +17,11 @@ from stoker_runtime.scheduler.batch import Batch
 
 @dataclass(slots=True)
 class Launched:
-    """One launched batch. `picks` are the rows whose tokens count (None: all); `tokens` is pinned host memory."""
+    """One launched batch. `tokens` is pinned host memory by row; `rows` are those of `batch.sampled_slots`."""
 
     batch: Batch
     tokens: torch.Tensor
-    picks: list[int] | None
+    rows: list[int]
     event: torch.cuda.Event | None
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: list[PendingPromptLogprobs] = field(default_factory=list)
@@ -30,15 +30,12 @@ class Launched:
         """Wait for the tokens; they come in `batch.sampled_slots` order."""
         if self.event is not None:
             self.event.synchronize()
-        tokens: list[int] = self.tokens.tolist()
-        picks = self.picks if self.picks is not None else range(len(tokens))
-        if self.picks is not None:
-            tokens = [tokens[row] for row in self.picks]
+        by_row: list[int] = self.tokens.tolist()
+        tokens = [by_row[row] for row in self.rows]
         if self.logprobs is None and not self.prompt_logprobs:
             return StepResult(tokens=tokens)
-        by_row = self.logprobs.by_row() if self.logprobs is not None else {}
-        return StepResult(
-            tokens=tokens,
-            logprobs=[by_row.get(row) for row in picks] if by_row else None,
-            prompt_logprobs=[pending.values() for pending in self.prompt_logprobs],
-        )
+        logprobs = None
+        if self.logprobs is not None:
+            scored = self.logprobs.by_index()
+            logprobs = [scored.get(index) for index in range(len(tokens))]
+        return StepResult(tokens, logprobs, [pending.values() for pending in self.prompt_logprobs])

@@ -55,9 +55,7 @@ def main(argv: list[str]) -> int:
 Result = dict[str, Any]
 
 
-def _fetch(
-    options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal
-) -> Result:
+def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
     order = _order(options)
     started = time.monotonic()
     patience = Patience(failures=options.retries, min_bytes_per_second=options.min_rate_kib * 1024.0)
@@ -77,9 +75,7 @@ def _fetch(
     }
 
 
-def _verify(
-    options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal
-) -> Result:
+def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
     started = time.monotonic()
     manifest = verify_only(options.path, options.digest, full=options.full, progress=progress, stop=stop)
     seconds = time.monotonic() - started
@@ -160,9 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--verify-only", action="store_true", help="check and fetch nothing")
     verify.add_argument("--path", type=Path, help="the published folder")
     verify.add_argument("--digest", default="", help="the digest it must have")
-    verify.add_argument(
-        "--full", action="store_true", help="hash all files, not only those whose time changed"
-    )
+    verify.add_argument("--full", action="store_true", help="hash all files, not only those whose time changed")
     return parser
 
 
@@ -202,6 +196,4 @@ def _leave(path: Path | None, document: dict[str, Any]) -> None:
     try:
         path.write_bytes(text.encode()[:_MESSAGE_BYTES])
     except OSError as error:
-        sys.stderr.write(
-            f"stoker fetch: the termination message {path} cannot be written: {error.strerror}\n"
-        )
+        sys.stderr.write(f"stoker fetch: the termination message {path} cannot be written: {error.strerror}\n")

@@ -95,9 +95,7 @@ class _Part:
         """Compare the digests and return the file's manifest entry, or raise ChecksumMismatch."""
         found = self._sha256.hexdigest()
         if self._file.sha256 and found != self._file.sha256:
-            raise ChecksumMismatch(
-                f"{self._file.name} arrived with sha256 {found} instead of {self._file.sha256}."
-            )
+            raise ChecksumMismatch(f"{self._file.name} arrived with sha256 {found} instead of {self._file.sha256}.")
         if self._file.git_blob and self._git.hexdigest() != self._file.git_blob:
             raise ChecksumMismatch(f"{self._file.name} arrived with other bytes than the commit's.")
         with open(self.path, "rb") as stream:
@@ -132,9 +130,7 @@ class Downloader:
 
     def present(self, files: Sequence[SourceFile]) -> int:
         """How many bytes of `files` earlier runs left here that may be continued."""
-        sizes = [
-            self._path(file).stat().st_size for file in files if file.identity and self._path(file).exists()
-        ]
+        sizes = [self._path(file).stat().st_size for file in files if file.identity and self._path(file).exists()]
         return sum(sizes)
 
     def fetch(self, files: Sequence[SourceFile], parallel: int) -> dict[str, tuple[ManifestFile, Path]]:
@@ -200,9 +196,7 @@ class Downloader:
                 os.close(handle)
         if file.size >= 0 and part.bytes < file.size:
             raise Transient(
-                HubUnreachable(
-                    f"{file.name}: the connection ended after {size(part.bytes)} of {size(file.size)}."
-                )
+                HubUnreachable(f"{file.name}: the connection ended after {size(part.bytes)} of {size(file.size)}.")
             )
         if file.size >= 0 and part.bytes > file.size:
             raise ChecksumMismatch(f"{file.name} arrived with {part.bytes} bytes instead of {file.size}.")

@@ -14,7 +14,8 @@ from pathlib import Path
 from stoker_runtime.fetch.errors import FetchFailed, ModelNotFound
 from stoker_runtime.fetch.reference import Reference, relative_path
 from stoker_runtime.fetch.source import Body, Listing, SourceFile, Transient
-from stoker_runtime.fetch.web import CHUNK_BYTES
+
+_BLOCK = 1 << 20
 
 
 class Folder:
@@ -46,7 +47,7 @@ class Folder:
                 if _version(os.fstat(stream.fileno())) != file.version:
                     raise Transient(FetchFailed(f"{file.place} changed while it was copied."))
                 stream.seek(offset)
-                yield Body(offset, iter(lambda: stream.read(CHUNK_BYTES), b""))
+                yield Body(offset, iter(lambda: stream.read(_BLOCK), b""))
         except FileNotFoundError:
             raise ModelNotFound(f"{file.place} went away while it was copied.") from None
 

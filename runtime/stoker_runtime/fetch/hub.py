@@ -88,9 +88,7 @@ class Hub:
             self._web.json(f"{self._endpoint}/api/models/{self._repo}")
         except (ModelNotFound, TokenRejected):
             raise ModelNotFound(f"There is no repository {self._repo!r} at {self._endpoint}.") from None
-        raise RevisionNotFound(
-            f"{self._repo} has no revision {revision!r}; give a branch, a tag or a commit."
-        )
+        raise RevisionNotFound(f"{self._repo} has no revision {revision!r}; give a branch, a tag or a commit.")
 
     def _file(self, entry: dict[str, Any], commit: str) -> SourceFile:
         try:
@@ -107,9 +105,7 @@ class Hub:
                 git_blob=blob,
             )
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise FetchFailed(
-                f"{self._repo}: the hub's file list has an entry without path, size or id."
-            ) from None
+            raise FetchFailed(f"{self._repo}: the hub's file list has an entry without path, size or id.") from None
 
     def _same_origin(self, url: str) -> str:
         """The next page must be the hub's: the token goes with the request."""

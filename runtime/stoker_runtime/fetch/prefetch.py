@@ -95,9 +95,7 @@ class Prefetch:
         """
         key = hashlib.sha256(self._order.uri.encode()).hexdigest()[:16]
         self._volume.prepare()
-        web = Web(
-            self._order.token if self._reference.scheme == "hf" else "", connections=self._order.parallel + 2
-        )
+        web = Web(self._order.token if self._reference.scheme == "hf" else "", connections=self._order.parallel + 2)
         source = self._source(web)
         try:
             with self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting):
@@ -125,17 +123,13 @@ class Prefetch:
             self._say(f"{folder.name}/{name} {problem}; fetching it again.")
         return self._repair(source, key, folder, manifest, list(bad))
 
-    def _repair(
-        self, source: Source, key: str, folder: Path, manifest: Manifest, bad: list[str]
-    ) -> Published:
+    def _repair(self, source: Source, key: str, folder: Path, manifest: Manifest, bad: list[str]) -> Published:
         """Fetch only `bad`, and put them in the place of the damaged ones."""
         revision = manifest.resolved_revision if self._reference.scheme == "hf" else self._order.revision
         offered = {file.name: file for file in self._list(source, revision).files}
         gone = [name for name in bad if name not in offered]
         if gone:
-            raise ChecksumMismatch(
-                f"{folder.name}/{gone[0]} is damaged, and {self._order.uri} has it no longer."
-            )
+            raise ChecksumMismatch(f"{folder.name}/{gone[0]} is damaged, and {self._order.uri} has it no longer.")
         wanted = [replace(offered[name], sha256=manifest.files[name].sha256) for name in bad]
         fetched = self._download(source, key, wanted)
         entries = {**manifest.files, **{name: entry for name, (entry, _) in fetched.items()}}
@@ -147,9 +141,7 @@ class Prefetch:
         """Resolve, select, download, publish."""
         listing = self._list(source, self._order.revision)
         wanted = self._select(listing)
-        before = Downloader(
-            source, self._volume.work(key), self._progress, self._patience, self._stop
-        ).present(wanted)
+        before = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop).present(wanted)
         self._say(_announce(self._order.uri, listing.revision, wanted, before))
         fetched = self._download(source, key, wanted)
         entries = {name: entry for name, (entry, _) in fetched.items()}
@@ -186,8 +178,7 @@ class Prefetch:
         unknown = [name for name in self._order.sha256 if name not in names]
         if unknown:
             raise BadRequest(
-                f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: "
-                f"{', '.join(names[:8])}."
+                f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: {', '.join(names[:8])}."
             )
         return [_pinned(offered[name], self._order.sha256.get(name, "")) for name in names]
 
@@ -216,9 +207,7 @@ class Prefetch:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
 
 
-def verify_only(
-    folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event
-) -> Manifest:
+def verify_only(folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event) -> Manifest:
     """Check a published folder without writing to it.
 
     Raises NotPublished when there is none with this digest, ChecksumMismatch when a file is damaged.
@@ -248,17 +237,13 @@ def _pinned(file: SourceFile, sha256: str) -> SourceFile:
     if not sha256:
         return file
     if file.sha256 and file.sha256 != sha256:
-        raise ChecksumMismatch(
-            f"{file.name}: the source has sha256 {file.sha256}, the order asks for {sha256}."
-        )
+        raise ChecksumMismatch(f"{file.name}: the source has sha256 {file.sha256}, the order asks for {sha256}.")
     return replace(file, sha256=sha256)
 
 
 def _pin(listing: Listing) -> str:
     """Identifies the state of a folder, which has no commits."""
-    text = "\n".join(
-        f"{file.name} {file.version}" for file in sorted(listing.files, key=lambda file: file.name)
-    )
+    text = "\n".join(f"{file.name} {file.version}" for file in sorted(listing.files, key=lambda file: file.name))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -156,9 +156,7 @@ class ProgressServer:
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="fetch-progress-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fetch-progress-http", daemon=True)
 
     def __enter__(self) -> ProgressServer:
         self._thread.start()

@@ -38,8 +38,7 @@ def parse(text: str) -> Reference:
     scheme, separator, rest = text.partition("://")
     if not separator or not rest or any(c.isspace() for c in text):
         raise BadRequest(
-            f"{text!r} is no model URI; write it as hf://ORG/REPO, https://…, file:///PATH or "
-            f"pvc://CLAIM/PATH."
+            f"{text!r} is no model URI; write it as hf://ORG/REPO, https://…, file:///PATH or pvc://CLAIM/PATH."
         )
     if scheme not in SCHEMES:
         later = " is not supported yet" if scheme in _PLANNED else " is not known"
@@ -51,9 +50,7 @@ def parse(text: str) -> Reference:
     if scheme == "pvc":
         return _claim(text, rest)
     if not rest.startswith("/"):
-        raise BadRequest(
-            f"{text!r} has no absolute path; a local folder is written with three slashes: file:///PATH."
-        )
+        raise BadRequest(f"{text!r} has no absolute path; a local folder is written with three slashes: file:///PATH.")
     return Reference("file", rest, "", text)
 
 
@@ -62,14 +59,7 @@ def relative_path(name: str, where: str) -> str:
     destination.
     """
     path = PurePosixPath(name)
-    if (
-        not name
-        or path.is_absolute()
-        or ".." in path.parts
-        or "\\" in name
-        or "\0" in name
-        or str(path) != name
-    ):
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or str(path) != name:
         raise BadRequest(f"{where} names the file {name!r}, which is no plain relative path.")
     if path.parts[0] == ".stoker" or name == "stoker-manifest.json":
         raise BadRequest(f"{where} names the file {name!r}, a name that stoker keeps for itself.")
@@ -93,8 +83,7 @@ def _web(text: str, rest: str) -> Reference:
         raise BadRequest(f"{text!r} names no file; a web address must end in a file's name.")
     if "@" in host:
         raise BadRequest(
-            "A web address must not hold a user name or password; files of https:// are fetched without "
-            "credentials."
+            "A web address must not hold a user name or password; files of https:// are fetched without credentials."
         )
     return Reference("https", text, relative_path(name, text), text.partition("?")[0])
 

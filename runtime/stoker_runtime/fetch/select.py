@@ -50,8 +50,7 @@ def select(
     chosen = sorted(name for name in chosen if not _matches(name, ignore))
     if not chosen:
         raise BadRequest(
-            f"{where}: no file is left of {len(names)} (allow {list(allow or DEFAULT_ALLOW)}, ignore "
-            f"{list(ignore)})."
+            f"{where}: no file is left of {len(names)} (allow {list(allow or DEFAULT_ALLOW)}, ignore {list(ignore)})."
         )
     return chosen
 

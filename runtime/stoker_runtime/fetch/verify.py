@@ -21,15 +21,11 @@ _THREADS = 4
 _BLOCK = 1 << 20
 
 
-def check(
-    folder: Path, manifest: Manifest, *, full: bool, progress: Progress, stop: threading.Event
-) -> dict[str, str]:
+def check(folder: Path, manifest: Manifest, *, full: bool, progress: Progress, stop: threading.Event) -> dict[str, str]:
     """Return what is wrong: file name → a phrase for people; empty when all is well. Raises Interrupted."""
     progress.enter("verify", manifest.bytes)
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(
-            lambda item: _problem(folder / item[0], item[1], full, progress, stop), manifest.files.items()
-        )
+        found = pool.map(lambda item: _problem(folder / item[0], item[1], full, progress, stop), manifest.files.items())
         return {name: problem for name, problem in zip(manifest.files, found, strict=True) if problem}
 
 
@@ -45,9 +41,7 @@ def hash_file(path: Path, progress: Progress, stop: threading.Event) -> str:
     return digest.hexdigest()
 
 
-def _problem(
-    path: Path, expected: ManifestFile, full: bool, progress: Progress, stop: threading.Event
-) -> str:
+def _problem(path: Path, expected: ManifestFile, full: bool, progress: Progress, stop: threading.Event) -> str:
     try:
         stat = path.stat()
         if stat.st_size != expected.bytes:
@@ -55,11 +49,7 @@ def _problem(
         if not full and stat.st_mtime_ns == expected.mtime_ns:
             progress.kept(stat.st_size)
             return ""
-        return (
-            ""
-            if hash_file(path, progress, stop) == expected.sha256
-            else "has other bytes than those published"
-        )
+        return "" if hash_file(path, progress, stop) == expected.sha256 else "has other bytes than those published"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

@@ -54,9 +54,7 @@ class Volume:
         return self.root / manifest.digest.replace(":", "-")
 
     @contextmanager
-    def lock(
-        self, key: str, *, seconds: float, stop: threading.Event, waiting: Callable[[], None]
-    ) -> Iterator[None]:
+    def lock(self, key: str, *, seconds: float, stop: threading.Event, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the source's lock. Calls `waiting` once when another process has it.
 
         Raises FetchFailed after `seconds`, Interrupted when told to stop.
@@ -139,9 +137,7 @@ def os_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise VolumeFull(
-                f"The volume at {path} became full while it was written; use a larger one."
-            ) from None
+            raise VolumeFull(f"The volume at {path} became full while it was written; use a larger one.") from None
         raise FetchFailed(
             f"{error.filename or path}: {error.strerror}; the destination must be a writable folder."
         ) from None

@@ -20,7 +20,6 @@ from stoker_runtime.fetch.errors import FetchFailed, HubUnreachable, ModelNotFou
 from stoker_runtime.fetch.reference import Reference
 from stoker_runtime.fetch.source import Body, Listing, SourceFile, Transient
 
-CHUNK_BYTES = 1 << 20
 # A server that sends nothing for this long is treated as gone; the download goes on in a new connection.
 STALL_SECONDS = 60.0
 
@@ -40,9 +39,7 @@ def shown(url: str) -> str:
 class Web:
     """An HTTP client for one source. `token` is sent as a bearer token when it is not empty."""
 
-    def __init__(
-        self, token: str = "", *, stall_seconds: float = STALL_SECONDS, connections: int = 16
-    ) -> None:
+    def __init__(self, token: str = "", *, stall_seconds: float = STALL_SECONDS, connections: int = 16) -> None:
         headers = {"user-agent": _user_agent(), "accept-encoding": "identity"}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -110,12 +107,8 @@ class Web:
             text = "rejected the token" if self.has_token else "needs a token, and none was given"
             raise TokenRejected(f"{where} {text} (401).")
         if status == 403:
-            text = (
-                "The token has no access to it" if self.has_token else "It needs a token, and none was given"
-            )
-            raise TokenRejected(
-                f"{where} refused access (403). {text}; if the model is gated, accept its terms there."
-            )
+            text = "The token has no access to it" if self.has_token else "It needs a token, and none was given"
+            raise TokenRejected(f"{where} refused access (403). {text}; if the model is gated, accept its terms there.")
         if status == 404:
             raise ModelNotFound(f"{where} does not exist (404).")
         if status in (408, 425, 429) or status >= 500:

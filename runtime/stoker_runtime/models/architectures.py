@@ -156,7 +156,9 @@ def _qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(_llama, {"max_position_embeddings": 2048}, gguf_interleaved=True),
-    "MistralForCausalLM": Architecture(_mistral, {"max_position_embeddings": 131072, "sliding_window": 4096}),
+    "MistralForCausalLM": Architecture(
+        _mistral, {"max_position_embeddings": 131072, "sliding_window": 4096}, gguf_interleaved=True
+    ),
     "Qwen2ForCausalLM": Architecture(_qwen2, {"max_position_embeddings": 32768, "max_window_layers": 28}),
     "Qwen3ForCausalLM": Architecture(_qwen3, {"max_position_embeddings": 32768, "max_window_layers": 28}),
 }
@@ -184,9 +186,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
     try:
         spec = row.build(config)
     except KeyError as error:
-        raise ModelError(
-            f"{source.name}: the configuration lacks {error}.", param=str(error.args[0])
-        ) from error
+        raise ModelError(f"{source.name}: the configuration lacks {error}.", param=str(error.args[0])) from error
     except (TypeError, ValueError) as error:
         raise ModelError(f"{source.name}: the configuration is not usable: {error}.") from error
     return replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source))
@@ -194,9 +194,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:
     if spec.heads % spec.kv_heads:
-        raise ModelError(
-            f"{name}: {spec.heads} query heads cannot share {spec.kv_heads} key-value heads evenly."
-        )
+        raise ModelError(f"{name}: {spec.heads} query heads cannot share {spec.kv_heads} key-value heads evenly.")
     if len(spec.windows) != spec.num_layers:
         raise ModelError(f"{name}: layer_types has {len(spec.windows)} entries for {spec.num_layers} layers.")
     if spec.rope.dim % 2 or spec.rope.dim > spec.head_dim:
@@ -207,9 +205,7 @@ def _checked(name: str, spec: ModelSpec) -> ModelSpec:
 def _dtype(config: Mapping[str, Any]) -> str:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise ModelError(
-            f"dtype {dtype!r} is not supported; it must be float32, bfloat16 or float16.", param="dtype"
-        )
+        raise ModelError(f"dtype {dtype!r} is not supported; it must be float32, bfloat16 or float16.", param="dtype")
     return dtype
 
 

@@ -82,9 +82,7 @@ class Decoder:
             return rms_norm_quant(hidden, first.input_norm, self.spec.eps)
         return rms_norm(hidden, first.input_norm, self.spec.eps)
 
-    def _add_norm(
-        self, update: Tensor, residual: Tensor, norm: Tensor, consumer: LinearWeight
-    ) -> Tensor | Quantized:
+    def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: LinearWeight) -> Tensor | Quantized:
         """Add `update` to the residual stream in place and norm it in the form that `consumer` reads."""
         if consumer.kind == "fp8_channel":
             return add_rms_norm_quant(update, residual, norm, self.spec.eps)
@@ -93,9 +91,7 @@ class Decoder:
     def _linear(self, x: Tensor | Quantized, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         if isinstance(x, Quantized):
             # Quantized input has lost the model's dtype; the output's place says it again.
-            out = torch.empty(
-                (x.data.shape[0], weight.out_features), dtype=self.dtype, device=weight.data.device
-            )
+            out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=weight.data.device)
             return linear(x, weight, bias=bias, out=out)
         return linear(x, weight, bias=bias)
 

@@ -82,9 +82,7 @@ def _end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 def _rope_scaling(header: GGUFHeader, architecture: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
     factors = header.tensors.get(ROPE_FACTORS_TENSOR)
     if factors is not None:
-        return {"rope_type": "factors", "factors": _read_factors(header)} | _partial(
-            header, architecture, config
-        )
+        return {"rope_type": "factors", "factors": _read_factors(header)} | _partial(header, architecture, config)
     prefix = f"{architecture}.rope.scaling"
     kind = header.metadata.get(f"{prefix}.type", "none")
     if kind == "none":

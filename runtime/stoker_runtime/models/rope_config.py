@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
@@ -25,44 +26,46 @@ def read_rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec:
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     kind = ALIASES.get(kind, kind)
     if kind not in KINDS:
-        raise ModelError(
-            f"rope scaling {kind!r} is not supported; known are {', '.join(KINDS)}.", param="rope_type"
-        )
+        raise ModelError(f"rope scaling {kind!r} is not supported; known are {', '.join(KINDS)}.", param="rope_type")
     dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
-    theta = float(parameters.get("rope_theta") or 10000.0)
+    rope = RopeSpec(dim=dim, theta=float(parameters.get("rope_theta") or 10000.0), kind=kind)
     if kind in ("default", "dynamic"):
-        return RopeSpec(dim=dim, theta=theta, kind=kind)
+        return rope
     if kind == "factors":
-        return RopeSpec(dim=dim, theta=theta, kind=kind, short_factor=_factors(parameters, "factors", dim))
-    original = int(
+        return replace(rope, short_factor=_factors(parameters, "factors", dim))
+    trained = int(
         parameters.get("original_max_position_embeddings")
         or config.get("original_max_position_embeddings")
         or config["max_position_embeddings"]
     )
-    factor = float(parameters.get("factor") or config["max_position_embeddings"] / original)
-    scaled = {"dim": dim, "theta": theta, "kind": kind, "factor": factor, "original_max_position": original}
-    if kind == "llama3":
-        return RopeSpec(
-            **scaled,
+    factor = float(parameters.get("factor") or config["max_position_embeddings"] / trained)
+    return _with_scaling(replace(rope, factor=factor, original_max_position=trained), parameters)
+
+
+def _with_scaling(rope: RopeSpec, parameters: Mapping[str, Any]) -> RopeSpec:
+    """`rope` with the parameters that its own kind of scaling reads."""
+    if rope.kind == "llama3":
+        return replace(
+            rope,
             low_freq_factor=float(_required(parameters, "low_freq_factor")),
             high_freq_factor=float(_required(parameters, "high_freq_factor")),
         )
-    if kind == "yarn":
-        return RopeSpec(
-            **scaled,
-            attention_factor=_yarn_attention_factor(parameters, factor),
+    if rope.kind == "yarn":
+        return replace(
+            rope,
+            attention_factor=_yarn_attention_factor(parameters, rope.factor),
             beta_fast=float(parameters.get("beta_fast") or 32.0),
             beta_slow=float(parameters.get("beta_slow") or 1.0),
             truncate=bool(parameters.get("truncate", True)),
         )
-    if kind == "longrope":
-        return RopeSpec(
-            **scaled,
-            attention_factor=_longrope_attention_factor(parameters, factor, original),
-            short_factor=_factors(parameters, "short_factor", dim),
-            long_factor=_factors(parameters, "long_factor", dim),
+    if rope.kind == "longrope":
+        return replace(
+            rope,
+            attention_factor=_longrope_attention_factor(parameters, rope),
+            short_factor=_factors(parameters, "short_factor", rope.dim),
+            long_factor=_factors(parameters, "long_factor", rope.dim),
         )
-    return RopeSpec(**scaled)
+    return rope
 
 
 def max_position(config: Mapping[str, Any], rope: RopeSpec) -> int:
@@ -94,9 +97,7 @@ def _required(parameters: Mapping[str, Any], key: str) -> Any:
 def _factors(parameters: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
     values = tuple(float(value) for value in _required(parameters, key))
     if len(values) != dim // 2:
-        raise ModelError(
-            f"{key} has {len(values)} values; {dim // 2} rotated pairs need one each.", param=key
-        )
+        raise ModelError(f"{key} has {len(values)} values; {dim // 2} rotated pairs need one each.", param=key)
     return values
 
 
@@ -114,7 +115,9 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
     return scale(1.0)
 
 
-def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:
+def _longrope_attention_factor(parameters: Mapping[str, Any], rope: RopeSpec) -> float:
     if "attention_factor" in parameters:
         return float(parameters["attention_factor"])
-    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1.0 + math.log(rope.factor) / math.log(rope.original_max_position))

@@ -147,6 +147,10 @@ class ModelSpec:
         """Bytes of keys and values that one token holds over all layers."""
         return 2 * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
 
+    def rope_table_bytes(self, max_model_len: int) -> int:
+        """Bytes of the rotary table for contexts of up to `max_model_len` tokens."""
+        return max_model_len * self.rope.dim * ITEM_BYTES["float32"]
+
 
 def is_quantized(parameter: Parameter, quantization: str) -> bool:
     """Whether this parameter is stored quantized: linears are; embedding and output head keep 16 bits."""

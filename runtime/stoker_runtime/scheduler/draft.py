@@ -31,7 +31,6 @@ class Draft:
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     computing: set[bytes] = field(default_factory=set)
-    preempted: bool = False
 
     def batch(self, step: int) -> Batch:
         """The immutable description of this step."""
@@ -58,11 +57,13 @@ class Flight:
 class StepOutput:
     """What a committed step gave: parallel lists of sequences and their tokens, and who ended with it.
 
-    `logprobs` is empty or parallel too. A sequence in `finished` has `finish` set, and may have got no token.
+    `logprobs` is empty or parallel too. `started` got their first token, or ended without one. A sequence in
+    `finished` has `finish` set, and may have got no token.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[tuple[Sequence, list[TokenLogprobs]]] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)

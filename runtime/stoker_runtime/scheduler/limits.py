@@ -43,21 +43,20 @@ class SchedulerConfig:
         """Tokens that one sequence can have: by the model, and by all pages when it runs alone."""
         return min(self.max_model_len, self.num_pages * self.page_size)
 
-    def refuse_impossible(self, request: Request) -> None:
-        """Raise RequestError for a request that no waiting can help."""
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise RequestError("The prompt is empty; it needs at least one token.", param="prompt")
-        if max(prompt) >= self.vocab_size or min(prompt) < 0:
-            raise RequestError(
-                f"The prompt holds token ids outside 0…{self.vocab_size - 1}, the model's vocabulary.",
-                param="prompt",
-            )
-        if len(prompt) + min(1, request.params.max_tokens) > self.max_tokens:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens; with the tokens to generate this server holds at most "
-                f"{self.max_tokens} per sequence (max_model_len {self.max_model_len}, KV cache "
-                f"{self.num_pages * self.page_size} tokens).",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+
+def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int) -> None:
+    """Raise RequestError for a request that no waiting can help: it would not fit even if it ran alone."""
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("The prompt is empty; it needs at least one token.", param="prompt")
+    if max(prompt) >= vocab_size or min(prompt) < 0:
+        raise RequestError(
+            f"The prompt holds token ids outside 0…{vocab_size - 1}, the model's vocabulary.", param="prompt"
+        )
+    if len(prompt) + min(1, request.params.max_tokens) > max_tokens:
+        raise RequestError(
+            f"The prompt has {len(prompt)} tokens; this server holds at most {max_tokens} per sequence, "
+            "those to generate included.",
+            param="prompt",
+            code="context_length_exceeded",
+        )

@@ -26,11 +26,11 @@ from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
 from stoker_runtime.scheduler.batch import Batch, PrefillChunk
 from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
-from stoker_runtime.scheduler.limits import SchedulerConfig
+from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
 from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
+from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
-
 
 MAX_DEFERRED = 256
 """Waiting sequences looked past in one step, for want of a prefix that this step computes."""
@@ -54,7 +54,7 @@ class Scheduler:
         self._decode_rows: tuple[tuple[int, ...], tuple[Sequence, ...]] | None = None
         self._departed = False
         self._random = random.Random(config.seed)
-        self._admissions: deque[float] = deque(maxlen=64)
+        self._admissions = AdmissionRate()
         self._serial = 0
         self._step = 0
         self._preemptions = 0
@@ -69,10 +69,10 @@ class Scheduler:
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
         config, params = self.config, request.params
-        config.refuse_impossible(request)
+        refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size)
         if len(self._waiting) >= config.max_queued:
             full = CapacityError(f"The queue is full ({config.max_queued} requests wait); try again later.")
-            full.retry_after = self._retry_after()
+            full.retry_after = self._admissions.retry_after(config.max_queued, self._clock())
             raise full
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -104,8 +104,7 @@ class Scheduler:
         draft = Draft(budget=self.config.max_num_batched_tokens)
         self._schedule_decodes(draft)
         self._continue_prefills(draft)
-        if not draft.preempted:
-            self._admit(draft)
+        self._admit(draft)
         if not draft.decodes and not draft.chunks:
             return None
         self._step += 1
@@ -127,9 +126,7 @@ class Scheduler:
         flight = self._flights.popleft()
         assert flight.batch is batch, "results are committed in the order of their launches"
         if len(result.tokens) != len(flight.sampled):
-            raise EngineError(
-                f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}."
-            )
+            raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
         output = _without_stale(flight, result)
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             tokens = sequence.tokens
@@ -138,9 +135,7 @@ class Scheduler:
                 self._reach(sequence, token, output)
         self._generation_tokens += len(output.tokens)
         for chunk, sequence in zip(batch.prefills, flight.prefilling, strict=True):
-            ends = chunk.start + len(chunk.token_ids) == sequence.limit and not chunk.sample
-            if ends and sequence.finish is None:
-                self._finish(sequence, FinishReason.LENGTH, output)
+            self._commit_chunk(chunk, sequence, output)
         return output
 
     def fail(self, message: str) -> list[Sequence]:
@@ -193,14 +188,6 @@ class Scheduler:
             assert self._placement.pages.used == 0, "pages are held while nothing runs"
             assert len(self._placement.free_slots) == self.config.max_num_seqs, "slots are held"
 
-    def _retry_after(self) -> float:
-        # Seconds until a tenth of the queue is admitted, at the rate of the latest admissions.
-        times = self._admissions
-        if len(times) < 2:
-            return 1.0
-        rate = len(times) / max(self._clock() - times[0], 1e-3)
-        return min(60.0, max(1.0, self.config.max_queued / 10 / rate))
-
     def _settle(self) -> None:
         # The last batch was launched by now: what it fills can be shared, what it finished can be reused.
         self._placement.settle_copies()
@@ -234,23 +221,23 @@ class Scheduler:
         # Victims come from the end of the order, so they are never sequences that this step has decided on.
         if sequence.computed == len(sequence.pages) * self.config.page_size:
             while not self._placement.grow(sequence, draft):
-                victim = self._preempt_worst(draft)
+                victim = self._preempt_worst()
                 if victim is sequence:
                     return
         if sequence.computed == sequence.limit - 2:
             self._ending.append(sequence)
 
-    def _preempt_worst(self, draft: Draft) -> Sequence:
+    def _preempt_worst(self) -> Sequence:
         members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
         victim = members.pop()
         known = len(victim.tokens)
         victim.awaited = victim.computed + 1 if members is self._decoding else known
+        # It cannot come back in this step: the pages that it frees are one short of those that it needs.
         self._placement.release(victim)
         victim.computed = 0
         self._waiting.push(victim)
         self._decode_rows = None
         self._preemptions += 1
-        draft.preempted = True
         return victim
 
     def _continue_prefills(self, draft: Draft) -> None:
@@ -269,9 +256,7 @@ class Scheduler:
             if sequence is None:
                 break
             cached = placement.lookup(sequence)
-            if len(sequence.tokens) < sequence.awaited or placement.is_being_computed(
-                sequence, cached, draft
-            ):
+            if len(sequence.tokens) < sequence.awaited or placement.is_being_computed(sequence, cached, draft):
                 deferred.append(sequence)
             elif placement.place(sequence, cached, self._reserve(), draft):
                 self._note_admission(sequence)
@@ -290,7 +275,7 @@ class Scheduler:
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admitted is None:
             sequence.admitted = self._clock()
-            self._admissions.append(sequence.admitted)
+            self._admissions.note(sequence.admitted)
             self._prompt_tokens += sequence.prompt_length
 
     def _add_chunk(self, sequence: Sequence, draft: Draft) -> None:
@@ -318,6 +303,14 @@ class Scheduler:
         else:
             insort(self._decoding, sequence, key=_order)
             self._decode_rows = None
+
+    def _commit_chunk(self, chunk: PrefillChunk, sequence: Sequence, output: StepOutput) -> None:
+        if chunk.sample:
+            if len(sequence.tokens) == sequence.prompt_length + 1 and sequence.finish is not FinishReason.ABORT:
+                output.started.append(sequence)
+        elif chunk.start + len(chunk.token_ids) == sequence.limit and sequence.finish is None:
+            output.started.append(sequence)
+            self._finish(sequence, FinishReason.LENGTH, output)
 
     def _reach(self, sequence: Sequence, token: int, output: StepOutput) -> None:
         known, params = len(sequence.tokens), sequence.params
@@ -362,7 +355,5 @@ def _without_stale(flight: Flight, result: StepResult) -> StepOutput:
         output.tokens = [result.tokens[row] for row in alive]
         output.logprobs = [logprobs[row] for row in alive] if logprobs is not None else []
     scores = zip(flight.prefilling, result.prompt_logprobs, strict=False)
-    output.prompt_logprobs = [
-        (sequence, each) for sequence, each in scores if each and sequence.finish is None
-    ]
+    output.prompt_logprobs = [(sequence, each) for sequence, each in scores if each and sequence.finish is None]
     return output

@@ -51,9 +51,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(
-        self, request: Request, *, limit: int, stops: frozenset[int], seed: int, root: bytes
-    ) -> None:
+    def __init__(self, request: Request, *, limit: int, stops: frozenset[int], seed: int, root: bytes) -> None:
         """`limit` is the number of tokens, prompt included, at which it ends; `stops` end it at once."""
         params = request.params
         self.request = request
@@ -97,11 +95,7 @@ class Sequence:
     def penalized(self) -> bool:
         """Whether sampling depends on the tokens so far."""
         params = self.params
-        return (
-            params.repetition_penalty != 1.0
-            or params.frequency_penalty != 0.0
-            or params.presence_penalty != 0.0
-        )
+        return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
     def assign(self) -> SlotAssign:
         """What the device must know when this sequence takes its slot."""

@@ -9,8 +9,10 @@ Knows nothing of parameters, layers or block formats.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from mmap import mmap
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -34,10 +36,14 @@ class Lane:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         count = 1 if self.stream is None else 2
-        pinned = self.stream is not None
-        self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
-        self._copied = [torch.cuda.Event() for _ in self._buffers] if pinned else []
+        # Pages of their own: pinning two buffers that share a page fails.
+        self._buffers = [torch.frombuffer(mmap(-1, CHUNK_BYTES), dtype=torch.uint8) for _ in range(count)]
+        self._copied = [torch.cuda.Event() for _ in self._buffers] if self.stream is not None else []
         self._turn = 0
+        if self.stream is not None:
+            # Pinned by registration and not by torch's allocator, which would keep the memory for good.
+            for buffer in self._buffers:
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), CHUNK_BYTES, 0))
 
     def read(self, files: FileTable, entry: TensorEntry, start: int, count: int) -> Tensor:
         """Bytes `[start, start + count)` of a tensor, in a buffer that is free of earlier copies."""
@@ -49,16 +55,31 @@ class Lane:
         return buffer
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
-        """Copy with conversion. On CUDA asynchronous, on the lane's stream."""
+        """Copy from this lane's buffer, with conversion. On CUDA asynchronous, on the lane's stream."""
         if self.stream is None:
             destination.copy_(source)
             return
         with torch.cuda.stream(self.stream):
             if source.dtype != destination.dtype:
-                # Convert on the device: the bytes cross the bus once, in the smaller or original form.
+                # Converted on the device: converting on the host would take a pass over the bytes more.
                 source = source.to(destination.device, non_blocking=True)
             destination.copy_(source, non_blocking=True)
             self._copied[self._turn].record(self.stream)
+
+    def copy_now(self, source: Tensor, destination: Tensor) -> None:
+        """Copy from memory that is no lane's, with conversion; done when this returns."""
+        if self.stream is None:
+            destination.copy_(source)
+            return
+        with torch.cuda.stream(self.stream):
+            destination.copy_(source)
+
+    def close(self) -> None:
+        """Wait for the copies and unpin the buffers."""
+        if self.stream is not None:
+            self.stream.synchronize()
+            for buffer in self._buffers:
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr()))
 
 
 class FileTable:
@@ -74,14 +95,12 @@ class FileTable:
 
     def read_into(self, path: Path, offset: int, buffer: Tensor) -> None:
         """Fill the byte tensor `buffer` from `offset`. Raises ModelError if the file ends before it is full."""
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         done = 0
         while done < len(view):
             got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
             if got == 0:
-                raise ModelError(
-                    f"{path}: ended at byte {offset + done} while {len(view) - done} more were due."
-                )
+                raise ModelError(f"{path}: ended at byte {offset + done} while {len(view) - done} more were due.")
             done += got
 
     def close(self) -> None:
@@ -112,8 +131,7 @@ class CopyLanes:
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=kind is not None)
         for lane in self._lanes:
-            if lane.stream is not None:
-                lane.stream.synchronize()
+            lane.close()
         self._files.close()
 
     def submit_plain(self, entry: TensorEntry, destination: Tensor) -> list[Future[None]]:
@@ -162,18 +180,25 @@ class CopyLanes:
                 if lane.stream is not None:
                     current.wait_stream(lane.stream)
 
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        lane = self._free.get()
+        try:
+            # The mode belongs to a thread: without it here, tensors of a caller in inference mode refuse the copy.
+            with torch.inference_mode():
+                yield lane
+        finally:
+            self._free.put(lane)
+
     def _plain(self, entry: TensorEntry, dtype: torch.dtype, start: int, destination: Tensor) -> None:
         count = destination.numel() * dtype.itemsize
         if destination.dtype == dtype and destination.device.type == "cpu":
             target = destination.view(torch.uint8)
             self._files.read_into(entry.file, entry.offset + start * dtype.itemsize, target)
             return
-        lane = self._free.get()
-        try:
+        with self._lane() as lane:
             source = lane.read(self._files, entry, start * dtype.itemsize, count)
             lane.copy(source.view(dtype), destination)
-        finally:
-            self._free.put(lane)
 
     def _decoded(
         self,
@@ -185,4 +210,6 @@ class CopyLanes:
     ) -> None:
         raw = torch.empty(destination.shape[0] * row_bytes, dtype=torch.uint8)
         self._files.read_into(entry.file, entry.offset + row * row_bytes, raw)
-        destination.copy_(decode(raw).view(destination.shape))
+        numbers = decode(raw).view(destination.shape)
+        with self._lane() as lane:
+            lane.copy_now(numbers, destination)

@@ -7,6 +7,7 @@ Knows nothing of files and destinations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -22,20 +23,16 @@ def make_decoder(entry: TensorEntry, head_rows: int) -> Callable[[Tensor], Tenso
     halves of a rotated pair; here, as in the original checkpoint, the second halves follow all first halves.
     """
     dequantize = _dequantizer(entry)
+    per_row = prod(entry.shape[1:])
 
     def decode(raw: Tensor) -> Tensor:
         numbers = dequantize(raw)
         if not head_rows:
             return numbers
-        per_row = numbers.numel() // (raw.numel() * _rows(entry) // entry.num_bytes)
         pairs = numbers.view(-1, head_rows // 2, 2, per_row)
         return pairs.transpose(1, 2).contiguous()
 
     return decode
-
-
-def _rows(entry: TensorEntry) -> int:
-    return entry.shape[0]
 
 
 def _dequantizer(entry: TensorEntry) -> Callable[[Tensor], Tensor]:

@@ -151,34 +151,41 @@ def _read(path: Path, size: int, cursor: _Cursor) -> GGUFHeader:
     for _ in range(num_keys):
         key = cursor.string()
         metadata[key] = cursor.value(cursor.number("I"))
-    infos = [_tensor_info(path, cursor) for _ in range(num_tensors)]
+    infos = [_tensor_info(cursor) for _ in range(num_tensors)]
     alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     data_start = -(-cursor.offset // alignment) * alignment
-    tensors = {name: _entry(path, size, data_start, name, *info) for name, *info in infos}
+    tensors = {info.name: _entry(path, size, data_start, info) for info in infos}
     return GGUFHeader(path, metadata, tensors)
 
 
-def _tensor_info(path: Path, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+@dataclass(frozen=True, slots=True)
+class _TensorInfo:
+    """A tensor's line in the header: row-major shape, type id, offset from the start of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+def _tensor_info(cursor: _Cursor) -> _TensorInfo:
     name = cursor.string()
     # The file lists the fastest dimension first.
     shape = tuple(reversed(cursor.numbers("Q", cursor.number("I"))))
-    return name, shape, cursor.number("I"), cursor.number("Q")
+    return _TensorInfo(name, shape, cursor.number("I"), cursor.number("Q"))
 
 
-def _entry(
-    path: Path, size: int, data_start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
-) -> TensorEntry:
-    if kind not in TENSOR_TYPES:
-        raise ModelError(f"{path}: tensor {name} has type {kind}, which cannot be dequantized.")
-    encoding, block, block_bytes = TENSOR_TYPES[kind]
+def _entry(path: Path, size: int, data_start: int, info: _TensorInfo) -> TensorEntry:
+    name, shape = info.name, info.shape
+    if info.kind not in TENSOR_TYPES:
+        raise ModelError(f"{path}: tensor {name} has type {info.kind}, which cannot be dequantized.")
+    encoding, block, block_bytes = TENSOR_TYPES[info.kind]
     if shape and shape[-1] % block:
-        raise ModelError(
-            f"{path}: tensor {name} has rows of {shape[-1]}, no multiple of {encoding}'s {block}."
-        )
+        raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]}, no multiple of {encoding}'s {block}.")
+    offset = data_start + info.offset
     num_bytes = prod(shape) // block * block_bytes
-    end = data_start + offset + num_bytes
-    if end > size:
+    if offset + num_bytes > size:
         raise ModelError(
-            f"{path}: tensor {name} ends at byte {end}, but the file has {size} bytes; it is truncated."
+            f"{path}: tensor {name} ends at byte {offset + num_bytes}, but the file has {size} bytes; it is truncated."
         )
-    return TensorEntry(name, shape, path, data_start + offset, num_bytes, encoding)
+    return TensorEntry(name, shape, path, offset, num_bytes, encoding)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import LinearWeight
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, Parameter, aligned, is_quantized
+from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, is_quantized
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,9 +62,7 @@ class WeightArena:
         self.dense: dict[str, Tensor] = {}
         self.quantized: dict[str, LinearWeight] = {}
         dtype_name = str(dtype).removeprefix("torch.")
-        self._storage = torch.empty(
-            spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device
-        )
+        self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
         for parameter in spec.parameters():
             self._place(parameter)
@@ -89,8 +87,8 @@ class WeightArena:
 
     def _place(self, parameter: Parameter) -> None:
         if not is_quantized(parameter, self.quantization):
-            size = parameter.elements * ITEM_BYTES[str(self.dtype).removeprefix("torch.")]
-            self.dense[parameter.name] = self._take(parameter.shape, self.dtype, size)
+            num_bytes = parameter.elements * self.dtype.itemsize
+            self.dense[parameter.name] = self._take(parameter.shape, self.dtype, num_bytes)
             return
         rows = parameter.shape[0]
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)

@@ -2,7 +2,7 @@
 
 Invariants: names, shapes and lengths are checked before a byte is moved; each tensor goes straight to its final
 rows. With quantization, a layer's matrix rests in scratch memory only until it is quantized, so the peak is the
-quantized model plus PENDING_BYTES.
+quantized model plus PENDING_BYTES and one matrix in fp32.
 Knows nothing of how the decoder computes.
 """
 
@@ -49,11 +49,18 @@ def load_weights(
     if source.path is None:
         arena = WeightArena(spec, device, dtype, quantization)
         fill_random(arena, seed)
-        return arena.assemble()
+        return _settled(arena)
     routes = _routes(source.kind, source.path, spec)
     arena = WeightArena(spec, device, dtype, quantization)
     with CopyLanes(device) as lanes:
         _fill(arena, routes, lanes)
+    return _settled(arena)
+
+
+def _settled(arena: WeightArena) -> DecoderWeights:
+    """Give the scratch memory of conversion and quantization back, so that the arena is all that stays."""
+    if arena.device.type == "cuda":
+        torch.cuda.empty_cache()
     return arena.assemble()
 
 
@@ -106,9 +113,7 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
     return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)
 
 
-def _quantize(
-    arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]
-) -> int:
+def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
     lanes.join(futures)
     arena.store(name, quantize_weight(whole, "fp8_channel"))
     return whole.nbytes

@@ -26,9 +26,7 @@ def fill_random(arena: WeightArena, seed: int) -> None:
         std = _deviation(parameter, arena.spec.num_layers)
         if is_quantized(parameter, arena.quantization):
             weight = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
-            arena.store(
-                parameter.name, quantize_weight(weight.normal_(0.0, std, generator=generator), "fp8_channel")
-            )
+            arena.store(parameter.name, quantize_weight(weight.normal_(0.0, std, generator=generator), "fp8_channel"))
         else:
             arena.dense[parameter.name].normal_(0.0, std, generator=generator)
 

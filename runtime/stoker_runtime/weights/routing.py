@@ -48,16 +48,12 @@ class Route:
     head_rows: int = 0
 
 
-def route(
-    spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
-) -> dict[str, tuple[Route, ...]]:
+def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
     """The routes into each parameter, in the order of `spec.parameters()`.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.
     """
-    routes = {
-        parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in spec.parameters()
-    }
+    routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in spec.parameters()}
     used = {piece.entry.name for pieces in routes.values() for piece in pieces}
     for name in entries:
         if name not in used and not _is_harmless(spec, name, vocabulary):
@@ -73,17 +69,13 @@ def _pieces(
     pieces: list[Route] = []
     row = 0
     names = tensor_names(spec, parameter.name, vocabulary)
-    for position, (name, rows) in enumerate(
-        zip(names, _piece_rows(spec, parameter, len(names)), strict=True)
-    ):
+    for position, (name, rows) in enumerate(zip(names, _piece_rows(spec, parameter, len(names)), strict=True)):
         shape = (rows, *parameter.shape[1:])
         entry = entries.get(name)
         if entry is None:
             close = difflib.get_close_matches(name, entries, n=1)
             hint = f" The nearest is {close[0]}." if close else ""
-            raise ModelError(
-                f"The checkpoint lacks tensor {name} {list(shape)} of a {spec.architecture}.{hint}"
-            )
+            raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {spec.architecture}.{hint}")
         if entry.shape != shape:
             raise ModelError(
                 f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."

@@ -45,9 +45,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         names = sorted(set(_read_index(index).values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise ModelError(
-                f"{index}: {len(missing)} of {len(names)} files are missing: {', '.join(missing)}."
-            )
+            raise ModelError(f"{index}: {len(missing)} of {len(names)} files are missing: {', '.join(missing)}.")
         return [folder / name for name in names]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

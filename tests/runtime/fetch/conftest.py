@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,9 +55,7 @@ def model(tmp_path: Path) -> Path:
     (folder / "onnx" / "model.json").write_text("{}")
     (folder / "README.md").write_text("no model file")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    config = (
-        '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "num_key_value_heads": 2, '
-    )
+    config = '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "num_key_value_heads": 2, '
     (folder / "config.json").write_text(config + '"max_position_embeddings": 512}')
     return folder
 
@@ -93,3 +92,15 @@ def fetch(hub: Any, tmp_path: Path, said: list[str]) -> Fetch:
         return Prefetch(Order(**fields), progress, stop, said.append, QUICK).run()
 
     return run
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB, smaller than the model."""
+    place = tmp_path / "volume"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

@@ -22,9 +22,11 @@ from stoker_runtime.fetch.errors import (
     NotPublished,
     RevisionNotFound,
     TokenRejected,
+    VolumeFull,
 )
 from stoker_runtime.fetch.prefetch import Published, serve_path, verify_only
 from stoker_runtime.fetch.progress import Progress
+from stoker_runtime.fetch.volume import Volume
 
 Fetch = Callable[..., Published]
 SHARD = "model-00001-of-00002.safetensors"
@@ -40,9 +42,7 @@ def verify(folder: Path, digest: str = "", *, full: bool = False) -> None:
     verify_only(folder, digest, full=full, progress=Progress(), stop=threading.Event())
 
 
-def test_publishes_the_default_choice_with_digests(
-    fetch: Fetch, hub: Any, model: Path, tmp_path: Path
-) -> None:
+def test_publishes_the_default_choice_with_digests(fetch: Fetch, hub: Any, model: Path, tmp_path: Path) -> None:
     published = fetch()
     assert sorted(published.manifest.files) == CHOSEN
     assert published.folder.parent == tmp_path / "models"
@@ -126,9 +126,7 @@ def test_wrong_bytes_once_are_fetched_again(fetch: Fetch, hub: Any) -> None:
     assert len(downloads(hub)) == len(CHOSEN) + 1
 
 
-def test_wrong_bytes_every_time_are_an_error_and_nothing_is_published(
-    fetch: Fetch, hub: Any, tmp_path: Path
-) -> None:
+def test_wrong_bytes_every_time_are_an_error_and_nothing_is_published(fetch: Fetch, hub: Any, tmp_path: Path) -> None:
     hub.faults.corrupt_times = -1
     with pytest.raises(ChecksumMismatch, match="arrived with"):
         fetch()
@@ -172,9 +170,7 @@ def test_a_missing_or_short_file_is_found_by_a_plain_second_run(fetch: Fetch, hu
 def test_a_damaged_manifest_is_no_published_model(fetch: Fetch) -> None:
     published = fetch()
     manifest = published.folder / "stoker-manifest.json"
-    manifest.write_text(
-        manifest.read_text().replace('"bytes": 2', '"bytes": 3').replace("sha256:", "sha256:0")
-    )
+    manifest.write_text(manifest.read_text().replace('"bytes": 2', '"bytes": 3').replace("sha256:", "sha256:0"))
     with pytest.raises(ChecksumMismatch, match="damaged"):
         verify(published.folder)
     fetch()
@@ -198,9 +194,7 @@ def test_token_reaches_the_hub_and_not_the_other_origin(fetch: Fetch, hub: Any) 
 
 
 @pytest.mark.parametrize(("token", "says"), [("hf_wrong", "rejected the token"), ("", "needs a token")])
-def test_a_wrong_or_missing_token_says_so_and_keeps_it_secret(
-    fetch: Fetch, hub: Any, token: str, says: str
-) -> None:
+def test_a_wrong_or_missing_token_says_so_and_keeps_it_secret(fetch: Fetch, hub: Any, token: str, says: str) -> None:
     hub.token = "hf_right"
     with pytest.raises(TokenRejected, match=says) as failure:
         fetch(token=token)
@@ -307,3 +301,13 @@ def test_a_web_file_is_fetched_resumed_and_pinned(fetch: Fetch, hub: Any, model:
     assert hub.log == []
     with pytest.raises(ChecksumMismatch):
         fetch(uri=uri, sha256={SHARD: "f" * 64})
+
+
+def test_a_volume_that_others_fill_meanwhile_is_full_and_publishes_nothing(
+    fetch: Fetch, small_volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # There was room when it was checked.
+    monkeypatch.setattr(Volume, "require", lambda self, count: None)
+    with pytest.raises(VolumeFull, match="became full"):
+        fetch(dest=small_volume)
+    assert not list(small_volume.glob("sha256-*"))

@@ -1,0 +1,162 @@
+"""CUDA kernels from cubins: loading, tensor maps and launches by the driver API, with no compiler and no extension.
+
+Invariants: a launch goes to torch's current stream of the tensor's device, never synchronises, and can be captured;
+cubins come from `_aot/`, written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per process, at its
+first `kernel()`, which has to come before a graph capture.
+Does not know: what any kernel computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+AOT = Path(__file__).parent / "_aot"
+TENSOR_MAP_BYTES = 128
+_BFLOAT16, _UINT8 = 9, 0  # CUtensorMapDataType
+_SWIZZLE_128B, _PROMOTION_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
+
+
+class CudaError(RuntimeError):
+    """A driver call that failed, with its name and the driver's own words."""
+
+
+class CubinMissing(RuntimeError):
+    """A kernel's cubin is not there; says how to make it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A loaded kernel with its launch shape: dynamic shared memory in bytes, threads per CTA."""
+
+    name: str
+    handle: Any
+    shared_bytes: int
+    threads: int
+
+
+def cubin_path(stem: str, arch: str) -> Path:
+    """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies."""
+    return AOT / f"{stem}.{arch}.cubin"
+
+
+def missing_cubin(stem: str, arch: str) -> str | None:
+    """None where the cubin is there, else what is missing and the command that makes it."""
+    path = cubin_path(stem, arch)
+    return None if path.exists() else f"{path.name} is not built: run python -m stoker_kernels.nvcc"
+
+
+@functools.cache
+def _library(stem: str, arch: str) -> Any:
+    from cuda.bindings import driver
+
+    missing = missing_cubin(stem, arch)
+    if missing is not None:
+        raise CubinMissing(missing)
+    image = cubin_path(stem, arch).read_bytes()
+    return _checked("cuLibraryLoadData", driver.cuLibraryLoadData(image, [], [], 0, [], [], 0))
+
+
+@functools.cache
+def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> Kernel:
+    """Kernel `name` of a cubin, ready to launch on CUDA device `device`. Raises CubinMissing or CudaError."""
+    from cuda.bindings import driver
+
+    optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    largest = _checked("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(optin, device))
+    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(_library(stem, arch), name.encode()))
+    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    attributes = driver.CUfunction_attribute
+    for attribute, value in (
+        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, largest),
+        # An SM changes its carve-out only when idle: all of it shared, or no CTA of a next kernel fits beside ours.
+        (attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
+    ):
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, value))
+    return Kernel(name, function, shared_bytes, threads)
+
+
+def launch(chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool) -> None:
+    """Launch `grid` CTAs on the current stream. `arguments`: one ctypes buffer per kernel parameter, passed by value.
+
+    With `pdl` the kernel may start while its predecessor drains (it has to wait by itself).
+    """
+    from cuda.bindings import driver
+
+    config = _config(chosen, grid, pdl)
+    config.hStream = torch.cuda.current_stream(device).cuda_stream
+    pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+    _checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
+
+
+@functools.cache
+def _config(chosen: Kernel, grid: int, pdl: bool) -> Any:
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
+    config.sharedMemBytes = chosen.shared_bytes
+    config.numAttrs = 0
+    if pdl:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
+def tensor_map(tensor: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of a row-major [rows, columns] matrix: boxes of `box_rows` × 128 bytes in the 128-byte swizzle.
+
+    bf16, or any 1-byte dtype. Rows outside read as zero. Returns 128 bytes on a multiple of 64, valid as long as the
+    tensor's memory is; raises CudaError where pointer or stride are not multiples of 16 bytes.
+    """
+    size = tensor.element_size()
+    return tensor_map_at(tensor.data_ptr(), tensor.shape[0], tensor.shape[1], tensor.stride(0), size, box_rows)
+
+
+def tensor_map_at(
+    address: int, rows: int, columns: int, row_stride: int, element_size: int, box_rows: int
+) -> ctypes.Array[ctypes.c_char]:
+    """`tensor_map` from numbers: address in bytes, the rest in elements."""
+    storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
+    offset = -ctypes.addressof(storage) % 64
+    encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(storage, offset)
+    status = _encode_tiled()(
+        ctypes.c_void_p(ctypes.addressof(encoded)),
+        ctypes.c_int(_BFLOAT16 if element_size == 2 else _UINT8),
+        ctypes.c_uint32(2),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(row_stride * element_size),
+        (ctypes.c_uint32 * 2)(128 // element_size, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        ctypes.c_int(0),
+        ctypes.c_int(_SWIZZLE_128B),
+        ctypes.c_int(_PROMOTION_256B),
+        ctypes.c_int(0),
+    )
+    if status != 0:
+        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, [{rows}, {columns}], "
+                        f"row stride {row_stride}, {element_size}-byte elements, {box_rows} rows a box")
+    return encoded
+
+
+@functools.cache
+def _encode_tiled() -> Any:
+    # By ctypes: the driver wants the map on a multiple of 64 bytes, which the bindings' own object is not.
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    function.restype = ctypes.c_int
+    return function
+
+
+def _checked(call: str, answer: tuple[Any, ...]) -> Any:
+    if int(answer[0]) != 0:
+        raise CudaError(f"{call} failed: {answer[0].name}")
+    return answer[1] if len(answer) > 1 else None

@@ -1,0 +1,183 @@
+"""Own GEMMs for M ≤ 128 tokens, where the bytes of the weight are the limit: host side of csrc/*_gemm_small.
+
+A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted.
+Invariants: nothing is allocated after `workspace(device)`; results are the same bit for bit from launch to launch, and
+the K partition does not depend on M; counters are zero between launches. The workspace serves one stream at a time.
+Does not know: which tile is fastest (`gemm_table`), nor quantization beyond its scales.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from stoker_kernels import cuda
+from stoker_kernels.linear_weight import FP8
+from stoker_kernels.stream_k import StreamK
+
+MAX_TOKENS = 128
+TOKEN_TILES = (8, 16, 32, 64, 128)
+SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
+GROUP_ROWS = 64
+STAGING_PITCH = GROUP_ROWS * 2 + 16
+MAX_COUNTERS = 1 << 15  # tiles × groups: N up to 2 M
+PARTIALS_PER_SM = 2 * 256 * MAX_TOKENS * 4  # bytes: two slots of 256 rows
+COPY_STAGES = {8: 6, 16: 6, 32: 5, 64: 4}  # sm80: compiled in
+
+Family = Literal["sm90", "sm80"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens."""
+
+    family: Family
+    rows: int
+    chunks: int
+    tokens: int
+    stages: int
+    ctas_per_sm: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of four warps, 64 rows each."""
+        return self.rows // GROUP_ROWS
+
+    @property
+    def stage_bytes(self) -> int:
+        """Weights and activations of one stage."""
+        return (self.rows + self.tokens) * 128 * self.chunks
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: ring, staging, barriers, flags; sm90 aligns its ring to 1024 bytes."""
+        ring = self.stages * self.stage_bytes + self.groups * self.tokens * STAGING_PITCH
+        return ring + 16 + (1024 + 16 * self.stages if self.family == "sm90" else 0)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA; sm90 has one producer warp more."""
+        return 2 * self.rows + (32 if self.family == "sm90" else 0)
+
+    def kernel_name(self, dtype: torch.dtype) -> str:
+        """The function's name in its cubin."""
+        return f"{self.stem(dtype)}_n{self.rows}_c{self.chunks}_m{self.tokens}"
+
+    def stem(self, dtype: torch.dtype) -> str:
+        """csrc file, and cubin, that holds the kernel."""
+        return f"{self.family}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_small"
+
+
+class _Arguments(ctypes.Structure):
+    """GemmArguments of csrc/gemm_epilogue.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in
+          ("out", "weight", "x", "bias", "w_scale", "x_scale", "partials", "counters")),
+        *((name, ctypes.c_int) for name in
+          ("m", "n", "k", "ld_x", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages")),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """What the kernels of one device share: sums of shared tiles and arrival counters."""
+
+    partials: torch.Tensor
+    counters: torch.Tensor
+    sms: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """One product. x [M, K], weight [N, K] (both bf16 or both e4m3), out [M, N] bf16; scales fp32, or None."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    out: torch.Tensor
+    bias: torch.Tensor | None = None
+    w_scale: torch.Tensor | None = None
+    x_scale: torch.Tensor | None = None
+
+
+def token_tile(tokens: int) -> int:
+    """The smallest compiled token tile that holds `tokens`."""
+    return next(tile for tile in TOKEN_TILES if tokens <= tile)
+
+
+@functools.cache
+def workspace(device: torch.device) -> Workspace:
+    """The device's workspace, allocated at the first call, which has to come before a graph capture."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("gemm_small.workspace(device) has to be called before a graph capture")
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Workspace(
+        torch.empty(sms * PARTIALS_PER_SM, dtype=torch.uint8, device=device),
+        torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device),
+        sms,
+    )
+
+
+def refusal(o: Operands) -> str | None:
+    """None where the kernels take these operands, else why not."""
+    m, k = o.x.shape
+    n = o.weight.shape[0]
+    chunk = 128 // o.weight.element_size()
+    if not 0 < m <= MAX_TOKENS:
+        return f"M = {m} is not in 1…{MAX_TOKENS}"
+    if k % chunk or n % 8:
+        return f"K = {k} is not a multiple of {chunk}, or N = {n} not of 8"
+    if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
+        return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
+    if o.bias is not None and o.bias.dtype != torch.bfloat16:
+        return f"takes a bf16 bias, not {o.bias.dtype}"
+    if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
+        return "rows have to be contiguous"
+    strides = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2)
+    if any(value % 16 for value in (*strides, o.x.data_ptr(), o.out.data_ptr(), o.weight.data_ptr())):
+        return "rows have to start on multiples of 16 bytes"
+    return None
+
+
+def partition(tile: Tile, n: int, row_bytes: int, sms: int) -> StreamK:
+    """How a tile cuts an [n, row_bytes] weight over `sms` SMs; the same for every number of tokens."""
+    tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
+    return StreamK(tiles, k_blocks, min(sms * tile.ctas_per_sm, tiles * k_blocks))
+
+
+@functools.cache
+def _weight_map(address: int, n: int, k: int, element_size: int, rows: int) -> ctypes.Array[ctypes.c_char]:
+    return cuda.tensor_map_at(address, n, k, k, element_size, rows)
+
+
+def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
+    """Run `tile` on the current stream. The operands have to be such that `refusal` is None and M ≤ tile.tokens."""
+    device = o.x.device
+    space = workspace(device)
+    m, k = o.x.shape
+    n = o.weight.shape[0]
+    element_size = o.weight.element_size()
+    part = partition(tile, n, k * element_size, space.sms)
+    arguments = _Arguments(
+        o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
+        _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
+        m, n, k, o.x.stride(0), o.out.stride(0), 1 if o.w_scale is not None and o.w_scale.numel() > 1 else 0,
+        part.tiles, part.k_blocks, tile.stages,
+    )
+    arch = "sm_90a" if torch.cuda.get_device_capability(device) == (9, 0) else "sm_80"
+    chosen = cuda.kernel(tile.stem(o.weight.dtype), arch, tile.kernel_name(o.weight.dtype), tile.shared_bytes,
+                         tile.threads, device.index or 0)
+    if tile.family == "sm80":
+        cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
+        return
+    w_map = _weight_map(o.weight.data_ptr(), n, k, element_size, tile.rows)
+    x_map = cuda.tensor_map(o.x, tile.tokens)
+    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl)
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

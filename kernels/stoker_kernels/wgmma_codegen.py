@@ -1,0 +1,58 @@
+"""Writes csrc/wgmma.cuh: one wrapper per wgmma shape, whose operand lists are too long to keep by hand.
+
+Invariants: the committed header equals what this module writes (a test compares them).
+Does not know: descriptors, swizzles, tiles.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
+TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
+ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
+
+TOP = """\
+// Written by wgmma_codegen.py. D[64, N] (+)= A[64, K] · B[N, K]ᵀ, both operands K-major in shared memory.
+#pragma once
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+namespace stoker {
+
+struct e4m3 {};  // tag of the 8-bit float; the kernels never touch single values
+
+template <typename T, int N>
+struct Wgmma;
+"""
+
+
+def wrapper(element: str, tokens: int) -> str:
+    """The specialisation for one element type and one number of tokens."""
+    shape, transposes = ELEMENTS[element]
+    count = tokens // 2
+    operands = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""
+template <>
+struct Wgmma<{element}, {tokens}> {{
+  static __device__ __forceinline__ void multiply(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{tokens}{shape} "
+        "{{{operands}}}, %{count}, %{count + 1}, p, 1, 1{transposes};\\n}}"
+        : {outputs}
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+  }}
+}};
+"""
+
+
+def header() -> str:
+    """The whole text of wgmma.cuh."""
+    wrappers = "".join(wrapper(element, tokens) for element in ELEMENTS for tokens in TOKENS)
+    return f"{TOP}{wrappers}\n}}  // namespace stoker\n"
+
+
+if __name__ == "__main__":
+    HEADER.write_text(header())

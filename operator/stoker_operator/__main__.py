@@ -1,0 +1,202 @@
+"""The operator's process: settings → health endpoint → leader lease → watches and work queue. `stoker
+operator`.
+
+Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM stops
+the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered.
+Exit status: 0 after a signal, 1 after a lost lease, 2 for a bad setting.
+Knows nothing of what a reconcile does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import kopf
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from stoker_operator import cluster as kinds
+from stoker_operator import handlers, metrics
+from stoker_operator.cluster import ApiError, Cluster
+from stoker_operator.lease import Lease
+from stoker_operator.pod_http import PodClient
+from stoker_operator.queue import WorkQueue
+from stoker_operator.reconcile import Reconciler
+from stoker_operator.settings import Settings, SettingsError, from_arguments
+
+log = logging.getLogger("stoker.operator")
+# A reconcile makes a few requests of at most half a minute each; one that takes longer than this hangs.
+HUNG_SECONDS = 600.0
+STOP_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Health:
+    """What /healthz and /readyz say. `queue` is there while leading."""
+
+    queue: WorkQueue | None = None
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def serve_health(settings: Settings, health: Health) -> web.AppRunner:
+    """Start /healthz, /readyz and /metrics; the caller cleans the runner up."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        hung = health.queue is not None and health.queue.longest_active > HUNG_SECONDS
+        return web.Response(status=500, text="a reconcile hangs\n") if hung else web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready = health.started.is_set()
+        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
+
+    async def read_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, settings.http_host, settings.http_port).start()
+    return runner
+
+
+async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None:
+    """Enqueue every service now and then, spread over the interval: what a frozen watch missed is found
+    here.
+    """
+    while True:
+        try:
+            for namespace in settings.namespaces or ("",):
+                services = await cluster.list_all(kinds.INFERENCE_SERVICE, namespace)
+                for index, item in enumerate(services):
+                    key = (item["metadata"]["namespace"], item["metadata"]["name"])
+                    await queue.add(key, index * settings.resync_seconds / (2 * len(services)))
+        except ApiError as error:
+            log.warning("resync: %s", error)
+        await asyncio.sleep(settings.resync_seconds)
+
+
+async def lead(cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event) -> None:
+    """Reconcile until `stop` is set."""
+    reconciler = Reconciler(cluster, PodClient(settings.pod_timeout_seconds), settings)
+    queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
+    health.queue = queue
+    metrics.LEADER.set(1)
+    started = asyncio.Event()
+    work = [
+        asyncio.create_task(queue.run()),
+        asyncio.create_task(resync(cluster, queue, settings)),
+        asyncio.create_task(stop.wait()),
+    ]
+    watches = asyncio.create_task(
+        kopf.operator(
+            registry=handlers.registry(queue.add),
+            settings=handlers.settings(),
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            ready_flag=started,
+        )
+    )
+    again = asyncio.create_task(_signals_again(started, stop))
+    try:
+        done, _ = await asyncio.wait([watches, *work], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # Also when cancelled: from the end of the gather on, nothing is written any more. The watches hold nothing
+        # worth waiting for, and kopf takes its time.
+        metrics.LEADER.set(0)
+        for task in (*work, again, watches):
+            task.cancel()
+        await asyncio.gather(*work, again, return_exceptions=True)
+        await asyncio.wait([watches], timeout=STOP_SECONDS)
+    for task in done:
+        if not task.cancelled() and task.exception() is not None:
+            raise RuntimeError("the operator's work ended") from task.exception()
+
+
+async def run(settings: Settings, stop: asyncio.Event) -> int:
+    """The whole life of one replica; returns the exit status."""
+    health = Health()
+    cluster = await Cluster.connect(settings.api_concurrency)
+    runner = await serve_health(settings, health)
+    lease = Lease(cluster, settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds)
+    health.started.set()
+    try:
+        if not await _unless(stop, lease.acquire()):
+            return 0
+        leading = asyncio.create_task(lead(cluster, settings, health, stop))
+        holding = asyncio.create_task(lease.hold())
+        await asyncio.wait([leading, holding], return_when=asyncio.FIRST_COMPLETED)
+        lost = holding.done()
+        if lost:
+            # Another replica may lead any moment: nothing is finished, everything stops now.
+            leading.cancel()
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await leading
+        return 1 if lost else 0
+    finally:
+        await lease.release()
+        await runner.cleanup()
+        await cluster.close()
+
+
+def take_signals(stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set `stop`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _signals_again(started: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf takes the signals for itself when it starts; a second one would then end in a traceback."""
+    await started.wait()
+    if threading.current_thread() is threading.main_thread():
+        take_signals(stop)
+
+
+async def _unless(stop: asyncio.Event, awaited: object) -> bool:
+    """Await, unless `stop` comes first; whether it was awaited to the end."""
+    task = asyncio.ensure_future(awaited)  # type: ignore[call-overload]
+    waiter = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`stoker operator`: parse the settings and run."""
+    try:
+        settings = from_arguments(sys.argv[1:] if argv is None else argv)
+    except SettingsError as error:
+        sys.stderr.write(f"stoker operator: {error}\n")
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+    async def until_signal() -> int:
+        stop = asyncio.Event()
+        take_signals(stop)
+        return await run(settings, stop)
+
+    return asyncio.run(until_signal())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The vocabulary of a plan: actions with their reasons, and conditions.
+
+Invariants: frozen; the sentence that explains an action is made where the action is decided and then used
+for the event and the log.
+Knows nothing of how actions are decided or carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_operator.drift import difference
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Server-side apply `manifest`. `create`: nothing of ours has this name yet."""
+
+    manifest: Mapping[str, Any]
+    reason: str
+    create: bool
+
+    @property
+    def event(self) -> tuple[str, str]:
+        """(reason, message) of the event that tells of it."""
+        verb = "Created" if self.create else "Updated"
+        name = self.manifest["metadata"]["name"]
+        return verb, f"{verb} {self.manifest['kind']} {name}: {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the object that has this uid."""
+
+    kind: str
+    name: str
+    uid: str
+    reason: str
+
+    @property
+    def event(self) -> tuple[str, str]:
+        """(reason, message) of the event that tells of it."""
+        return "Deleted", f"Deleted {self.kind} {self.name}: {self.reason}."
+
+
+Action = Apply | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of the status. `status`: True, False or Unknown, as Kubernetes spells them."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why the service is not ready. `stalled`: only a person can change it."""
+
+    reason: str
+    message: str
+    stalled: bool = False
+
+
+def ensure(live: Mapping[str, Any] | None, manifest: Mapping[str, Any], why: str) -> list[Apply]:
+    """The action that makes `live` hold `manifest`: none if it does, or while it is being deleted."""
+    if live is None:
+        return [Apply(manifest, why, create=True)]
+    if "deletionTimestamp" in live["metadata"]:
+        return []
+    changed = difference(live, manifest)
+    return [Apply(manifest, changed, create=False)] if changed else []

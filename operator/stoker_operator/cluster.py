@@ -1,0 +1,203 @@
+"""The connection to one API server: typed paths, server-side apply, bounded concurrency, retries the server
+asks for.
+
+Invariants: one client a process; every request has a deadline; 429 and 5xx are tried again as the server
+says, other errors reach the caller as ApiError at once; bodies are never logged.
+Knows nothing of what the objects mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio import client as kubernetes
+from kubernetes.aio import config as kubernetes_config
+
+from stoker_operator import metrics
+from stoker_operator.manifests.identity import FIELD_MANAGER
+
+Object = dict[str, Any]
+REQUEST_SECONDS = 30.0
+TRIES = 4
+LONGEST_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where the objects of one kind live."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
+        """The URL path of a collection, an object or a subresource; namespace "" is every namespace."""
+        root = "api" if "/" not in self.api_version else "apis"
+        parts = [
+            root,
+            self.api_version,
+            *(("namespaces", quote(namespace)) if namespace else ()),
+            self.plural,
+        ]
+        parts += [quote(part) for part in (name, subresource) if part]
+        return "/" + "/".join(parts)
+
+
+INFERENCE_SERVICE = Kind("stoker.dev/v1alpha1", "InferenceService", "inferenceservices")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+SERVICE = Kind("v1", "Service", "services")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+POD = Kind("v1", "Pod", "pods")
+EVENT = Kind("v1", "Event", "events")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+JOB = Kind("batch/v1", "Job", "jobs")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+BY_NAME = {
+    kind.kind: kind for kind in (SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET)
+}
+
+
+class ApiError(Exception):
+    """The API server's refusal, in its own words. `status` is the HTTP status, 0 when nothing answered."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class Cluster:
+    """Requests to the API server. Use `connect` to make one and `close` to end it."""
+
+    def __init__(self, client: Any, concurrency: int) -> None:
+        self._client = client
+        self._slots = asyncio.Semaphore(concurrency)
+
+    @classmethod
+    async def connect(cls, concurrency: int = 16) -> Cluster:
+        """Credentials of the pod's service account, else of KUBECONFIG."""
+        configuration = kubernetes.Configuration()
+        try:
+            kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except kubernetes_config.ConfigException:
+            # The library reads the variable once, when it is imported.
+            file = os.environ.get("KUBECONFIG") or None
+            await kubernetes_config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        return cls(kubernetes.ApiClient(configuration), concurrency)
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._client.close()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None when there is none."""
+        try:
+            return await self._request("GET", kind, kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
+        """The objects of a namespace ("": of all) that carry the labels of `selector`."""
+        query = [("labelSelector", selector)] if selector else []
+        answer = await self._request("GET", kind, kind.path(namespace), query=query)
+        # The API server leaves these two out of a list's items.
+        return [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
+
+    async def apply(self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "") -> Object:
+        """Server-side apply as our field manager; fields that we set are ours, others' fields stay."""
+        meta = manifest["metadata"]
+        path = kind.path(meta["namespace"], meta["name"], subresource)
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        return await self._request("PATCH", kind, path, dict(manifest), query, "application/apply-patch+yaml")
+
+    async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
+        """Create; ApiError 409 when the name is taken."""
+        path = kind.path(manifest["metadata"]["namespace"])
+        return await self._request("POST", kind, path, dict(manifest), [("fieldManager", FIELD_MANAGER)])
+
+    async def replace(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:
+        """Replace at the resourceVersion in the manifest; ApiError 409 when somebody was faster."""
+        meta = manifest["metadata"]
+        path = kind.path(meta["namespace"], meta["name"])
+        return await self._request("PUT", kind, path, dict(manifest), [("fieldManager", FIELD_MANAGER)])
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete this very object and, in the background, what it owns; nothing happens if it is gone."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", kind, kind.path(namespace, name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        body: Object | None = None,
+        query: list[tuple[str, str]] | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        for attempt in range(TRIES):
+            started = time.monotonic()
+            async with self._slots:
+                status, retry_after, text = await self._once(method, path, body, query, content_type)
+            metrics.API_REQUESTS.labels(verb=method, kind=kind.kind, code=str(status)).inc()
+            metrics.API_SECONDS.labels(verb=method).observe(time.monotonic() - started)
+            if 200 <= status < 300:
+                answer: Object = json.loads(text)
+                return answer
+            again = status in (0, 429) or status >= 500
+            if not again or attempt == TRIES - 1:
+                raise _error(status, text)
+            await asyncio.sleep(min(retry_after or 0.2 * 2**attempt, LONGEST_WAIT_SECONDS))
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        query: list[tuple[str, str]] | None,
+        content_type: str,
+    ) -> tuple[int, float, str]:
+        """(status, Retry-After in seconds or 0, body); status 0 when the server did not answer."""
+        request = await self._client.param_serialize(
+            method,
+            path,
+            query_params=query or [],
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = await self._client.call_api(*request, _request_timeout=REQUEST_SECONDS)
+            text = (await answer.read()).decode("utf-8", "replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return 0, 0.0, f"the API server did not answer: {type(error).__name__}: {error}"
+        stated = answer.headers.get("Retry-After", "")
+        return answer.status, float(stated) if stated.isdigit() else 0.0, text
+
+
+def _error(status: int, text: str) -> ApiError:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = {}
+    if not isinstance(answer, dict):
+        answer = {}
+    return ApiError(status, str(answer.get("reason", "")), str(answer.get("message", text))[:2000])

@@ -1,0 +1,68 @@
+"""Will this model at this context length fit this GPU, and the numbers behind the verdict.
+
+Invariants: pure arithmetic; what is not known gives the verdict "Unknown", never a guess that blocks a pod.
+Knows nothing of how the engine lays out memory beyond its sum: weights + KV of one full context + workspace.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stoker_operator.spec import FetchedModel, InferenceService
+
+GIB = 2**30
+WORKSPACE_GIB = 2.0
+USABLE = 0.9
+KV_BYTES = 2
+# GiB by NVIDIA's product label, where the label itself does not say.
+_KNOWN = {
+    "Tesla-T4": 15, "NVIDIA-L4": 23, "NVIDIA-A10G": 22, "NVIDIA-A10": 22, "NVIDIA-L40S": 45, "NVIDIA-L40": 45,
+    "NVIDIA-H200": 140, "NVIDIA-B200": 178, "NVIDIA-RTX-A6000": 47, "NVIDIA-GeForce-RTX-4090": 23,
+    "NVIDIA-GeForce-RTX-3090": 23, "NVIDIA-GeForce-RTX-5090": 31,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change."""
+
+    verdict: str
+    message: str
+    gpu_product: str = ""
+    weights_gib: float = 0.0
+    kv_gib: float = 0.0
+    required_gib: float = 0.0
+    gpu_gib: float = 0.0
+
+
+def gpu_memory_gib(product: str) -> float:
+    """Memory of a GPU by its product label, GiB; 0 when it is not known."""
+    stated = re.search(r"(\d+)GB", product)
+    if stated:
+        return float(stated[1]) * 10**9 / GIB
+    return float(next((gib for name, gib in _KNOWN.items() if f"{product}-".startswith(f"{name}-")), 0))
+
+
+def assess(service: InferenceService, model: FetchedModel) -> Fit | None:
+    """The verdict for the smallest GPU the spec allows; None when the spec asks for no check."""
+    resources = service.resources
+    if not resources.gpu_products or resources.fit_check == "Off":
+        return None
+    product = min(resources.gpu_products, key=gpu_memory_gib)
+    gpu = gpu_memory_gib(product)
+    if not gpu:
+        return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
+    context = service.runtime.context_length or model.max_context
+    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES * context / GIB
+    weights = model.bytes / GIB
+    required = (weights + kv + WORKSPACE_GIB) / USABLE
+    numbers = (product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1))
+    sums = (
+        f"weights {weights:.1f} + KV cache of {context} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
+        f"over {USABLE:.0%} of the GPU: {required:.1f} GiB of {gpu:.1f} GiB on {product}"
+    )
+    if required <= gpu:
+        return Fit("Fits", f"The model fits: {sums}.", *numbers)
+    advice = "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, or set resources.fitCheck: Off"
+    return Fit("TooLarge", f"The model does not fit: {sums}. {advice}.", *numbers)

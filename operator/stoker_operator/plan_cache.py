@@ -1,0 +1,247 @@
+"""Plans the model cache: the shared volume, the prefetch Job, its retries, and repair of a corrupt cache.
+
+Invariants: pure. A result is believed only for the pair (source, volume) it was made for. A failed attempt
+is followed by another after a delay that doubles, for ever: what a person repairs is picked up without
+telling the operator.
+Knows nothing of what the model is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
+from stoker_operator.diagnose import fetch_outcome, first_trouble, verify_failure
+from stoker_operator.manifests import claim_name, prefetch_job, source_id, volume_claim
+from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
+from stoker_operator.quantity import human_bytes
+from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, remembered_model
+
+Object = Mapping[str, Any]
+POLL_SECONDS = 5.0
+FIRST_DELAY_SECONDS = 30
+LONGEST_DELAY_SECONDS = 600
+# The fetch process's own verdict that trying again changes nothing: see the contract in operator/README.md.
+PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
+_ADVICE = {
+    "TokenRejected": "Put a token with access into the Secret that spec.model.secretRef names.",
+    "VolumeFull": "Raise spec.cache.pvc.size (where the storage class can grow volumes) or name fewer files.",
+    "RevisionNotFound": "Check spec.model.revision.",
+    "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """What to do for the cache, and how it stands. `model` is None until it is published and sound."""
+
+    claim: str
+    source: str = ""
+    attempt: int = 0
+    actions: tuple[Action, ...] = ()
+    model: FetchedModel | None = None
+    finding: Finding | None = None
+    requeue_after: float | None = None
+    resolved: FetchedModel | None = None
+
+    def conditions(self) -> list[Condition]:
+        """ModelResolved and ModelCached."""
+        known = self.model or self.resolved
+        waiting = self.finding or Finding("Fetching", "the prefetch has not reported yet")
+        if known is None:
+            resolved = Condition("ModelResolved", "False", waiting.reason, waiting.message)
+        else:
+            message = f"Revision {known.resolved_revision}, {human_bytes(known.bytes)}."
+            resolved = Condition("ModelResolved", "True", "Resolved", message)
+        if self.model is None:
+            return [resolved, Condition("ModelCached", "False", waiting.reason, waiting.message)]
+        message = f"{self.model.digest} is published and verified on volume {self.claim}."
+        return [resolved, Condition("ModelCached", "True", "Published", message)]
+
+
+def plan_cache(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> CachePlan:
+    """Decide the next step of the cache."""
+    name = claim_name(service)
+    live = observed.children.get(("PersistentVolumeClaim", name))
+    base = CachePlan(name)
+    claim = ensure(live, volume_claim(service, settings, live), "it holds the model")
+    if live is None:
+        return replace(base, actions=tuple(claim), finding=Finding("CreatingVolume", f"Creating volume {name}."),
+                       requeue_after=1.0)  # fmt: skip
+    if "deletionTimestamp" in live["metadata"]:
+        text = f"Volume {name} is being deleted; it is made anew once it is gone. It waits for the pods that use it."
+        return replace(base, finding=Finding("VolumeTerminating", text), requeue_after=POLL_SECONDS)
+    source = source_id(service, live["metadata"]["uid"])
+    base = replace(base, source=source, actions=tuple(claim))
+    jobs = sorted((job for job in observed.jobs if _label(job, SOURCE_LABEL) == source), key=_attempt)
+    return _from_jobs(service, observed, settings, now, base, jobs)
+
+
+def _from_jobs(
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    now: datetime,
+    base: CachePlan,
+    jobs: list[Object],
+) -> CachePlan:
+    earlier = _earlier_attempt(service, base.source)
+    latest = jobs[-1] if jobs else None
+    attempt = max(earlier, _attempt(latest) if latest else 0)
+    stale = [_delete(job, "a newer attempt replaced it") for job in jobs[:-1]]
+    base = replace(base, attempt=attempt, actions=(*base.actions, *stale))
+    known = _known_model(service, observed, base.source, latest)
+    broken = _broken_cache(service, observed, latest)
+    if latest is not None and not _finished(latest):
+        return _while_running(service, observed, base, latest, known)
+    if known is not None and broken is None:
+        return replace(base, model=known, resolved=known)
+    failed_at = _condition_time(latest, "Failed") if latest else None
+    if latest is not None and failed_at is not None:
+        due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
+        if now < due:
+            return _waiting(observed, base, latest, due, now)
+    why = _why_fetch(service, latest, broken, failed_at is not None)
+    job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=broken is not None)
+    finding = Finding("CacheCorrupt" if broken else "Fetching", _sentence(f"Starting a prefetch Job: {why}"))
+    return replace(
+        base,
+        attempt=attempt + 1,
+        actions=(*base.actions, *ensure(None, job, why)),
+        finding=finding,
+        resolved=known,
+        requeue_after=POLL_SECONDS,
+    )
+
+
+def _while_running(
+    service: InferenceService, observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None
+) -> CachePlan:
+    """A prefetch runs: what it says of itself, or what keeps its pod from running."""
+    pods = _pods_of(observed, job)
+    running = replace(base, resolved=known, requeue_after=POLL_SECONDS)
+    trouble = first_trouble(
+        pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
+    )
+    if trouble:
+        return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
+    name = job["metadata"]["name"]
+    outcome = fetch_outcome(pods)
+    if isinstance(outcome, FetchFailure):
+        text = f"Job {name} tries again after {outcome.reason}: {outcome.message}"
+        return replace(running, finding=Finding("Fetching", _sentence(text)))
+    progress = observed.progress
+    if progress is None:
+        return replace(running, finding=Finding("Fetching", f"Job {name} is starting."))
+    text = f"Job {name}: {progress.phase}"
+    if progress.bytes_total:
+        text += f", {human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
+    if progress.eta_seconds:
+        text += f", about {progress.eta_seconds} s to go"
+    return replace(running, finding=Finding("Fetching", _sentence(text)))
+
+
+def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, now: datetime) -> CachePlan:
+    """A prefetch failed and the next one is not due yet."""
+    name = job["metadata"]["name"]
+    outcome = fetch_outcome(_pods_of(observed, job))
+    failure = outcome if isinstance(outcome, FetchFailure) else None
+    failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
+    text = (
+        f"{_sentence(failure.message)} {_ADVICE.get(failure.reason, '')}".strip()
+        + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
+    )
+    return replace(
+        base,
+        finding=Finding(failure.reason, _sentence(text), failure.reason in PERMANENT),
+        requeue_after=max((due - now).total_seconds(), 1.0),
+    )
+
+
+def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFailure | None, failed: bool) -> str:
+    if broken:
+        return f"the cache is not what was published ({broken.reason}: {broken.message.rstrip('.')})"
+    if failed:
+        return "the attempt before failed"
+    if latest is not None:
+        return "the report of the attempt before is lost"
+    return f"{service.model.uri} at {service.model.revision} is not on the volume yet"
+
+
+def _known_model(
+    service: InferenceService, observed: Observed, source: str, latest: Object | None
+) -> FetchedModel | None:
+    """The published model: as the latest complete Job reports it, else as the status remembers it."""
+    if latest is not None and _condition_time(latest, "Complete") is not None:
+        outcome = fetch_outcome(_pods_of(observed, latest))
+        if isinstance(outcome, FetchedModel):
+            return outcome
+    if (service.status.get("model") or {}).get("source") == source:
+        return remembered_model(service.status)
+    return None
+
+
+def _broken_cache(service: InferenceService, observed: Observed, latest: Object | None) -> FetchFailure | None:
+    """What a verifying init container found after the model was last published."""
+    found = verify_failure(observed.engine_pods)
+    if found is None:
+        return None
+    failure, when = found
+    published = [_condition_time(latest, "Complete") if latest else None]
+    for condition in service.status.get("conditions") or ():
+        if condition["type"] == "ModelCached" and condition["status"] == "True":
+            published.append(_time(condition["lastTransitionTime"]))
+    at = _time(when)
+    return failure if at and all(time is None or at > time for time in published) else None
+
+
+def _earlier_attempt(service: InferenceService, source: str) -> int:
+    cache = service.status.get("cache") or {}
+    return int(cache.get("attempt", 0)) if cache.get("source") == source else 0
+
+
+def _volume_uid(observed: Observed, base: CachePlan) -> str:
+    return str(observed.children["PersistentVolumeClaim", base.claim]["metadata"]["uid"])
+
+
+def _pods_of(observed: Observed, job: Object) -> list[Object]:
+    wanted = (_label(job, SOURCE_LABEL), _label(job, ATTEMPT_LABEL))
+    return [pod for pod in observed.fetch_pods if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted]
+
+
+def _label(item: Object, label: str) -> str:
+    return str((item["metadata"].get("labels") or {}).get(label, ""))
+
+
+def _attempt(job: Object) -> int:
+    text = _label(job, ATTEMPT_LABEL)
+    return int(text) if text.isdigit() else 0
+
+
+def _finished(job: Object) -> bool:
+    return _condition_time(job, "Complete") is not None or _condition_time(job, "Failed") is not None
+
+
+def _condition_time(job: Object, wanted: str) -> datetime | None:
+    for item in job.get("status", {}).get("conditions") or ():
+        if item["type"] == wanted and item["status"] == "True":
+            return _time(item["lastTransitionTime"])
+    return None
+
+
+def _time(text: str) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _delete(item: Object, reason: str) -> Delete:
+    meta = item["metadata"]
+    return Delete("Job", meta["name"], meta["uid"], reason)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,70 @@
+"""What pods say over HTTP: the progress of a prefetch, and one completion of a new revision.
+
+Invariants: every request has a deadline and a bounded answer; no failure raises, it is an answer that says
+why. The completion is the operator's own proof: /ready, which the kubelet asks, is 200 only after a warm-up
+completion *inside* the pod; this one crosses the pod network and the API, the way a client's request does.
+Knows nothing of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from stoker_operator.snapshot import Progress
+
+_LARGEST_ANSWER = 1 << 20
+
+
+class PodClient:
+    """Asks pods by their IP. `timeout` is in seconds."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+
+    async def progress(self, ip: str, port: int) -> Progress | None:
+        """What `stoker fetch` says of its progress; None when it does not answer yet or any more."""
+        status, body = await self._ask("GET", f"http://{_host(ip)}:{port}/progress", None)
+        if status != 200:
+            return None
+        numbers = [body.get(key) for key in ("bytesDone", "bytesTotal", "etaSeconds")]
+        done, total, eta = (int(n) if isinstance(n, int | float) else 0 for n in numbers)
+        return Progress(str(body.get("phase", "")), done, total, eta)
+
+    async def complete(self, ip: str, port: int, model: str) -> str:
+        """Ask for one token: "" when one came, else why not."""
+        wanted = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        url = f"http://{_host(ip)}:{port}/v1/completions"
+        status, body = await self._ask("POST", url, wanted)
+        if status == 0:
+            return f"no answer from {url}: {body['error']}; does a NetworkPolicy keep the operator out?"
+        if status in (401, 403):
+            # The engine keeps its keys from us. It runs, speaks HTTP, and /ready vouches for the completion.
+            return ""
+        if status != 200:
+            return f"{url} answered {status}: {json.dumps(body)[:300]}"
+        choices = body.get("choices")
+        return "" if isinstance(choices, list) and choices else f"{url} answered without choices"
+
+    async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.request(method, url, json=body) as answer,
+            ):
+                raw = await answer.content.read(_LARGEST_ANSWER)
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return 0, {"error": f"{type(error).__name__} {error}".strip()}
+        try:
+            parsed = json.loads(raw)
+        except ValueError:
+            parsed = {"text": raw[:300].decode("utf-8", "replace")}
+        return status, parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip

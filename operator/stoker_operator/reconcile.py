@@ -1,0 +1,75 @@
+"""One reconcile, on one screen: parse → observe → plan → apply → report.
+
+Invariants: level-triggered: nothing is decided from the event that caused it; run twice in the same
+situation, it writes nothing the second time; one service is never reconciled twice at once (the queue sees
+to it).
+Knows nothing of kopf, queues or leadership.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker_operator import cluster as kinds
+from stoker_operator import metrics, status
+from stoker_operator.actions import Finding
+from stoker_operator.apply import carry_out, write_status
+from stoker_operator.cluster import Cluster
+from stoker_operator.observe import observe
+from stoker_operator.plan import make_plan
+from stoker_operator.pod_http import PodClient
+from stoker_operator.settings import Settings
+from stoker_operator.spec import SpecError, parse
+
+
+class ApplyFailed(Exception):
+    """The API server refused a part of the plan; the status says which, and the queue tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciler:
+    """Everything a reconcile needs that outlives it."""
+
+    cluster: Cluster
+    pods: PodClient
+    settings: Settings
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def reconcile(self, namespace: str, name: str) -> float | None:
+        """Bring one service nearer to its spec. Returns seconds until it is to be looked at again, None = no hurry.
+
+        Raises ApiError when the API server cannot be read, ApplyFailed when it refused a write.
+        """
+        started = time.monotonic()
+        raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
+        if raw is None or "deletionTimestamp" in raw["metadata"]:
+            return None  # its children carry owner references: nothing is left to do, and nothing may be made anew
+        now = self.clock()
+
+        # 1. parse
+        try:
+            service = parse(raw)
+        except SpecError as error:
+            await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
+            return None
+        # 2. observe
+        observed = await observe(self.cluster, self.pods, service)
+        # 3. plan
+        plan = make_plan(service, observed, self.settings, now)
+        # 4. apply
+        failures = await carry_out(self.cluster, raw, plan.actions)
+        # 5. report
+        if failures:
+            await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
+            raise ApplyFailed("; ".join(failures))
+        await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
+        metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
+        return plan.requeue_after
+
+    async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
+        generation = int(raw["metadata"].get("generation", 1))
+        await write_status(self.cluster, raw, status.refused(raw.get("status") or {}, generation, finding, now))

@@ -1,0 +1,100 @@
+"""What a Deployment's pods say about a rollout, by pod template hash and never by counts alone.
+
+Invariants: a Deployment whose controller has not seen its newest generation has no current revision yet; a
+pod that terminates counts for nothing but the GPU it holds.
+Knows nothing of InferenceServices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TEMPLATE_HASH = "pod-template-hash"
+REVISION = "deployment.kubernetes.io/revision"
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Pods by what they are. `current` is the template hash that the newest generation rolls out, "" = unknown.
+
+    `failed` is the Deployment's own word that it makes no progress any more, "" = it does.
+    """
+
+    desired: int = 0
+    total: int = 0
+    ready: int = 0
+    updated: int = 0
+    updated_ready: int = 0
+    terminating: int = 0
+    current: str = ""
+    failed: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Every pod wanted is there, of the current revision and ready, and there is no other."""
+        return bool(self.current) and self.updated_ready == self.desired == self.total
+
+
+def is_terminating(pod: Object) -> bool:
+    """Whether the pod is on its way out, its phase notwithstanding."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def is_finished(pod: Object) -> bool:
+    """Whether the pod will never run again (an evicted pod, say)."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the kubelet's readiness probe passes: /ready, hence a warm-up completion."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def template_hash(pod: Object) -> str:
+    """The revision a pod belongs to."""
+    return str((pod["metadata"].get("labels") or {}).get(TEMPLATE_HASH, ""))
+
+
+def read(deployment: Object | None, replica_sets: Sequence[Object], pods: Sequence[Object]) -> Rollout:
+    """The rollout as the cluster stands."""
+    terminating = sum(is_terminating(pod) for pod in pods)
+    live = [pod for pod in pods if not is_terminating(pod) and not is_finished(pod)]
+    if deployment is None:
+        return Rollout(total=len(live), ready=sum(map(is_ready, live)), terminating=terminating)
+    current = _current(deployment, replica_sets)
+    updated = [pod for pod in live if current and template_hash(pod) == current]
+    return Rollout(
+        desired=int(deployment["spec"].get("replicas", 1)),
+        total=len(live),
+        ready=sum(map(is_ready, live)),
+        updated=len(updated),
+        updated_ready=sum(map(is_ready, updated)),
+        terminating=terminating,
+        current=current,
+        failed=_failure(deployment),
+    )
+
+
+def _current(deployment: Object, replica_sets: Sequence[Object]) -> str:
+    meta = deployment["metadata"]
+    if deployment.get("status", {}).get("observedGeneration", 0) < meta.get("generation", 1):
+        return ""
+    wanted = (meta.get("annotations") or {}).get(REVISION)
+    for item in replica_sets:
+        owners = item["metadata"].get("ownerReferences") or ()
+        mine = any(owner["uid"] == meta["uid"] for owner in owners)
+        if wanted and mine and (item["metadata"].get("annotations") or {}).get(REVISION) == wanted:
+            return template_hash(item)
+    return ""
+
+
+def _failure(deployment: Object) -> str:
+    for item in deployment.get("status", {}).get("conditions") or ():
+        stuck = item["type"] == "Progressing" and item["status"] == "False"
+        if stuck or (item["type"] == "ReplicaFailure" and item["status"] == "True"):
+            return str(item.get("message", item.get("reason", "")))
+    return ""

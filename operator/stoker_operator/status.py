@@ -1,0 +1,128 @@
+"""The status an InferenceService gets: pure, from a plan or from the reason why there is none.
+
+Invariants: a condition's lastTransitionTime moves only when its status does; two equal situations give two
+equal statuses, so a reconcile that found nothing new writes nothing.
+Knows nothing of the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from stoker_operator import manifests
+from stoker_operator.actions import Condition, Finding
+from stoker_operator.plan import Plan, ready_conditions
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
+
+Status = dict[str, Any]
+
+
+def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: datetime) -> Status:
+    """The status after this plan."""
+    state = plan.rollout
+    status: Status = {
+        "observedGeneration": service.generation,
+        "url": manifests.service_url(service),
+        "replicas": state.total,
+        "readyReplicas": state.ready,
+        "updatedReplicas": state.updated,
+        "terminatingReplicas": state.terminating,
+        "selector": ",".join(f"{key}={value}" for key, value in sorted(manifests.selector(service).items())),
+        "cache": _cache(observed, plan),
+        "conditions": conditions(service.status, plan.conditions, service.generation, now),
+    }
+    revisions = {"current": state.current, "answered": plan.answered}
+    status["revisions"] = {key: value for key, value in revisions.items() if value}
+    model = plan.cache.model
+    if model is not None:
+        status["model"] = _model(model, plan.cache.source)
+    elif remembered_model(service.status) is not None:
+        # What the running pods serve, and what a return to the earlier source would find in place.
+        status["model"] = dict(service.status["model"])
+    if plan.fit is not None:
+        fit = plan.fit
+        status["fit"] = {
+            "verdict": fit.verdict,
+            "gpuProduct": fit.gpu_product,
+            "weightsGiB": fit.weights_gib,
+            "kvGiB": fit.kv_gib,
+            "requiredGiB": fit.required_gib,
+            "gpuGiB": fit.gpu_gib,
+        }
+    return status
+
+
+def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, now: datetime) -> Status:
+    """The status when this generation could not be carried out; what is known of the pods stays."""
+    fresh = ready_conditions(finding, "")
+    kept = [
+        Condition(item["type"], item["status"], item["reason"], item["message"])
+        for item in earlier.get("conditions") or ()
+        if item["type"] not in {condition.type for condition in fresh}
+    ]
+    return dict(earlier) | {
+        "observedGeneration": generation,
+        "conditions": conditions(earlier, [*fresh, *kept], generation, now),
+    }
+
+
+def conditions(
+    earlier: Mapping[str, Any], wanted: Sequence[Condition], generation: int, now: datetime
+) -> list[dict[str, Any]]:
+    """Conditions as Kubernetes writes them; each keeps its transition time while its status stays."""
+    before = {item["type"]: item for item in earlier.get("conditions") or ()}
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    written = []
+    for condition in wanted:
+        old = before.get(condition.type)
+        same = old is not None and old["status"] == condition.status
+        written.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "observedGeneration": generation,
+                "lastTransitionTime": old["lastTransitionTime"] if old and same else stamp,
+            }
+        )
+    return sorted(written, key=lambda item: str(item["type"]))
+
+
+def _model(model: FetchedModel, source: str) -> Status:
+    shape = {
+        "layers": model.layers,
+        "kvHeads": model.kv_heads,
+        "headDim": model.head_dim,
+        "maxContext": model.max_context,
+    }
+    return {
+        "source": source,
+        "resolvedRevision": model.resolved_revision,
+        "shortRevision": model.resolved_revision[:7],
+        "digest": model.digest,
+        "bytes": model.bytes,
+        "path": model.path,
+        "serve": model.serve,
+        "shape": {key: value for key, value in shape.items() if value},
+    }
+
+
+def _cache(observed: Observed, plan: Plan) -> Status:
+    cache, progress = plan.cache, observed.progress
+    status: Status = {"claim": cache.claim, "source": cache.source, "attempt": cache.attempt}
+    if cache.model is not None:
+        size = cache.model.bytes
+        return status | {"progress": "100%", "bytesDone": size, "bytesTotal": size}
+    if progress is None or not progress.bytes_total:
+        return status | {"progress": "0%"}
+    share = min(99, progress.bytes_done * 100 // progress.bytes_total)
+    return status | {
+        "progress": f"{share}%",
+        "bytesDone": progress.bytes_done,
+        "bytesTotal": progress.bytes_total,
+        "etaSeconds": progress.eta_seconds,
+    }

@@ -1,0 +1,61 @@
+"""`stoker serve`: flags → configuration → engine → HTTP server.
+
+Invariants: a configuration that cannot work ends with status 2 and one sentence, any other failed start with
+status 1; a traceback is for bugs only.
+Knows nothing of how a server lives; see server.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.flags import help_text
+from stoker_runtime.logging_setup import set_up
+from stoker_runtime.settings import parse
+
+BAD_CONFIGURATION, FAILED = 2, 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `stoker serve` with `argv` (without the command's name) and return its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if any(argument in ("-h", "--help") for argument in arguments):
+        sys.stdout.write(help_text())
+        return 0
+    try:
+        config = parse(arguments, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"stoker serve: {error.message}\n")
+        return BAD_CONFIGURATION
+    set_up(config.log_level, config.log_json)
+    log = logging.getLogger("stoker_runtime.serve")
+    log.info("starting: %s", config)
+
+    # Imported only now, so that --help and a wrong flag answer at once.
+    import uvloop
+
+    from stoker_runtime.config import EngineConfig
+    from stoker_runtime.engine.engine import AsyncEngine
+    from stoker_runtime.server import Server
+
+    async def start_engine(engine: EngineConfig) -> AsyncEngine:
+        return await AsyncEngine.start(engine, log_level=config.log_level)
+
+    async def serve() -> int:
+        return await Server(config, start_engine).run()
+
+    try:
+        return uvloop.run(serve())
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return BAD_CONFIGURATION
+    except StokerError as error:
+        log.error("the server could not start: %s", error.message)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""POST /v1/chat/completions: messages through the model's chat template, streamed or whole.
+
+Invariants: the first event of each choice carries the role; a streamed answer, put together, equals the whole one.
+Knows nothing of the engine beyond `Generation`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from stoker_runtime.api.completions import finish_part
+from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
+from stoker_runtime.api.logprobs import LogprobFormat
+from stoker_runtime.api.prompts import check_template_variables, encode, fit, template_messages
+from stoker_runtime.api.protocol import ChatBody
+from stoker_runtime.api.sse import EventStream, collect, event, json_text
+from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.usage import StreamUsage, usage
+from stoker_runtime.errors import RequestError
+from stoker_runtime.tokenizer import Tokenizer
+
+
+async def create_chat_completion(state: ServerState, request: HttpRequest) -> Response:
+    """Answer one request. Raises RequestError, CapacityError or EngineError."""
+    body = await read_request(state, request, ChatBody)
+    model = state.check_model(body.model)
+    service = state.require_service()
+    check_stream_options(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    prompt, max_tokens = fit(
+        await _prompt(service, body), asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service
+    )
+    answer_id = public_id("chatcmpl", body)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id)
+    layout = ChatFormat(body, answer_id, model, service.tokenizer)
+    if body.stream:
+        return EventStream(state, service, work, partial(ChatStream, layout))
+    with state.generate(service, work) as generation:
+        deltas = await collect(request.receive, generation)
+        return JSONResponse(layout.whole(deltas, generation))
+
+
+async def _prompt(service: Service, body: ChatBody) -> Prompt:
+    """The conversation as one prompt."""
+    continued = bool(body.continue_final_message)
+    generate = body.add_generation_prompt is not False
+    if continued and generate:
+        if body.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+            )
+        generate = False
+    text = service.template.render(
+        template_messages(body.messages),
+        add_generation_prompt=generate,
+        continue_final_message=continued,
+        extra={**check_template_variables(body.chat_template_kwargs), "documents": body.documents},
+    )
+    # The template writes the special tokens itself, unless the client says that it does not.
+    return Prompt(tuple(await encode(service, text, bool(body.add_special_tokens))), text)
+
+
+class ChatFormat:
+    """How the answers to one request look."""
+
+    def __init__(self, body: ChatBody, answer_id: str, model: str, tokenizer: Tokenizer) -> None:
+        self.body = body
+        self.created = int(time.time())
+        self.answer_id = answer_id
+        self.model = model
+        self._logprobs = LogprobFormat(tokenizer, bool(body.return_tokens_as_token_ids))
+
+    def frame(self, kind: str) -> dict[str, Any]:
+        """What stands in every object of the answer."""
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+    def whole(self, deltas: Sequence[Delta], generation: Generation) -> dict[str, Any]:
+        """The whole answer."""
+        merged = merge(deltas, generation.work.n)
+        prompt = generation.work.prompts[0]
+        answer = {
+            **self.frame("chat.completion"),
+            "choices": [self._choice(delta) for delta in merged],
+            "usage": usage(generation),
+        }
+        if self.body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self._logprobs.prompt(prompt.ids, merged[0].prompt_logprobs)
+        if self.body.return_token_ids:
+            answer["prompt_token_ids"] = list(prompt.ids)
+        return answer
+
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        """The logprobs object of `delta`."""
+        return self._logprobs.chat(delta.tokens, delta.logprobs) if self.body.logprobs else None
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self.logprobs(delta),
+            "finish_reason": delta.finish,
+            "stop_reason": delta.stop_reason,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = list(delta.tokens)
+        return choice
+
+
+class ChatStream:
+    """The events of one streamed answer."""
+
+    def __init__(self, layout: ChatFormat, generation: Generation) -> None:
+        self._layout = layout
+        self._usage = StreamUsage(layout.body.stream_options, generation)
+        frame = layout.frame("chat.completion.chunk")
+        self._head = f'data: {json.dumps(frame, ensure_ascii=False, separators=(",", ":"))[:-1]},"choices":[{{"index":'
+        self._prompt_ids = list(generation.work.prompts[0].ids) if layout.body.return_token_ids else None
+        self._plain = not (layout.body.logprobs or layout.body.return_token_ids)
+        self._greeted = [False] * generation.work.n
+
+    def events(self, deltas: Sequence[Delta]) -> bytes:
+        """The role once a choice, then one event a delta; one that says nothing is left out."""
+        return "".join([self._event(delta) for delta in deltas]).encode()
+
+    def closing(self) -> bytes:
+        """The usage event, where it was asked for."""
+        if not self._usage.last:
+            return b""
+        return event({**self._layout.frame("chat.completion.chunk"), "choices": [], "usage": self._usage.now()})
+
+    def _event(self, delta: Delta) -> str:
+        greeting = "" if self._greeted[delta.index] else self._greeting(delta.index)
+        if self._plain:
+            if not delta.text and delta.finish is None and not self._usage.each:
+                return greeting
+            logprobs = '"logprobs":null'
+        else:
+            logprobs = f'"logprobs":{json.dumps(self._layout.logprobs(delta), separators=(",", ":"))}'
+            if self._layout.body.return_token_ids:
+                logprobs += f',"token_ids":{json.dumps(list(delta.tokens))}'
+        said = f'{{"content":{json_text(delta.text)}}}' if delta.text else "{}"
+        return (
+            f'{greeting}{self._head}{delta.index},"delta":{said},{logprobs},'
+            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+        )
+
+    def _greeting(self, index: int) -> str:
+        self._greeted[index] = True
+        ids = "" if self._prompt_ids is None else f',"prompt_token_ids":{json.dumps(self._prompt_ids)}'
+        return (
+            f'{self._head}{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
+            f'"finish_reason":null}}]{ids}{self._usage.part()}}}\n\n'
+        )

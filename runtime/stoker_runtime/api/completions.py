@@ -1,0 +1,210 @@
+"""POST /v1/completions: prompts as text or ids, several at once, streamed or whole.
+
+Invariants: choice index is prompt · n + choice; a streamed answer, put together, equals the whole one.
+Knows nothing of the engine beyond `Generation`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
+from stoker_runtime.api.logprobs import LogprobFormat
+from stoker_runtime.api.prompts import completion_prompts, fit
+from stoker_runtime.api.protocol import CompletionBody
+from stoker_runtime.api.sse import EventStream, collect, event, json_text
+from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.usage import StreamUsage, usage
+from stoker_runtime.request import TokenLogprobs
+from stoker_runtime.tokenizer import Tokenizer
+
+
+async def create_completion(state: ServerState, request: HttpRequest) -> Response:
+    """Answer one request. Raises RequestError, CapacityError or EngineError."""
+    body = await read_request(state, request, CompletionBody)
+    model = state.check_model(body.model)
+    service = state.require_service()
+    check_stream_options(body)
+    prompts, asked = await _prompts(service, body)
+    # The engine gives nothing for nothing: an answer of no tokens is one token that is not shown.
+    answer_id = public_id("cmpl", body)
+    work = make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id)
+    if body.echo and body.logprobs is not None:
+        asked_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+        work = replace(work, params=replace(work.params, prompt_logprobs=asked_logprobs))
+    layout = CompletionFormat(body, answer_id, model, service.tokenizer, silent=asked == 0)
+    if body.stream:
+        return EventStream(state, service, work, partial(CompletionStream, layout))
+    with state.generate(service, work) as generation:
+        deltas = await collect(request.receive, generation)
+        return JSONResponse(layout.whole(deltas, generation))
+
+
+async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:
+    """The prompts, and the tokens that each may get."""
+    found = await completion_prompts(service, body.prompt, body.add_special_tokens is not False)
+    cap, truncate = service.defaults.max_new_tokens, body.truncate_prompt_tokens
+    fitted = [fit(prompt, body.max_tokens, cap, truncate, service) for prompt in found]
+    return [prompt for prompt, _ in fitted], min(tokens for _, tokens in fitted)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one streamed choice has come: whether its first event went out, and the length of its text."""
+
+    started: bool = False
+    offset: int = 0
+
+
+class CompletionFormat:
+    """How the answers to one request look. `silent`: the generated token stays hidden."""
+
+    def __init__(
+        self, body: CompletionBody, answer_id: str, model: str, tokenizer: Tokenizer, silent: bool = False
+    ) -> None:
+        self.body = body
+        self.silent = silent
+        self.created = int(time.time())
+        self.answer_id = answer_id
+        self.model = model
+        self._tokenizer = tokenizer
+        self._logprobs = LogprobFormat(tokenizer, bool(body.return_tokens_as_token_ids))
+
+    def whole(self, deltas: Sequence[Delta], generation: Generation) -> dict[str, Any]:
+        """The whole answer."""
+        prompts, n = generation.work.prompts, generation.work.n
+        merged = merge(deltas, len(prompts) * n)
+        return {
+            **self.frame(),
+            "choices": [self._choice(delta, prompts[delta.index // n]) for delta in merged],
+            "usage": usage(generation, self.silent),
+        }
+
+    def frame(self) -> dict[str, Any]:
+        """What stands in every object of the answer."""
+        return {
+            "id": self.answer_id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _choice(self, delta: Delta, prompt: Prompt) -> dict[str, Any]:
+        body = self.body
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": self.text(delta, prompt, first=True),
+            "logprobs": self.logprobs(delta, prompt, 0, first=True),
+            "finish_reason": "length" if self.silent else delta.finish,
+            "stop_reason": None if self.silent else delta.stop_reason,
+        }
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._logprobs.prompt(
+                prompt.ids, _narrow(delta.prompt_logprobs, body.prompt_logprobs)
+            )
+        if body.return_token_ids:
+            choice |= {"prompt_token_ids": list(prompt.ids), "token_ids": list(self._tokens(delta))}
+        return choice
+
+    def _tokens(self, delta: Delta) -> tuple[int, ...]:
+        return () if self.silent else delta.tokens
+
+    def text(self, delta: Delta, prompt: Prompt, first: bool) -> str:
+        """The text of `delta`, after the prompt's where it is echoed."""
+        text = "" if self.silent else delta.text
+        if not (self.body.echo and first):
+            return text
+        return self.prompt_text(prompt) + text
+
+    def prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as text, which for ids is what they decode to."""
+        return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.ids, skip_special=False)
+
+    def logprobs(self, delta: Delta, prompt: Prompt, offset: int, first: bool) -> dict[str, list[Any]] | None:
+        """The logprobs object of `delta`, whose text starts at `offset`."""
+        asked = self.body.logprobs
+        if asked is None:
+            return None
+        tokens = self._tokens(delta)
+        found: tuple[TokenLogprobs | None, ...] = delta.logprobs[: len(tokens)]
+        if self.body.echo and first:
+            tokens = prompt.ids + tokens
+            found = (None, *_narrow(delta.prompt_logprobs, asked), *found)
+        return self._logprobs.completion(tokens, found, offset)
+
+
+def _narrow(found: Sequence[TokenLogprobs], top: int) -> list[TokenLogprobs]:
+    """Log-probabilities with at most `top` alternatives each."""
+    return [entry if len(entry.top) <= top else replace(entry, top=entry.top[:top]) for entry in found]
+
+
+class CompletionStream:
+    """The events of one streamed answer."""
+
+    def __init__(self, layout: CompletionFormat, generation: Generation) -> None:
+        self._layout = layout
+        self._work = generation.work
+        body = layout.body
+        self._usage = StreamUsage(body.stream_options, generation, layout.silent)
+        frame = json.dumps(layout.frame(), ensure_ascii=False, separators=(",", ":"))
+        self._head = f'data: {frame[:-1]},"choices":[{{"index":'
+        # Most streams need nothing but text: their events take the short way.
+        self._plain = not (body.echo or body.return_token_ids or layout.silent) and body.logprobs is None
+        self._progress = [Progress() for _ in range(len(self._work.prompts) * self._work.n)]
+
+    def events(self, deltas: Sequence[Delta]) -> bytes:
+        """One event a delta; one that says nothing is left out."""
+        write = self._plain_event if self._plain else self._full_event
+        return "".join([write(delta) for delta in deltas]).encode()
+
+    def closing(self) -> bytes:
+        """The usage event, where it was asked for."""
+        if not self._usage.last:
+            return b""
+        return event({**self._layout.frame(), "choices": [], "usage": self._usage.now()})
+
+    def _plain_event(self, delta: Delta) -> str:
+        if not delta.text and delta.finish is None and not self._usage.each:
+            return ""
+        return (
+            f'{self._head}{delta.index},"text":{json_text(delta.text)},"logprobs":null,'
+            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+        )
+
+    def _full_event(self, delta: Delta) -> str:
+        layout, progress = self._layout, self._progress[delta.index]
+        prompt, first = self._work.prompts[delta.index // self._work.n], not progress.started
+        text = layout.text(delta, prompt, first)
+        logprobs = layout.logprobs(delta, prompt, progress.offset, first)
+        progress.started = True
+        progress.offset += len(text)
+        extra = ""
+        if layout.body.return_token_ids:
+            given = list(prompt.ids) if first else None
+            extra = f',"prompt_token_ids":{json.dumps(given)},"token_ids":{json.dumps(list(delta.tokens))}'
+        if layout.silent:
+            delta = replace(delta, finish=delta.finish and "length", stop_reason=None)
+        return (
+            f'{self._head}{delta.index},"text":{json_text(text)},"logprobs":{_ascii(logprobs)}{extra},'
+            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+        )
+
+
+def finish_part(delta: Delta) -> str:
+    """The end of a choice: why it finished, if it did."""
+    if delta.finish is None:
+        return '"finish_reason":null'
+    return f'"finish_reason":"{delta.finish}","stop_reason":{_ascii(delta.stop_reason)}'
+
+
+def _ascii(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

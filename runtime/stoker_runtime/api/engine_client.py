@@ -1,0 +1,58 @@
+"""What the API asks of the engine's front: submit requests, read their tokens, abort, and know how it fares.
+
+Invariants: torch-free. A stream carries the outputs of all requests submitted together, in the order the engine
+made them; each request's last output has `finish` set, also when the engine dies (ERROR). Nothing here blocks.
+Knows nothing of processes, sockets, text or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stoker_runtime.request import EngineStats, Request, TokenOutput
+
+
+class TokenStream(Protocol):
+    """The outputs of requests that were submitted together."""
+
+    async def next(self) -> Sequence[TokenOutput]:
+        """Wait until there is news, then return all of it; at least one output.
+
+        Must not be called after every request has finished.
+        """
+        ...
+
+
+class EngineClient(Protocol):
+    """A running engine as the API sees it."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of one sequence, prompt and output together."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model knows: `0 … vocab_size - 1`."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> TokenStream:
+        """Queue `requests` (all or none).
+
+        Raises CapacityError when the queue is full, UnavailableError while starting or draining, EngineDeadError
+        when there is no engine any more.
+        """
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests; ids that are unknown or finished are ignored. Their streams get ABORT."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The newest heartbeat."""
+        ...
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError when the engine process is gone or its heartbeat is overdue."""
+        ...

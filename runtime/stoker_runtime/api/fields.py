@@ -1,0 +1,195 @@
+"""The vocabulary of request bodies: field types that several routes share, and the base of every body.
+
+Invariants: strict types (a string is no number), and an unknown field is an error. A field that is known but not
+supported stands in the body's `UNSUPPORTED` table with the values that mean "off"; any other value is refused by name.
+Knows nothing of engines, tokens or HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+
+
+class Body(BaseModel):
+    """Base of every request body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    # field -> values that ask for nothing; see refuse_unsupported in validation.py
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+
+def _check_stop(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or any(not isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", "holds {count} strings; at most {limit} are allowed", _counts(stops))
+    if "" in stops:
+        raise PydanticCustomError("stop", "must not hold an empty string")
+    return tuple(stops)
+
+
+def _counts(stops: list[Any]) -> dict[str, Any]:
+    return {"count": len(stops), "limit": MAX_STOPS}
+
+
+def _check_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "must be an object of token id to bias")
+    pairs: list[tuple[int, float]] = []
+    for key, bias in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit()):
+            raise PydanticCustomError("logit_bias", "has the key {key}, which is no token id", {"key": repr(key)})
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            raise PydanticCustomError("logit_bias", "of token {key} must be a number", {"key": key})
+        pairs.append((int(key), max(-100.0, min(100.0, float(bias)))))
+    return tuple(pairs)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
+
+
+PromptInput = str | list[str] | list[int] | list[list[int]]
+
+
+def _check_prompt(value: Any) -> tuple[str | list[int], ...]:
+    """One entry a prompt: its text, or its ids."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if _is_ids(value):
+            return (value,)
+        if all(isinstance(entry, str) for entry in value) or all(_is_ids(entry) for entry in value):
+            return tuple(value)
+    raise PydanticCustomError(
+        "prompt", "must be a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"
+    )
+
+
+def _check_content(value: Any) -> str | list[dict[str, Any]] | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        return value
+    raise PydanticCustomError("content", "must be a string or a list of parts")
+
+
+Stop = Annotated[tuple[str, ...], PlainValidator(_check_stop, json_schema_input_type=str | list[str] | None)]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_check_logit_bias, json_schema_input_type=dict[str, float] | None),
+]
+Prompt = Annotated[tuple[str | list[int], ...], PlainValidator(_check_prompt, json_schema_input_type=PromptInput)]
+
+Content = Annotated[
+    str | list[dict[str, Any]] | None,
+    PlainValidator(_check_content, json_schema_input_type=str | list[dict[str, Any]] | None),
+]
+
+
+class StreamOptions(Body):
+    """What a stream reports besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    UNSUPPORTED: ClassVar = {"include_obfuscation": (None, False)}
+
+
+class ResponseFormat(Body):
+    """The shape of the answer; only free text so far."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[str] | None = None
+    format: Any = None
+
+
+class SamplingFields(Body):
+    """What every generating route knows of sampling; None means the model's or the server's default."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    length_penalty: float | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop = ()
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: LogitBias = ()
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    use_beam_search: bool | None = None
+    early_stopping: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: Any = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    request_id: Annotated[str, Field(max_length=128)] | None = None
+    session_id: str | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    logits_processors: list[Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    user: str | None = None
+
+    SAMPLING_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "typical_p": (None, 1.0),
+        "length_penalty": (None, 1.0),
+        "spaces_between_special_tokens": (None, True),
+        "allowed_token_ids": (None, []),
+        "bad_words": (None, []),
+        "use_beam_search": (None, False),
+        "early_stopping": (None, False),
+        "structured_outputs": (None, {}),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "guided_decoding_backend": (None,),
+        "guided_whitespace_pattern": (None,),
+        "structural_tag": (None,),
+        "session_id": (None,),
+        "logits_processors": (None, []),
+        "kv_transfer_params": (None, {}),
+        "vllm_xargs": (None, {}),
+    }

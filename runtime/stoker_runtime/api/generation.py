@@ -1,0 +1,231 @@
+"""One client request in the engine: its sequences submitted, their tokens turned into text, counted and timed.
+
+Invariants: every choice ends in exactly one delta with a finish reason; a stop string, an abort or an error frees
+the sequence in the engine at once; time per token is a few list operations and no new task.
+Knows nothing of JSON or HTTP: routes format the deltas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, count
+
+from stoker_runtime.api.engine_client import EngineClient
+from stoker_runtime.detokenizer import Detokenizer
+from stoker_runtime.errors import EngineError
+from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from stoker_runtime.tokenizer import Tokenizer
+
+_serials = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as ids; `text` only where the client sent text."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one client request asks of the engine. `label` is the request id that its log lines carry."""
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop"."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str | None = None
+    stop_reason: int | str | None = None
+
+
+def merge(deltas: Iterable[Delta], choices: int) -> list[Delta]:
+    """One delta a choice, by index: everything that `deltas` said of it."""
+    found: list[list[Delta]] = [[] for _ in range(choices)]
+    for delta in deltas:
+        found[delta.index].append(delta)
+    return [
+        Delta(
+            index,
+            "".join([part.text for part in parts]),
+            tuple(chain.from_iterable(part.tokens for part in parts)),
+            tuple(chain.from_iterable(part.logprobs for part in parts)),
+            tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
+            parts[-1].finish,
+            parts[-1].stop_reason,
+        )
+        for index, parts in enumerate(found)
+    ]
+
+
+@dataclass(slots=True)
+class Choice:
+    """The state of one sequence. `index` is prompt · n + choice."""
+
+    index: int
+    request_id: str
+    prompt: Prompt
+    detokenizer: Detokenizer
+    tokens: int = 0
+    cached_tokens: int = 0
+    first_time: float = 0.0
+    last_time: float = 0.0
+    finished: bool = False
+
+
+class Generation:
+    """All sequences of one client request, from submission to the last token."""
+
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics, work: Work) -> None:
+        """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
+        self.arrival = time.monotonic()
+        self.work = work
+        self.aborted: str | None = None
+        self._engine = engine
+        self._metrics = metrics
+        self._serial = next(_serials)
+        self._choices = [self._choice(tokenizer, index) for index in range(len(work.prompts) * work.n)]
+        self._by_id = {choice.request_id: choice for choice in self._choices}
+        self._open = len(self._choices)
+        self._stream = engine.submit([self._request(choice) for choice in self._choices])
+
+    def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
+        work = self.work
+        detokenizer = Detokenizer(tokenizer, work.stops, include_stop=work.include_stop, skip_special=work.skip_special)
+        return Choice(index, f"{work.label}-{self._serial}-{index}", work.prompts[index // work.n], detokenizer)
+
+    def _request(self, choice: Choice) -> Request:
+        work = self.work
+        params, sibling = work.params, choice.index % work.n
+        if sibling and params.seed is not None:
+            params = replace(params, seed=params.seed + sibling)
+        return Request(
+            id=choice.request_id,
+            prompt_token_ids=choice.prompt.ids,
+            params=params,
+            arrival=self.arrival,
+            priority=work.priority,
+            cache_salt=work.cache_salt,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has finished."""
+        return self._open == 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; a prompt with n choices counts once."""
+        return sum(len(prompt.ids) for prompt in self.work.prompts)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, of all choices."""
+        return sum(choice.tokens for choice in self._choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache spared, counted once a prompt."""
+        return sum(choice.cached_tokens for choice in self._choices[:: self.work.n])
+
+    async def next(self) -> list[Delta]:
+        """Wait for news and return it; an empty list once every choice has finished or `abort` was called.
+
+        Raises EngineError when the engine failed on one of the sequences; the others are aborted then.
+        """
+        deltas: list[Delta] = []
+        while self._open and not deltas:
+            outputs = await self._stream.next()
+            now = time.monotonic()
+            for output in outputs:
+                choice = self._by_id[output.request_id]
+                if not choice.finished:
+                    deltas.append(self._take(choice, output, now))
+        return deltas
+
+    def abort(self, reason: str = "The request was aborted.") -> None:
+        """End what still runs, and let `next` return an empty list. Harmless when nothing runs."""
+        running = [choice for choice in self._choices if not choice.finished]
+        if running:
+            self.aborted = reason
+            self._engine.abort([choice.request_id for choice in running])
+            now = time.monotonic()
+            for choice in running:
+                self._close(choice, FinishReason.ABORT, now)
+
+    def _take(self, choice: Choice, output: TokenOutput, now: float) -> Delta:
+        if output.finish is FinishReason.ERROR:
+            self._close(choice, FinishReason.ERROR, now)
+            self.abort()
+            raise EngineError(output.error or "The engine failed on this request.")
+        if output.cached_tokens:
+            choice.cached_tokens = output.cached_tokens
+        finish = output.finish
+        stop_reason: int | str | None = output.stop_token
+        text, used = self._read(choice, output)
+        stopped_by = choice.detokenizer.stopped_by
+        if stopped_by is not None:
+            if finish is None:
+                self._engine.abort([choice.request_id])
+            finish, stop_reason = FinishReason.STOP, stopped_by
+        elif finish is not None:
+            text += choice.detokenizer.finish()
+        if used:
+            self._time(choice, output, used, now)
+        if finish is not None:
+            self._close(choice, finish, now)
+        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        return Delta(choice.index, text, tokens, logprobs, output.prompt_logprobs, finish, stop_reason)
+
+    def _read(self, choice: Choice, output: TokenOutput) -> tuple[str, int]:
+        """The text that the output makes certain, and how many of its tokens count: those up to a stop string."""
+        work, detokenizer, tokens = self.work, choice.detokenizer, output.tokens
+        # The id that ended the sequence is counted but is no part of the text.
+        silent = output.finish is FinishReason.STOP and not work.include_stop
+        spoken = tokens[:-1] if silent else tokens
+        if not work.stops:
+            choice.tokens += len(tokens)
+            return detokenizer.push(spoken), len(tokens)
+        text = ""
+        for at, token in enumerate(spoken):
+            choice.tokens += 1
+            text += detokenizer.push((token,), search=choice.tokens >= work.params.min_tokens)
+            if detokenizer.stopped_by is not None:
+                return text, at + 1
+        choice.tokens += len(tokens) - len(spoken)
+        return text, len(tokens)
+
+    def _time(self, choice: Choice, output: TokenOutput, tokens: int, now: float) -> None:
+        if choice.tokens == tokens:
+            self._metrics.first_token(now - self.arrival, output.queue_seconds)
+            choice.first_time = now
+            tokens -= 1
+        if tokens:
+            self._metrics.inter_token((now - choice.last_time) / tokens if choice.last_time else 0.0, tokens)
+        choice.last_time = now
+
+    def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
+        choice.finished = True
+        self._open -= 1
+        self._metrics.request_finished(
+            finish, now - self.arrival, choice.last_time - choice.first_time, len(choice.prompt.ids), choice.tokens
+        )

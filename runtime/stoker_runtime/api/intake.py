@@ -1,0 +1,61 @@
+"""What every generating route does with a request before the engine: read it, name it, and make its `Work`.
+
+Invariants: the whole request is checked before anything is submitted.
+Knows nothing of how answers look.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from stoker_runtime.api.edge import read_body
+from stoker_runtime.api.fields import Body, SamplingFields
+from stoker_runtime.api.generation import Prompt, Work
+from stoker_runtime.api.sampling import build_params
+from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.validation import parse_body
+from stoker_runtime.errors import RequestError
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_request(state: ServerState, request: HttpRequest, model: type[B]) -> B:
+    """The body of `request`. Raises RequestError or TooLargeError."""
+    return parse_body(await read_body(request, state.config.max_body_bytes), model)
+
+
+def public_id(prefix: str, body: SamplingFields) -> str:
+    """The id of the answer: the client's own `request_id`, or a new one."""
+    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
+
+
+def check_stream_options(body: SamplingFields) -> None:
+    """Raise RequestError for stream options without a stream."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
+
+
+def make_work(
+    service: Service,
+    body: SamplingFields,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    logprobs: int | None,
+    label: str,
+) -> Work:
+    """The work that `body` asks for. Raises RequestError naming the field that cannot be served."""
+    return Work(
+        prompts=tuple(prompts),
+        params=build_params(body, max_tokens, logprobs, service.limits, service.defaults),
+        n=body.n or 1,
+        stops=body.stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        label=label,
+    )

@@ -1,0 +1,138 @@
+"""From what a client sent to prompts in token ids that fit the model.
+
+Invariants: every prompt that leaves here is not empty, lies in the vocabulary and leaves room for its answer.
+Long texts are encoded in a thread, so that they hold up no stream.
+Knows nothing of sampling or of formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker_runtime.api.generation import Prompt
+from stoker_runtime.api.protocol import ChatMessage
+from stoker_runtime.api.sampling import check_ids
+from stoker_runtime.api.state import Service
+from stoker_runtime.errors import RequestError
+
+# Characters beyond which encoding (about 1 µs each) leaves the event loop.
+THREAD_CHARACTERS = 4096
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"})
+
+
+async def encode(service: Service, text: str, add_special_tokens: bool) -> list[int]:
+    """The ids of `text`."""
+    if len(text) < THREAD_CHARACTERS:
+        return service.tokenizer.encode(text, add_special_tokens)
+    return await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens)
+
+
+async def completion_prompts(
+    service: Service, inputs: Sequence[str | list[int]], add_special_tokens: bool
+) -> list[Prompt]:
+    """The prompts of /v1/completions: texts are encoded, ids are checked."""
+    prompts: list[Prompt] = []
+    for given in inputs:
+        if isinstance(given, str):
+            prompts.append(Prompt(tuple(await encode(service, given, add_special_tokens)), given))
+        else:
+            check_ids("prompt", given, service.limits.vocab_size)
+            prompts.append(Prompt(tuple(given)))
+    return prompts
+
+
+def fit(
+    prompt: Prompt, asked: int | None, cap: int | None, truncate: int | None, service: Service
+) -> tuple[Prompt, int]:
+    """The prompt, cut to its last `truncate` tokens if asked (-1: to what fits), and how many tokens may follow.
+
+    `asked` None means all that the context leaves, at most `cap`. Raises RequestError when they do not fit together.
+    """
+    longest = service.limits.max_model_len
+    reserved = 1 if asked is None else asked
+    if truncate is not None:
+        keep = max(longest - reserved, 1) if truncate == -1 else truncate
+        if 0 < keep < len(prompt.ids):
+            prompt = Prompt(prompt.ids[-keep:])
+    length = len(prompt.ids)
+    if not length:
+        raise RequestError("The prompt is empty.", param="prompt")
+    if length + reserved > longest:
+        raise RequestError(
+            f"This model's maximum context length is {longest} tokens. However, you requested {length + reserved} "
+            f"tokens ({length} in the prompt, {reserved} in the completion). Shorten the prompt or the completion.",
+            param="prompt" if length + 1 > longest else "max_tokens",
+            code="context_length_exceeded",
+        )
+    room = longest - length
+    if asked is not None:
+        return prompt, asked
+    return prompt, room if cap is None else min(room, cap)
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: texts joined, tool arguments as objects."""
+    return [_template_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{where}.content")}
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"{where}.content is required for the role {message.role!r}.", param=f"{where}.content")
+    for name in ("name", "tool_call_id"):
+        value = getattr(message, name)
+        if value is not None:
+            found[name] = value
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        found |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    if message.tool_calls:
+        found["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    """A content as one text; parts stand on lines of their own."""
+    if not isinstance(content, list):
+        return content or ""
+    texts: list[str] = []
+    for at, part in enumerate(content):
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise RequestError(
+                f"{where}[{at}].type is {kind!r}; this model reads text only.", param=f"{where}[{at}].type"
+            )
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{at}].text must be a string.", param=f"{where}[{at}].text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where}.function must be an object with a name.", param=f"{where}.function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except ValueError:
+            raise RequestError(
+                f"{where}.function.arguments is not valid JSON.", param=f"{where}.function.arguments"
+            ) from None
+    return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
+
+
+def check_template_variables(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """chat_template_kwargs, refused when they would replace what the request itself says."""
+    for name in sorted(RESERVED_VARIABLES & set(extra or ())):
+        raise RequestError(
+            f"chat_template_kwargs must not hold {name}; it is a field of its own.", param="chat_template_kwargs"
+        )
+    return extra or {}

@@ -1,0 +1,138 @@
+"""The request bodies of the OpenAI routes, as OpenAI and vLLM define them together.
+
+Invariants: every field that either knows stands here, so that what is not supported can be refused by its name
+instead of "unknown". See fields.py for the rules.
+Knows nothing of engines, tokens or HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Prompt, SamplingFields
+
+
+class CompletionBody(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+    prompt_embeds: Any = None
+
+    UNSUPPORTED: ClassVar = {
+        **SamplingFields.SAMPLING_UNSUPPORTED,
+        "suffix": (None, ""),
+        "prompt_embeds": (None,),
+    }
+
+
+class ChatMessage(Body):
+    """One message. `content` is a text, or a list of parts; templates see whatever stands here."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: dict[str, Any] | None = None
+    annotations: list[Any] | None = None
+    tools: list[Any] | None = None
+
+    UNSUPPORTED: ClassVar = {
+        "function_call": (None,),
+        "audio": (None,),
+        "tools": (None, []),
+    }
+
+
+class ChatBody(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Any = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    verbosity: str | None = None
+    web_search_options: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    UNSUPPORTED: ClassVar = {
+        **SamplingFields.SAMPLING_UNSUPPORTED,
+        "chat_template": (None,),
+        "echo": (None, False),
+        "tools": (None,),
+        "tool_choice": (None, "none"),
+        "functions": (None,),
+        "function_call": (None, "none", "auto"),
+        "reasoning_effort": (None,),
+        "thinking_token_budget": (None,),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "prediction": (None,),
+        "verbosity": (None,),
+        "web_search_options": (None,),
+        "mm_processor_kwargs": (None, {}),
+        "media_io_kwargs": (None, {}),
+        "store": (None, False),
+        "service_tier": (None, "auto", "default"),
+    }
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+    UNSUPPORTED: ClassVar = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,117 @@
+"""From the fields of a body to the `SamplingParams` of the engine, with the model's own defaults.
+
+Invariants: what comes out has passed `SamplingParams.validate` and fits the model's vocabulary; a field that the
+client set always wins over generation_config.json.
+Knows nothing of text or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stoker_runtime.api.fields import SamplingFields
+from stoker_runtime.errors import ModelError, RequestError
+from stoker_runtime.request import SamplingParams
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What applies where a client says nothing. `max_new_tokens` caps the length of an answer; None: no cap."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+
+def load_defaults(model: str) -> SamplingDefaults:
+    """The defaults that the model's folder asks for in generation_config.json, if there is one."""
+    path = Path(model) / "generation_config.json"
+    if not path.is_file():
+        return SamplingDefaults()
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}.") from error
+    base = SamplingDefaults()
+
+    def fraction(name: str, default: float) -> float:
+        value = stored.get(name)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    top_k, cap = stored.get("top_k"), stored.get("max_new_tokens")
+    return SamplingDefaults(
+        temperature=fraction("temperature", base.temperature),
+        top_p=fraction("top_p", base.top_p),
+        top_k=top_k if isinstance(top_k, int) else base.top_k,
+        min_p=fraction("min_p", base.min_p),
+        repetition_penalty=fraction("repetition_penalty", base.repetition_penalty),
+        max_new_tokens=cap if isinstance(cap, int) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a request: the model's context, its vocabulary, and the server's queueing policy."""
+
+    max_model_len: int
+    vocab_size: int
+    priorities: bool
+
+
+def build_params(
+    body: SamplingFields, max_tokens: int, logprobs: int | None, limits: Limits, defaults: SamplingDefaults
+) -> SamplingParams:
+    """The parameters of each choice but its seed. Raises RequestError naming the field."""
+    if body.response_format is not None and body.response_format.type != "text":
+        raise RequestError(
+            f"response_format.type {body.response_format.type!r} is not supported by this server; only 'text' is.",
+            param="response_format",
+        )
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError("best_of other than n is not supported by this server.", param="best_of")
+    if body.priority and not limits.priorities:
+        raise RequestError("priority needs a server that runs with --scheduling-policy priority.", param="priority")
+    if body.prompt_logprobs and body.stream:
+        raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+    check_ids("stop_token_ids", body.stop_token_ids or (), limits.vocab_size)
+    check_ids("logit_bias", [token for token, _ in body.logit_bias], limits.vocab_size)
+    top_k = _or(body.top_k, defaults.top_k)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        temperature=_or(body.temperature, defaults.temperature),
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=0 if top_k in (-1, 0) or top_k >= limits.vocab_size else top_k,
+        min_p=_or(body.min_p, defaults.min_p),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        seed=body.seed,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        logit_bias=body.logit_bias,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    ).validate()
+
+
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError unless every id lies in the model's vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise RequestError(
+            f"{field} holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.", param=field
+        )
+
+
+def _or(value: N | None, default: N) -> N:
+    return default if value is None else value

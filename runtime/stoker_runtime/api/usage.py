@@ -1,0 +1,44 @@
+"""Token counts as the OpenAI routes report them, whole and in streams.
+
+Invariants: a prompt counts once however many choices it has.
+Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stoker_runtime.api.fields import StreamOptions
+from stoker_runtime.api.generation import Generation
+
+
+def usage(generation: Generation, silent: bool = False) -> dict[str, Any]:
+    """The usage object of now. `silent`: tokens were generated only to get at the prompt, and count for nothing."""
+    prompt, completion = generation.prompt_tokens, 0 if silent else generation.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+    }
+
+
+class StreamUsage:
+    """The usage part of each event of a stream."""
+
+    def __init__(self, options: StreamOptions | None, generation: Generation, silent: bool = False) -> None:
+        self._generation = generation
+        self._silent = silent
+        self.last = bool(options and options.include_usage)
+        self.each = self.last and bool(options and options.continuous_usage_stats)
+
+    def part(self) -> str:
+        """What stands in an event after its choices."""
+        if self.each:
+            return f',"usage":{json.dumps(self.now())}'
+        return ',"usage":null' if self.last else ""
+
+    def now(self) -> dict[str, Any]:
+        """The usage object of now."""
+        return usage(self._generation, self._silent)

@@ -1,0 +1,311 @@
+"""The engine process: builds the executor, then receives requests, steps, and publishes tokens, in one thread.
+
+Started as `python -m stoker_runtime.engine.core` with a pickled `Start` on its standard input, which stays open:
+its end means that the parent died, and the engine exits. Signals of the terminal are the parent's to handle.
+
+Invariants: a client gets one message per step that concerns it, and one every `HEARTBEAT_SECONDS` otherwise; with
+nothing to do the process sleeps in a poll. A slow or dead client never blocks a step.
+Knows nothing of text or HTTP.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import zmq
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
+from stoker_runtime.engine.messages import (
+    Abort,
+    Add,
+    Failed,
+    Finished,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Start,
+    Started,
+    Step,
+    Stop,
+    decode,
+    encode,
+)
+from stoker_runtime.engine.step_loop import StepLoop
+from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.request import EngineStats
+from stoker_runtime.scheduler.draft import StepOutput
+from stoker_runtime.scheduler.sequence import Sequence
+
+HEARTBEAT_SECONDS = 0.5
+FAREWELL_MS = 2000
+"""How long an ending process waits for its last messages to leave."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Client:
+    """One API process: its identity on the socket and its live sequences by handle."""
+
+    identity: bytes
+    index: int
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    received: int = 0
+    last_sent: float = 0.0
+
+
+class EngineCore:
+    """The loop between socket and step loop."""
+
+    def __init__(self, loop: StepLoop, socket: zmq.Socket[bytes]) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._clients: dict[bytes, Client] = {}
+        self._by_index: list[Client] = []
+        self._stopped = False
+
+    def run(self) -> None:
+        """Serve until a client says Stop. Raises what breaks the executor, after telling the clients."""
+        preparing = True
+        while not self._stopped:
+            self._receive(wait=not preparing and not self._loop.has_work)
+            if self._loop.has_work:
+                self._step()
+            elif preparing:
+                preparing = self._loop.executor.idle()
+            self._heartbeat()
+
+    def _receive(self, *, wait: bool) -> None:
+        ready = self._socket.poll(int(HEARTBEAT_SECONDS * 1000) if wait else 0)
+        while ready:
+            identity, data = self._socket.recv_multipart()
+            self._handle(identity, decode(data))
+            ready = self._socket.poll(0)
+
+    def _handle(self, identity: bytes, message: Message) -> None:
+        client = self._clients.get(identity) or self._meet(identity)
+        match message:
+            case Add():
+                self._add(client, message)
+            case Abort(handles):
+                for handle in handles:
+                    if (sequence := client.sequences.pop(handle, None)) is not None:
+                        self._loop.abort(sequence)
+            case Hello():
+                self._send(client, describe_ready(self._loop))
+            case Stop():
+                self._stopped = True
+            case _:
+                raise EngineError(f"A client sent {type(message).__name__}, which only the engine sends.")
+
+    def _meet(self, identity: bytes) -> Client:
+        client = Client(identity, len(self._by_index))
+        self._clients[identity] = client
+        self._by_index.append(client)
+        return client
+
+    def _add(self, client: Client, message: Add) -> None:
+        client.received += 1
+        try:
+            sequence = self._loop.add(message.request, client=client.index, handle=message.handle)
+        except StokerError as error:
+            self._send(client, Refused(message.handle, error))
+        else:
+            client.sequences[message.handle] = sequence
+
+    def _step(self) -> None:
+        try:
+            output = self._loop.step()
+        except EngineError as error:
+            log.exception("a step failed; the sequences it touched end")
+            self._publish(StepOutput(finished=self._loop.fail(error)))
+        except Exception as error:
+            self._publish(StepOutput(finished=self._loop.fail(error)))
+            raise
+        else:
+            self._publish(output)
+
+    def _publish(self, output: StepOutput) -> None:
+        if not output.tokens and not output.finished and not output.prompt_logprobs:
+            return
+        stats = self._loop.stats()
+        if len(self._by_index) == 1:
+            self._send(self._by_index[0], step_message(output, stats, self._by_index[0].received))
+        else:
+            for index, part in split_by_client(output).items():
+                client = self._by_index[index]
+                self._send(client, step_message(part, stats, client.received))
+        for sequence in output.finished:
+            self._by_index[sequence.client].sequences.pop(sequence.handle, None)
+
+    def _heartbeat(self) -> None:
+        now = time.monotonic()
+        for client in list(self._clients.values()):
+            if now - client.last_sent >= HEARTBEAT_SECONDS:
+                self._send(client, Step(self._loop.stats(), client.received))
+
+    def _send(self, client: Client, message: Message) -> None:
+        client.last_sent = time.monotonic()
+        try:
+            self._socket.send_multipart((client.identity, encode(message)), flags=zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._forget(client)
+
+    def _forget(self, client: Client) -> None:
+        """The client's process is gone: end what it asked for."""
+        if self._clients.pop(client.identity, None) is None:
+            return
+        log.warning("an API process went away with %d requests open; they are aborted", len(client.sequences))
+        for sequence in client.sequences.values():
+            self._loop.abort(sequence)
+        client.sequences.clear()
+
+
+def step_message(output: StepOutput, stats: EngineStats, received: int) -> Step:
+    """A step's output for one client."""
+    return Step(
+        stats=stats,
+        received=received,
+        handles=array("q", [sequence.handle for sequence in output.sequences]),
+        tokens=array("i", output.tokens),
+        started=[
+            Started(each.handle, each.cached_tokens, max(0.0, (each.admitted or 0.0) - each.request.arrival))
+            for each in output.started
+        ],
+        finished=[
+            Finished(each.handle, each.finish, each.stop_token, each.error)
+            for each in output.finished
+            if each.finish is not None
+        ],
+        logprobs=output.logprobs,
+        prompt_logprobs=[(sequence.handle, entries) for sequence, entries in output.prompt_logprobs],
+    )
+
+
+def split_by_client(output: StepOutput) -> dict[int, StepOutput]:
+    """A step's output, one part per client index."""
+    parts: dict[int, StepOutput] = {}
+
+    def part(sequence: Sequence) -> StepOutput:
+        return parts.setdefault(sequence.client, StepOutput())
+
+    for row, sequence in enumerate(output.sequences):
+        mine = part(sequence)
+        mine.sequences.append(sequence)
+        mine.tokens.append(output.tokens[row])
+        if output.logprobs:
+            mine.logprobs.append(output.logprobs[row])
+    for sequence, entries in output.prompt_logprobs:
+        part(sequence).prompt_logprobs.append((sequence, entries))
+    for sequence in output.started:
+        part(sequence).started.append(sequence)
+    for sequence in output.finished:
+        part(sequence).finished.append(sequence)
+    return parts
+
+
+def describe_ready(loop: StepLoop) -> Ready:
+    """The answer to a Hello."""
+    executor = loop.executor
+    return Ready(
+        pid=os.getpid(),
+        max_model_len=loop.scheduler.config.max_tokens,
+        max_num_seqs=executor.max_num_seqs,
+        max_num_batched_tokens=executor.max_num_batched_tokens,
+        num_pages=executor.num_pages,
+        page_size=executor.page_size,
+        vocab_size=executor.vocab_size,
+        max_queued=loop.scheduler.config.max_queued,
+        eos_token_ids=tuple(executor.eos_token_ids),
+        description=executor.describe(),
+    )
+
+
+def run(build: ExecutorFactory) -> int:
+    """The life of the process, from the Start on standard input to the exit status."""
+    start = read_start(sys.stdin.buffer)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    logging.basicConfig(level=start.log_level.upper(), format="%(asctime)s %(levelname)s engine %(message)s")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, FAREWELL_MS)
+        socket.bind(start.endpoint)
+        return build_and_serve(start.config, build, socket)
+
+
+def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.Socket[bytes]) -> int:
+    """Build the executor and serve; 0 after a Stop, 2 for a configuration that cannot work, 1 for a breakdown."""
+    try:
+        executor = build(config)
+        loop = StepLoop(executor, config)
+    except Exception as error:
+        if not isinstance(error, StokerError):
+            log.exception("the engine did not start")
+            error = EngineError(f"The engine did not start: {type(error).__name__}: {error}")
+        tell_failure(socket, error)
+        return 2 if isinstance(error, ConfigError) else 1
+    # What was loaded lives until the end: keep the collector from walking it in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    log.info("engine ready: %s", ", ".join(f"{key}={value}" for key, value in executor.describe().items()))
+    try:
+        EngineCore(loop, socket).run()
+    except Exception:
+        log.critical("the executor is broken; the engine process ends", exc_info=True)
+        return 1
+    finally:
+        executor.close()
+    return 0
+
+
+def tell_failure(socket: zmq.Socket[bytes], error: StokerError) -> None:
+    """Answer the Hello of those who wait for the start."""
+    data = encode(Failed(error))
+    while socket.poll(FAREWELL_MS // 10):
+        identity, _ = socket.recv_multipart()
+        socket.send_multipart((identity, data))
+
+
+def read_start(stream: BinaryIO) -> Start:
+    """The pickled Start, which comes from the parent through a pipe."""
+    start = pickle.load(stream)
+    if not isinstance(start, Start):
+        raise TypeError(f"the engine process needs a Start on its standard input, not a {type(start).__name__}")
+    return start
+
+
+def exit_with_parent(stream: BinaryIO) -> None:
+    """Block until the parent's end of the pipe closes, then end the process, whatever it is doing."""
+    # Not `stream.read`: a thread inside it would hold the stream's lock when the interpreter shuts down.
+    while os.read(stream.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+def build_executor(config: EngineConfig) -> Executor:
+    """The real executor. Imported here so that a failing import is reported like any failing start."""
+    from stoker_runtime.executor.build import build_executor as build
+
+    return build(config)
+
+
+if __name__ == "__main__":
+    sys.exit(run(build_executor))

@@ -1,0 +1,289 @@
+"""The engine's front in an API process: submit requests, read their tokens, know how the engine fares.
+
+Invariants: no task per request or token; one message in per step, one wake-up per stream and step. Every stream
+ends: with its last output, or with an error within two seconds of the engine's death, or within `hang_seconds` of
+its last real step. Imports no torch.
+Knows nothing of text or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from time import monotonic
+from types import TracebackType
+
+import zmq
+import zmq.asyncio
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.ledger import Ledger
+from stoker_runtime.engine.messages import (
+    Abort,
+    Add,
+    Failed,
+    Hello,
+    Message,
+    Ready,
+    Refused,
+    Step,
+    Stop,
+    decode,
+    encode,
+)
+from stoker_runtime.engine.process import COMMAND, EngineProcess
+from stoker_runtime.engine.stream import TokenStream
+from stoker_runtime.engine.watchdog import Watchdog
+from stoker_runtime.errors import EngineDeadError, EngineError, UnavailableError
+from stoker_runtime.request import EngineStats, Request
+from stoker_runtime.scheduler.limits import refuse_impossible
+
+WATCH_SECONDS = 0.25
+SILENCE_SECONDS = 5.0
+"""An idle engine sends two heartbeats a second; this long without one, it is not well."""
+STOP_GRACE_SECONDS = 5.0
+LAST_WORDS_SECONDS = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """One engine process as one API process sees it. Use from one event loop."""
+
+    def __init__(self, *, hang_seconds: float = 30.0) -> None:
+        """`hang_seconds`: work pending and no new step for so long means hung. Longer than the longest step."""
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
+            self._socket.setsockopt(option, value)
+        self._watchdog = Watchdog(WATCH_SECONDS, SILENCE_SECONDS, hang_seconds)
+        self._process: EngineProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ledger = Ledger()
+        self._draining = False
+        self._closed = False
+        self._dead: EngineDeadError | None = None
+        self._hung: EngineDeadError | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        log_level: str = "info",
+        hang_seconds: float = 30.0,
+        command: Sequence[str] = COMMAND,
+    ) -> AsyncEngine:
+        """Start an engine process and wait until its model is loaded.
+
+        Raises what made the start fail: ConfigError, ModelError, KernelUnavailableError, or EngineError.
+        `command` is the engine process's program, for one that builds another executor.
+        """
+        engine = cls(hang_seconds=hang_seconds)
+        try:
+            engine._process = await EngineProcess.spawn(config, log_level=log_level, command=command)
+            await engine._connect(engine._process.endpoint)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @classmethod
+    async def attach(cls, endpoint: str, *, hang_seconds: float = 30.0) -> AsyncEngine:
+        """Share the engine process that listens at `endpoint`; another API process started it and will stop it."""
+        engine = cls(hang_seconds=hang_seconds)
+        try:
+            await engine._connect(endpoint)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def ready(self) -> Ready:
+        """The sizes that the engine decided on, and what it says of itself."""
+        return self._ready.result()
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where further API processes can attach; None when this one attached itself."""
+        return self._process.endpoint if self._process is not None else None
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of one sequence, prompt and output together."""
+        return self.ready.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model knows: `0 … vocab_size - 1`."""
+        return self.ready.vocab_size
+
+    def submit(self, requests: Sequence[Request]) -> TokenStream:
+        """Queue `requests`, all or none, and return the stream of their outputs.
+
+        Raises RequestError for one that cannot run, CapacityError when the queue is full, UnavailableError when
+        draining, EngineDeadError when there is no engine any more. A refusal that only the engine can know (other
+        API processes share its queue) comes from the stream.
+        """
+        self.check_health()
+        if self._draining:
+            raise UnavailableError("The server is shutting down and takes no new requests.")
+        for request in requests:
+            self._ledger.refuse_running(request)
+            refuse_impossible(request, max_tokens=self.max_model_len, vocab_size=self.vocab_size)
+        self._ledger.refuse_beyond(self.ready.max_queued, len(requests))
+        named = [(self._ledger.new_handle(), request) for request in requests]
+        # Encoded before anything is recorded: what cannot be encoded leaves no trace.
+        messages = [encode(Add(handle, request)) for handle, request in named]
+        stream = TokenStream()
+        for (handle, request), message in zip(named, messages, strict=True):
+            self._ledger.open(handle, request, stream)
+            self._socket.send(message)
+        return stream
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests; ids that are unknown or finished are ignored. Their streams get ABORT."""
+        handles = self._ledger.abort(request_ids)
+        if handles:
+            self._send(Abort(tuple(handles)))
+
+    def stats(self) -> EngineStats:
+        """The newest heartbeat."""
+        return self._ledger.stats
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError when the engine process is gone, or hangs as far as its heartbeats tell."""
+        error = self._dead or self._hung
+        if error is not None:
+            raise error
+
+    async def drain(self, timeout: float) -> bool:
+        """Take no new requests and wait for the open ones; after `timeout` seconds abort what is left.
+
+        Returns whether all of them completed.
+        """
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._ledger.idle.wait(), timeout)
+        except TimeoutError:
+            left = self._ledger.request_ids
+            log.warning("%d requests did not finish in %.0f s; they are aborted", len(left), timeout)
+            self.abort(left)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop the engine process if this one started it. Open streams end with EngineDeadError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._process is not None:
+            if self._dead is None:
+                self._send(Stop())
+            await self._process.close(STOP_GRACE_SECONDS if self._ready.done() else 0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._ready.cancel()
+        self._die("The engine was closed.")
+        self._socket.close()
+        self._context.term()
+
+    async def _connect(self, endpoint: str) -> None:
+        self._socket.connect(endpoint)
+        self._send(Hello())
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        if self._process is not None:
+            self._tasks.append(asyncio.create_task(self._mourn(self._process)))
+        await asyncio.shield(self._ready)
+
+    def _send(self, message: Message) -> None:
+        # Without a high-water mark a send never waits: the future that comes back is done.
+        self._socket.send(encode(message))
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._take(decode(await self._socket.recv()))
+        except Exception as error:
+            log.exception("the engine's messages cannot be read")
+            self._die(f"The engine's messages cannot be read: {error}")
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Step():
+                self._watchdog.heard(message.stats.steps)
+                self._recover()
+                self._ledger.take(message)
+            case Refused(handle, error):
+                self._ledger.refuse(handle, error)
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case Failed(error):
+                if not self._ready.done():
+                    self._ready.set_exception(error)
+            case _:
+                raise EngineError(f"The engine sent {type(message).__name__}, which only clients send.")
+
+    async def _watch(self) -> None:
+        await asyncio.shield(self._ready)
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self._process is None and not process_exists(self.ready.pid):
+                self._die("The engine process is gone.")
+                return
+            reason = self._watchdog.tick(monotonic(), pending=self._ledger.busy)
+            if reason is not None and self._hung is None:
+                self._suspect(reason)
+
+    def _suspect(self, reason: str) -> None:
+        # Whoever waits gets an answer now; should the engine wake up again, it need not finish their work.
+        log.error("the engine hangs: %s", reason)
+        self._hung = EngineDeadError(f"The engine hangs: {reason}.")
+        handles = self._ledger.fail_all(self._hung)
+        if handles:
+            self._send(Abort(tuple(handles)))
+
+    def _recover(self) -> None:
+        if self._hung is not None:
+            log.warning("the engine is heard of again")
+            self._hung = None
+
+    async def _mourn(self, process: EngineProcess) -> None:
+        ended = await process.ended()
+        # What it said before it ended is still on its way to the receiver.
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        if not self._closed:
+            log.error("the engine process ended with %s", ended)
+        self._die(f"The engine process ended with {ended}.")
+
+    def _die(self, reason: str) -> None:
+        if self._dead is None:
+            self._dead = EngineDeadError(reason)
+        if not self._ready.done():
+            self._ready.set_exception(self._dead)
+        self._ledger.fail_all(self._dead)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process with this id is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

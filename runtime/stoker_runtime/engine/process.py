@@ -1,0 +1,69 @@
+"""The engine process as its parent holds it: started with its configuration on a pipe, watched, stopped.
+
+Invariants: the configuration never stands on a command line. The pipe stays open while the parent lives; when the
+parent dies, however it does, the engine ends by itself. The socket's folder is private and goes with the process.
+Knows nothing of messages beyond `Start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.messages import Start
+
+COMMAND = (sys.executable, "-m", "stoker_runtime.engine.core")
+
+
+class EngineProcess:
+    """A running engine process. Made by `spawn`."""
+
+    def __init__(self, process: Process, folder: str, endpoint: str) -> None:
+        self._process = process
+        self._folder = folder
+        self.endpoint = endpoint
+        """Where it listens, for ZeroMQ."""
+
+    @classmethod
+    async def spawn(
+        cls, config: EngineConfig, *, log_level: str = "info", command: Sequence[str] = COMMAND
+    ) -> EngineProcess:
+        """Start the process and hand it its configuration. `command` runs `core.run`."""
+        folder = tempfile.mkdtemp(prefix="stoker-")
+        endpoint = f"ipc://{folder}/engine"
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
+        assert process.stdin is not None, "the process was started with a pipe"
+        process.stdin.write(pickle.dumps(Start(config, endpoint, log_level)))
+        return cls(process, folder, endpoint)
+
+    async def ended(self) -> str:
+        """Wait for the end of the process; how it ended, in words."""
+        return describe_status(await self._process.wait())
+
+    async def close(self, grace: float) -> None:
+        """Wait `grace` seconds for the process to exit, then kill it; remove the socket's folder."""
+        try:
+            await asyncio.wait_for(self._process.wait(), grace)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words: "exit status 1", "signal SIGKILL"."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,131 @@
+"""The body of a step on the device: gather by slot → forward → logits → sample → scatter back.
+
+Invariants: reads and writes buffers that are allocated once; it neither waits for the device nor depends on values
+there, so a CUDA graph may capture it for a padded shape. Padded rows and tokens change nothing.
+Knows nothing of batches, uploads or read-back.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
+from stoker_kernels.ragged import prepare_ragged
+from stoker_kernels.slots import commit_tokens, prepare_decode
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.inputs import ForwardInputs
+from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
+from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.sampling.sampler import Sampler
+
+
+class StepBody:
+    """Buffers of the largest step, and the two bodies: pure decode, and ragged with prefill chunks."""
+
+    def __init__(self, config: EngineConfig, decoder: Decoder, arena: torch.Tensor, device: torch.device) -> None:
+        spec = decoder.spec
+        rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+        self.decoder = decoder
+        self.page_size = config.page_size
+        self.max_model_len = config.max_model_len
+        self.kv = [(layer[0], layer[1]) for layer in arena]
+        self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
+        self.ragged = RaggedBuffers.allocate(rows, tokens, device)
+        self.sampler = Sampler(rows, spec.vocab, device)
+        self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._workspace = attention_workspace(rows, spec.heads, spec.head_dim, device)
+        self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._ones = torch.ones(rows, dtype=torch.int32, device=device)
+        # A window bounds the plan only if every layer has one.
+        self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
+
+    def __call__(self, shape: StepShape) -> torch.Tensor:
+        """Run the step whose description lies in `row_slots` or `ragged.packed`; returns its logits `[rows, V]`."""
+        if shape.prefills == 0:
+            return self.decode(shape)
+        return self.mixed(shape, shape.tokens)[0]
+
+    def decode(self, shape: StepShape) -> torch.Tensor:
+        """One token for each row of `row_slots`."""
+        rows = shape.rows
+        row_slots, out = self.row_slots[:rows], self.ragged.outputs(rows, rows)
+        prepare_decode(
+            row_slots,
+            self.slots.last_token,
+            self.slots.position,
+            self.slots.page_table,
+            self.page_size,
+            ids_out=out.ids,
+            positions_out=out.positions,
+            slot_mapping_out=out.slot_mapping,
+            seq_lens_out=out.seq_lens,
+        )
+        meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, rows, 1)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
+        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv))
+        sampled = self.sampler(logits, row_slots, out.positions, shape.mode)
+        slots = self.slots
+        commit_tokens(row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], self._ones[:rows])
+        return logits
+
+    def mixed(
+        self, shape: StepShape, max_query_len: int, extra_rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Decodes and prefill chunks together; `max_query_len` bounds the chunks.
+
+        Returns the logits of the rows' last tokens `[rows, V]`, and the hidden states of `extra_rows` (tokens).
+        """
+        rows, tokens = shape.rows, shape.total_tokens
+        packed, out = self.ragged.rows(rows, tokens), self.ragged.outputs(rows, tokens)
+        prepare_ragged(packed, self.slots, self.page_size, shape.decodes, out)
+        meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape.decodes, max_query_len)
+        wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
+        hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
+        logits = self.decoder.logits(hidden[:rows])
+        last_positions = out.positions.index_select(0, out.logits_rows)
+        # Rows that end within their prompt sample nothing: a token of theirs must not count for penalties.
+        sampled_slots = self.ragged.sampled_slots(rows, tokens)
+        sampled = self.sampler(logits, sampled_slots, last_positions, shape.mode)
+        slots = self.slots
+        commit_tokens(packed.row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], out.advance)
+        return logits, hidden[rows:]
+
+    def quiesce(self, shape: StepShape) -> None:
+        """Make a run of `shape` harmless: every row is padding."""
+        if shape.prefills == 0:
+            self.row_slots.fill_(-1)
+            return
+        rows = self.ragged.rows(shape.rows, shape.total_tokens)
+        rows.row_slots.fill_(-1)
+        self.ragged.sampled_slots(shape.rows, shape.total_tokens).fill_(-1)
+        rows.query_start.copy_(self._arange[: shape.rows + 1].clamp(max=shape.decodes))
+
+    def _meta(
+        self,
+        seq_slots: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        num_decodes: int,
+        max_query_len: int,
+    ) -> AttentionMeta:
+        """What attention needs, with the KV splits of the decode rows planned once for all layers."""
+        spec = self.decoder.spec
+        meta = AttentionMeta(
+            page_table=self.slots.page_table,
+            seq_slots=seq_slots,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            num_decodes=num_decodes,
+            max_query_len=max_query_len,
+            max_seq_len=self.max_model_len,
+            workspace=self._workspace,
+        )
+        return plan_attention(
+            meta,
+            num_kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            kv_dtype=self.kv[0][0].dtype,
+            window=self._widest_window,
+        )

@@ -1,0 +1,82 @@
+"""The padded shape of a step, and which shapes are worth a CUDA graph.
+
+Invariants: pure; a batch fits the shape chosen for it. Rows come decodes first, then prefill chunks; the padded tokens
+are those of the decode rows, one each, then `tokens` of the chunks.
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+# Prefill rows of a graph: short prompts that arrive together. Padded rows cost only their share of the output head.
+GRAPH_PREFILLS = 8
+GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# An eager step costs the host about this much; a step that takes the GPU longer hides it and needs no graph.
+HOST_SECONDS = 10e-3
+ACHIEVED_FLOPS = 700e12
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode."""
+
+    decodes: int
+    prefills: int
+    tokens: int
+    mode: str
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return self.decodes + self.prefills
+
+    @property
+    def total_tokens(self) -> int:
+        """All tokens."""
+        return self.decodes + self.tokens
+
+
+def decode_sizes(maximum: int) -> list[int]:
+    """Decode row counts of graphs: powers of two up to 16, then steps of an eighth to a quarter, and `maximum`."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
+    sizes += [*range(160, 257, 32), *range(320, 513, 64), *range(640, 4097, 128)]
+    return [*(size for size in sizes if size < maximum), maximum]
+
+
+def mixed_sizes(maximum: int) -> list[int]:
+    """Decode row counts of graphs that also prefill: fewer, because they multiply with the token counts."""
+    return [0, *(size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size < maximum), maximum]
+
+
+class ShapeTable:
+    """Chooses the padded shape of a step. `parameters` is the model's weight count, which bounds graphed prefill."""
+
+    def __init__(self, max_rows: int, max_tokens: int, parameters: int, *, padded: bool) -> None:
+        self._decode_sizes = decode_sizes(max_rows)
+        self._mixed_sizes = mixed_sizes(max_rows)
+        hidden_by_gpu = int(HOST_SECONDS * ACHIEVED_FLOPS / (2 * max(parameters, 1)))
+        self._tokens = [size for size in GRAPH_TOKENS if size <= min(max_tokens, max(128, hidden_by_gpu))]
+        self._max_rows = max_rows
+        self._padded = padded
+
+    def decode(self, count: int, mode: str) -> StepShape:
+        """The shape of a pure decode step of `count` rows."""
+        rows = self._decode_sizes[bisect_left(self._decode_sizes, count)] if self._padded else count
+        return StepShape(rows, 0, 0, mode)
+
+    def ragged(self, decodes: int, prefills: int, tokens: int, mode: str) -> tuple[StepShape, bool]:
+        """The shape of a step with prefill chunks, and whether a graph pays; unpadded where it does not."""
+        if self._padded and self._tokens and tokens <= self._tokens[-1] and prefills <= GRAPH_PREFILLS:
+            rows = self._mixed_sizes[bisect_left(self._mixed_sizes, decodes)]
+            if rows + GRAPH_PREFILLS <= self._max_rows:
+                bucket = self._tokens[bisect_left(self._tokens, tokens)]
+                return StepShape(rows, GRAPH_PREFILLS, bucket, mode), True
+        return StepShape(decodes, prefills, tokens, mode), False
+
+    def planned(self, modes: tuple[str, ...]) -> list[StepShape]:
+        """The graphs to have before they are needed, in order of use: decodes, then prefill alone."""
+        decodes = [StepShape(size, 0, 0, mode) for mode in modes for size in self._decode_sizes]
+        prefills = [StepShape(0, GRAPH_PREFILLS, tokens, mode) for mode in modes for tokens in self._tokens]
+        return decodes + [shape for shape in prefills if shape.rows <= self._max_rows]

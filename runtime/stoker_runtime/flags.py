@@ -1,0 +1,257 @@
+"""Every setting of `stoker serve` in one table: its names, what it accepts, where it goes, and its help.
+
+Invariants: a flag, its `STOKER_*` variable and its key in a config file are one entry, so they cannot differ; the
+names are vLLM's where vLLM has the setting.
+Knows nothing of where settings are read from; see settings.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_runtime.config import (
+    DEVICES,
+    DTYPES,
+    GENERATION_CONFIGS,
+    KV_DTYPES,
+    LOG_LEVELS,
+    POLICIES,
+    QUANTIZATIONS,
+    EngineConfig,
+    ServerConfig,
+)
+
+PREFIX = "STOKER_"
+
+
+class BadValue(ValueError):
+    """What is allowed, in words."""
+
+
+def text(value: str) -> str:
+    """Any text."""
+    return value
+
+
+def choice(allowed: Sequence[str]) -> Callable[[str], str]:
+    """One of `allowed`."""
+
+    def convert(value: str) -> str:
+        if value not in allowed:
+            near = difflib.get_close_matches(value, allowed, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise BadValue(f"one of {', '.join(allowed)}{hint}")
+        return value
+
+    return convert
+
+
+_MULTIPLES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def integer(least: int = 0) -> Callable[[str], int]:
+    """A whole number; `4k` is 4,000 and `4K` is 4,096."""
+
+    def convert(value: str) -> int:
+        found = re.fullmatch(r"(-?\d+)([kmgKMG]?)", value.strip())
+        number = int(found[1]) * _MULTIPLES[found[2]] if found else None
+        if number is None or number < least:
+            raise BadValue(f"a whole number of at least {least}")
+        return number
+
+    return convert
+
+
+def number(least: float, most: float | None = None) -> Callable[[str], float]:
+    """A number in a range."""
+    rule = f"a number of at least {least:g}" if most is None else f"a number between {least:g} and {most:g}"
+
+    def convert(value: str) -> float:
+        try:
+            parsed = float(value)
+        except ValueError:
+            raise BadValue(rule) from None
+        if not parsed >= least or (most is not None and parsed > most):
+            raise BadValue(rule)
+        return parsed
+
+    return convert
+
+
+def switch(value: str) -> bool:
+    """true or false."""
+    spelled = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if value.lower() not in spelled:
+        raise BadValue("true or false")
+    return spelled[value.lower()]
+
+
+def only_one(value: str) -> int:
+    """1: more than one GPU is not supported yet."""
+    if value != "1":
+        raise BadValue("1: a model runs on one GPU so far")
+    return 1
+
+
+def pair(value: str) -> tuple[str, str]:
+    """op=implementation."""
+    op, equals, implementation = value.partition("=")
+    if not (op and equals and implementation):
+        raise BadValue("OP=IMPLEMENTATION, such as gemm=cublas")
+    return op, implementation
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting. `field` is where it goes: a field of EngineConfig, else of ServerConfig; "" for what is read here.
+
+    `many`: it may be repeated, and a variable separates values by commas; `words`: one flag takes several values.
+    `secret` values are never quoted. A `switch` needs no value and has a `--no-` form.
+    """
+
+    name: str
+    field: str
+    convert: Callable[[str], Any]
+    group: str
+    help: str
+    shown: str = "VALUE"
+    many: bool = False
+    words: bool = False
+    secret: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of the same setting."""
+        return PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return self.convert is switch
+
+
+MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("model", "model", text, MODEL, "folder, .gguf file or shape:NAME; usually given without the flag", "MODEL"),
+    Flag("tokenizer", "tokenizer", text, MODEL, "tokenizer other than the model's own: folder or file", "PATH"),
+    Flag("dtype", "dtype", choice(DTYPES), MODEL, "type of weights and activations", "|".join(DTYPES)),
+    Flag(
+        "quantization",
+        "quantization",
+        choice(QUANTIZATIONS),
+        MODEL,
+        "quantize weights at load",
+        "|".join(QUANTIZATIONS),
+        aliases=("q",),
+    ),
+    Flag("max-model-len", "max_model_len", integer(0), MODEL, "longest sequence; 0: the model's own", "TOKENS"),
+    Flag("seed", "seed", integer(0), MODEL, "seed of requests that give none, and of random weights", "N"),
+    Flag(
+        "generation-config",
+        "generation_config",
+        choice(GENERATION_CONFIGS),
+        MODEL,
+        "sampling defaults from the model's generation_config.json, or none",
+        "|".join(GENERATION_CONFIGS),
+    ),
+    Flag(
+        "served-model-name",
+        "served_model_names",
+        text,
+        MODEL,
+        "names that clients may use; the first answers",
+        "NAME",
+        many=True,
+        words=True,
+    ),
+    Flag("chat-template", "chat_template", text, MODEL, "Jinja file or source, in place of the model's own", "FILE"),
+    Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
+    Flag(
+        "gpu-memory-utilization",
+        "gpu_memory_utilization",
+        number(0.01, 1.0),
+        MEMORY,
+        "share of the device's memory to use",
+        "FRACTION",
+    ),
+    Flag("gpu-memory-reserve-gb", "gpu_memory_reserve_gb", number(0.0), MEMORY, "GiB to leave free besides", "GIB"),
+    Flag("num-gpu-blocks", "num_gpu_blocks", integer(0), MEMORY, "KV pages, exactly; 0: what memory allows", "PAGES"),
+    Flag("cpu-kv-gb", "cpu_kv_gb", number(0.0), MEMORY, "GiB of KV cache when the device is the CPU", "GIB"),
+    Flag("block-size", "page_size", integer(0), MEMORY, "tokens of a KV page: 16, 32, 64 or 128; 0: chosen", "TOKENS"),
+    Flag("kv-cache-dtype", "kv_cache_dtype", choice(KV_DTYPES), MEMORY, "type of the KV cache", "|".join(KV_DTYPES)),
+    Flag("tensor-parallel-size", "", only_one, MEMORY, "GPUs of one model; only 1 so far", "1", aliases=("tp",)),
+    Flag("max-num-seqs", "max_num_seqs", integer(0), SCHEDULING, "most sequences in a step; 0: chosen", "N"),
+    Flag(
+        "max-num-batched-tokens",
+        "max_num_batched_tokens",
+        integer(0),
+        SCHEDULING,
+        "most tokens in a step; 0: chosen",
+        "TOKENS",
+    ),
+    Flag("max-queued", "max_queued", integer(1), SCHEDULING, "waiting requests beyond which answers are 429", "N"),
+    Flag("scheduling-policy", "scheduling_policy", choice(POLICIES), SCHEDULING, "who runs first", "|".join(POLICIES)),
+    Flag(
+        "enable-prefix-caching", "enable_prefix_caching", switch, SCHEDULING, "share pages of prompts that begin alike"
+    ),
+    Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
+    Flag("kernel", "kernels", pair, KERNELS, "pin the implementation of an op; repeatable", "OP=IMPL", many=True),
+    Flag("host", "host", text, SERVER, "address to listen on", "ADDRESS"),
+    Flag("port", "port", integer(0), SERVER, "port to listen on; 0: any free one", "PORT"),
+    Flag(
+        "api-key",
+        "api_keys",
+        text,
+        SERVER,
+        "key that clients must send; several allowed",
+        "KEY",
+        many=True,
+        secret=True,
+    ),
+    Flag("api-key-file", "", text, SERVER, "file with one API key a line", "FILE"),
+    Flag("max-body-bytes", "max_body_bytes", integer(1), SERVER, "largest request body; 32M is 32 MiB", "BYTES"),
+    Flag("drain-seconds", "drain_seconds", number(0.0), SERVER, "time for running streams after SIGTERM", "SECONDS"),
+    Flag("access-log", "access_log", switch, SERVER, "log a line for each request"),
+    Flag("log-level", "log_level", choice(LOG_LEVELS), SERVER, "least severe messages to log", "|".join(LOG_LEVELS)),
+    Flag("log-json", "log_json", switch, SERVER, "log JSON objects instead of lines"),
+    Flag("config", "", text, SERVER, "TOML or YAML file with any of these settings", "FILE"),
+)
+BY_NAME = {flag.name: flag for flag in FLAGS}
+ALIASES = {alias: flag.name for flag in FLAGS for alias in flag.aliases}
+
+
+def spell(value: Any) -> str:
+    """A value as a flag spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def help_text() -> str:
+    """The text of `stoker serve --help`: flags by group, with their defaults."""
+    defaults = _defaults()
+    lines = [
+        "usage: stoker serve MODEL [FLAGS]",
+        "",
+        "Serve MODEL over the OpenAI API. Each flag can also be set by an environment variable (--max-model-len is",
+        "STOKER_MAX_MODEL_LEN) or in a TOML or YAML file (--config); flags win over variables, variables over files.",
+    ]
+    for group in (MODEL, MEMORY, SCHEDULING, KERNELS, SERVER):
+        lines += ["", f"{group}:"]
+        for flag in (flag for flag in FLAGS if flag.group == group and flag.name != "model"):
+            usage = f"--[no-]{flag.name}" if flag.is_switch else f"--{flag.name} {flag.shown}"
+            default = defaults.get(flag.field)
+            tail = f" [{spell(default)}]" if default not in (None, "", ()) else ""
+            pad = "\n" + " " * 42 if len(usage) > 37 else " " * (40 - len(usage))
+            lines.append(f"  {usage}{pad}{flag.help}{tail}")
+    return "\n".join(lines) + "\n"
+
+
+def _defaults() -> dict[str, Any]:
+    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -1,0 +1,61 @@
+"""One log for both processes: lines for people or JSON objects for machines, on standard error.
+
+Invariants: each record has a time, a level, a logger and a message, and a request id where there is one; nothing
+is logged twice.
+Knows nothing of what is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+FIELDS = ("request_id",)
+
+
+class LineFormatter(logging.Formatter):
+    """`12:34:56.789 INFO stoker_runtime.server: message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, with the traceback below it if there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        name = record.name.removeprefix("stoker_runtime.")
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {name}: {record.getMessage()}"
+        for field in FIELDS:
+            if value := getattr(record, field, None):
+                line += f" {field}={value}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON."""
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for field in FIELDS:
+            if value := getattr(record, field, None):
+                entry[field] = value
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up(level: str, as_json: bool = False) -> None:
+    """Make this the log of the process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("uvicorn", "uvicorn.error", "asyncio", "httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,172 @@
+"""Every Prometheus metric of the server, defined once, under the names that vLLM's dashboards and autoscalers read.
+
+Invariants: observing costs a bisection and two additions (no locks, no label look-ups), because it happens for
+every token; exposition is built at scrape time from these plain numbers and the engine's newest heartbeat. All
+observations come from one thread, the event loop's.
+Knows nothing of HTTP. Units: seconds, tokens, fractions of 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stoker_runtime.request import EngineStats, FinishReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+
+class Histogram:
+    """Counts per bucket, and the sum of what was observed."""
+
+    __slots__ = ("_bounds", "_counts", "_sum", "help", "name")
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.help = help_text
+        self._bounds = tuple(map(float, bounds))
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self, model: str) -> Metric:
+        """The metric as it is exposed: cumulative buckets."""
+        buckets: list[tuple[str, float]] = []
+        total = 0
+        for bound, found in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += found
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(self.name, self.help, labels=["model_name"])
+        family.add_metric([model], buckets, self._sum)
+        return family
+
+
+class EngineGauge(NamedTuple):
+    """A gauge or counter that is read off the engine's heartbeat."""
+
+    name: str
+    help: str
+    read: Callable[[EngineStats], float]
+
+
+GAUGES = (
+    EngineGauge("vllm:num_requests_running", "Sequences in the running batch", lambda s: s.running),
+    EngineGauge("vllm:num_requests_waiting", "Sequences that wait for a place in the batch", lambda s: s.waiting),
+    EngineGauge(
+        "vllm:kv_cache_usage_perc",
+        "KV cache in use, 1 is full",
+        lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0,
+    ),
+    EngineGauge("stoker:step_seconds", "Duration of the engine's newest step", lambda s: s.step_seconds),
+    EngineGauge("stoker:batch_tokens", "Tokens of the engine's newest step", lambda s: s.batch_tokens),
+)
+COUNTERS = (
+    EngineGauge("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
+    EngineGauge("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
+    EngineGauge("vllm:num_preemptions", "Sequences that gave up their pages to others", lambda s: s.preemptions),
+    EngineGauge("vllm:prompt_tokens", "Prompt tokens processed", lambda s: s.prompt_tokens),
+    EngineGauge("vllm:generation_tokens", "Tokens generated", lambda s: s.generation_tokens),
+    EngineGauge("stoker:engine_steps", "Steps the engine took", lambda s: s.steps),
+)
+
+
+class ServerMetrics(Collector):
+    """The numbers of one server. `model_name` labels every series."""
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self.cache_config: dict[str, str] = {}
+        self._stats: Callable[[], EngineStats] = EngineStats
+        self._finished = dict.fromkeys(FinishReason, 0)
+        self._rejected = 0
+        self._first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
+        self._inter_token = Histogram("vllm:inter_token_latency_seconds", "Time between tokens", _TOKEN)
+        self._end_to_end = Histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
+        self._queue = Histogram("vllm:request_queue_time_seconds", "Arrival to a place in the batch", _LATENCY)
+        self._per_token = Histogram(
+            "vllm:request_time_per_output_token_seconds", "A request's mean time per token after the first", _TOKEN
+        )
+        self._prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _SIZES)
+        self._generated = Histogram("vllm:request_generation_tokens", "Tokens generated for a request", _SIZES)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def attach(self, stats: Callable[[], EngineStats], page_size: int, num_pages: int) -> None:
+        """Read gauges and counters from `stats` from now on."""
+        self._stats = stats
+        self.cache_config = {"block_size": str(page_size), "num_gpu_blocks": str(num_pages)}
+
+    def first_token(self, seconds: float, queued: float | None = None) -> None:
+        """A sequence's first token came `seconds` after its request; it `queued` seconds of them, if known."""
+        self._first_token.observe(seconds)
+        if queued is not None:
+            self._queue.observe(queued)
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        """`tokens` came, each `seconds` after the one before it."""
+        self._inter_token.observe(seconds, tokens)
+
+    def request_finished(
+        self, reason: FinishReason, seconds: float, decode_seconds: float, prompt_tokens: int, tokens: int
+    ) -> None:
+        """A sequence ended `seconds` after its request; its tokens after the first took `decode_seconds`."""
+        self._finished[reason] += 1
+        self._end_to_end.observe(seconds)
+        self._prompt.observe(prompt_tokens)
+        self._generated.observe(tokens)
+        if tokens > 1:
+            self._per_token.observe(decode_seconds / (tokens - 1))
+
+    def request_rejected(self) -> None:
+        """A request was turned away because the queue was full."""
+        self._rejected += 1
+
+    def expose(self) -> bytes:
+        """The text that a scrape reads."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, for prometheus_client."""
+        stats, labels = self._stats(), ["model_name"]
+        for gauge in GAUGES:
+            gauges = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
+            gauges.add_metric([self.model_name], gauge.read(stats))
+            yield gauges
+        for counter in COUNTERS:
+            counters = CounterMetricFamily(counter.name, counter.help, labels=labels)
+            counters.add_metric([self.model_name], counter.read(stats))
+            yield counters
+        yield self._success()
+        rejected = CounterMetricFamily("stoker:requests_rejected", "Requests refused by a full queue", labels=labels)
+        rejected.add_metric([self.model_name], self._rejected)
+        yield rejected
+        if self.cache_config:
+            info = GaugeMetricFamily(
+                "vllm:cache_config_info", "KV cache configuration", labels=[*labels, *self.cache_config]
+            )
+            info.add_metric([self.model_name, *self.cache_config.values()], 1.0)
+            yield info
+        histograms = (self._first_token, self._inter_token, self._end_to_end, self._queue, self._per_token)
+        for histogram in (*histograms, self._prompt, self._generated):
+            yield histogram.family(self.model_name)
+
+    def _success(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:request_success", "Sequences that ended, by reason", labels=["model_name", "finished_reason"]
+        )
+        for reason, total in self._finished.items():
+            family.add_metric([self.model_name, reason.value], total)
+        return family

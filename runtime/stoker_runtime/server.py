@@ -1,0 +1,271 @@
+"""The life of a server: open the port, start the engine, warm up, serve, drain, stop.
+
+    1. the port opens and answers "starting", the engine process starts, the tokenizer loads beside it
+    2. a warm-up completion goes through the engine; only then is the server ready
+    3. SIGTERM or SIGINT: no new requests, running streams finish within `drain_seconds`, exit status 0
+    4. a second signal: exit at once
+
+Invariants: whatever ends a start, the engine process is closed and the error is the one that caused it. The log
+tells each phase with its seconds.
+Knows nothing of routes or of how the engine works inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from stoker_runtime.api.app import create_app
+from stoker_runtime.api.engine_client import EngineClient
+from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
+from stoker_runtime.api.state import Phase, ServerState, Service
+from stoker_runtime.chat_template import ChatTemplate, load_chat_template
+from stoker_runtime.config import EngineConfig, ServerConfig
+from stoker_runtime.errors import ConfigError, EngineError
+from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.request import FinishReason, Request, SamplingParams
+from stoker_runtime.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+KEEP_ALIVE_SECONDS = 75
+GOODBYE_SECONDS = 2.0
+WARM_UP_SECONDS = 300.0
+WARM_UP_TOKENS = 2
+FORCED_EXIT = 1
+
+
+class ReadySizes(Protocol):
+    """What a started engine decided on."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages."""
+        ...
+
+    @property
+    def description(self) -> dict[str, str]:
+        """Device, dtype, kernels and sizes, in words."""
+        ...
+
+
+class OwnedEngine(EngineClient, Protocol):
+    """An engine that this process started and must close."""
+
+    @property
+    def ready(self) -> ReadySizes:
+        """The sizes that the engine decided on."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine process. Idempotent."""
+        ...
+
+
+StartEngine = Callable[[EngineConfig], Awaitable[OwnedEngine]]
+
+
+class Phases:
+    """Seconds of each phase of a start, for one line of the log."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._parts: list[str] = []
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        began = time.monotonic()
+        yield
+        self._parts.append(f"{name} {time.monotonic() - began:.2f}")
+
+    def summary(self) -> str:
+        """`3.1 s: tokenizer 0.2, …`."""
+        return f"{time.monotonic() - self._began:.2f} s ({', '.join(self._parts)})"
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the server's life cycle."""
+        yield
+
+
+class Server:
+    """One server process. `run` returns its exit status."""
+
+    def __init__(self, config: ServerConfig, start_engine: StartEngine) -> None:
+        self.config = config
+        self.state = ServerState(config, ServerMetrics(_model_names(config)[0]))
+        self.port = 0
+        self.listening = asyncio.Event()
+        self._start_engine = start_engine
+        self._engine: OwnedEngine | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal. Raises ConfigError, ModelError or EngineError when the start fails."""
+        self._catch_signals()
+        listener = open_port(self.config.host, self.config.port)
+        self.port = listener.getsockname()[1]
+        http = HttpServer(_uvicorn_config(create_app(self.state)))
+        serving = asyncio.create_task(http.serve([listener]))
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stop.wait())
+        log.info("listening on http://%s:%d", self.config.host, self.port)
+        self.listening.set()
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await stopping
+            await self._drain()
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+            if self._engine is not None:
+                await self._engine.close()
+            http.should_exit = True
+            await serving
+        log.info("stopped")
+        return 0
+
+    def stop(self) -> None:
+        """Drain and stop; called a second time, exit at once."""
+        if self._stop.is_set():
+            log.warning("second signal: exiting at once")
+            # The engine process sees its pipe close and ends by itself.
+            os._exit(FORCED_EXIT)
+        self._stop.set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    async def _start(self) -> None:
+        phases = Phases()
+        engine = asyncio.ensure_future(self._start_engine(self.config.engine))
+        try:
+            with phases.measure("tokenizer"):
+                tokenizer, template, defaults = await asyncio.to_thread(load_text_side, self.config)
+            with phases.measure("engine"):
+                self._engine = await engine
+        except BaseException:
+            engine.cancel()
+            raise
+        service = self._service(self._engine, tokenizer, template, defaults)
+        self.state.service = service
+        self.state.detail = "the warm-up completion is running"
+        with phases.measure("warm-up"):
+            await asyncio.wait_for(warm_up(service), WARM_UP_SECONDS)
+        # What lives now lives for ever: the collector need not look at it again in the middle of a stream.
+        gc.collect()
+        gc.freeze()
+        self.state.phase = Phase.READY
+        self.state.detail = ""
+        for key, value in self._engine.ready.description.items():
+            log.info("engine: %s: %s", key, value)
+        log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
+
+    def _service(
+        self, engine: OwnedEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
+    ) -> Service:
+        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
+        self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
+        return Service(engine, tokenizer, template, limits, defaults)
+
+    async def _drain(self) -> None:
+        state, patience = self.state, self.config.drain_seconds
+        state.phase, state.detail = Phase.DRAINING, "it is shutting down"
+        if state.active:
+            log.info("draining: %d requests are running, they have %.0f s", len(state.active), patience)
+        if not await _empty(state, patience):
+            log.warning("%d requests are cut short after %.0f s", len(state.active), patience)
+            for generation in list(state.active):
+                generation.abort("The server is shutting down.")
+            await _empty(state, GOODBYE_SECONDS)
+
+
+async def _empty(state: ServerState, seconds: float) -> bool:
+    """Wait until no request is under way, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while state.active:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def load_text_side(config: ServerConfig) -> tuple[Tokenizer, ChatTemplate, SamplingDefaults]:
+    """What the API process needs of the model's files. Raises ModelError or ConfigError."""
+    source = config.engine.tokenizer or config.engine.model
+    tokenizer = Tokenizer.load(source)
+    template = load_chat_template(
+        config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
+    )
+    defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
+    return tokenizer, template, defaults
+
+
+async def warm_up(service: Service) -> None:
+    """Let one short completion through the engine. Raises EngineError when it does not come out."""
+    prompt = tuple(at % service.limits.vocab_size for at in range(4))
+    tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
+    params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
+    stream = service.engine.submit([Request("warm-up", prompt, params, time.monotonic())])
+    while True:
+        for output in await stream.next():
+            if output.finish is FinishReason.LENGTH:
+                return
+            if output.finish is not None:
+                raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # The protocol is named because asyncio switches off the delay of small packets only where it is.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.", param="port") from error
+    return listener
+
+
+def _model_names(config: ServerConfig) -> tuple[str, ...]:
+    return config.served_model_names or (config.engine.model,)
+
+
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(GOODBYE_SECONDS),
+        backlog=4096,
+    )

@@ -1,0 +1,188 @@
+"""Read the settings of `stoker serve` from flags, `STOKER_*` variables and a config file, into a `ServerConfig`.
+
+Precedence: flag over variable over file over default. Invariants: an unknown name is an error that gives the nearest
+known one, a bad value one that names the key and what is allowed; an API key is never part of a message.
+Knows nothing of what settings mean; see flags.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker_runtime.config import EngineConfig, ServerConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.flags import ALIASES, BY_NAME, FLAGS, PREFIX, BadValue, Flag, pair, spell
+
+# Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
+OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_")
+# What Kubernetes sets in every pod for a Service whose name begins with "stoker".
+_SERVICE_LINK = re.compile(r"STOKER_(.+_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
+    """The configuration. Raises ConfigError naming the flag, variable or key at fault."""
+    given = _from_arguments(arguments)
+    variables = _from_environment(environment)
+    path = _last(given, "config") or _last(variables, "config")
+    settings = (_from_file(Path(path)) if path else {}) | variables | given
+    return build(settings)
+
+
+def build(settings: Mapping[str, Any]) -> ServerConfig:
+    """A validated configuration from converted settings by flag name."""
+    if "model" not in settings:
+        raise ConfigError("No model is given; say `stoker serve MODEL`.", param="model")
+    engine_fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    engine: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    for name, value in settings.items():
+        field = BY_NAME[name].field
+        if field:
+            (engine if field in engine_fields else server)[field] = tuple(value) if BY_NAME[name].many else value
+    keys_file = settings.get("api-key-file")
+    if keys_file:
+        server["api_keys"] = (*server.get("api_keys", ()), *_keys_in(Path(keys_file)))
+    return ServerConfig(engine=EngineConfig(**engine), **server).validate()
+
+
+def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings from the command line: `--flag value`, `--flag=value`, `--no-switch`, and the model by itself."""
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-") or argument == "-":
+            if "model" in found:
+                raise ConfigError(f"{argument!r} is too much; the model is {found['model']!r}.", param="model")
+            found["model"] = argument
+            continue
+        spelled, equals, value = argument.partition("=")
+        flag, negated = _find_flag(spelled)
+        if flag.is_switch and not equals:
+            found[flag.name] = not negated
+            continue
+        values = [value] if equals else _take_values(flag, rest)
+        if not values:
+            raise ConfigError(f"{spelled} needs a value: {flag.shown}.", param=flag.name)
+        converted = [_convert(flag, spelled, each) for each in values]
+        found[flag.name] = [*found.get(flag.name, []), *converted] if flag.many else converted[0]
+        if negated:
+            raise ConfigError(f"{spelled} takes no value.", param=flag.name)
+    return found
+
+
+def _take_values(flag: Flag, rest: list[str]) -> list[str]:
+    """The words that belong to `flag`: one, or all up to the next flag."""
+    taken: list[str] = []
+    while rest and (flag.words or not taken) and not rest[0].startswith("--"):
+        taken.append(rest.pop(0))
+    return taken
+
+
+def _find_flag(spelled: str) -> tuple[Flag, bool]:
+    """The flag, and whether it is negated. Underscores count as dashes."""
+    name = spelled.lstrip("-").replace("_", "-")
+    name = ALIASES.get(name, name)
+    if name in BY_NAME:
+        return BY_NAME[name], False
+    plain = name.removeprefix("no-")
+    if plain != name and plain in BY_NAME and BY_NAME[plain].is_switch:
+        return BY_NAME[plain], True
+    raise _unknown("flag", spelled, [f"--{known}" for known in BY_NAME], f"--{name}")
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Settings from `STOKER_*` variables; the service links of Kubernetes are none."""
+    variables = {flag.variable: flag for flag in FLAGS}
+    found: dict[str, Any] = {}
+    for name, value in environment.items():
+        if not name.startswith(PREFIX) or name.startswith(OTHER_VARIABLES) or _is_service_link(name, value):
+            continue
+        if name not in variables:
+            raise _unknown("environment variable", name, variables, name)
+        flag = variables[name]
+        if flag.many:
+            found[flag.name] = [_convert(flag, name, part.strip()) for part in value.split(",") if part.strip()]
+        else:
+            found[flag.name] = _convert(flag, name, value)
+    return found
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and "://" in value)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """Settings from a TOML or YAML file, by the flags' names with dashes or underscores."""
+    found: dict[str, Any] = {}
+    for key, value in _read_file(path).items():
+        name = str(key).replace("_", "-")
+        if name not in BY_NAME or name == "config":
+            raise _unknown(f"key in {path}", str(key), BY_NAME, name)
+        flag = BY_NAME[name]
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) and flag.convert is pair:
+            values = [f"{op}={implementation}" for op, implementation in value.items()]
+        converted = [_convert(flag, f"{key} in {path}", spell(each)) for each in values]
+        if not flag.many and len(converted) != 1:
+            raise ConfigError(f"{key} in {path} must be one value, not a list.", param=name)
+        found[name] = converted if flag.many else converted[0]
+    return found
+
+
+def _read_file(path: Path) -> dict[Any, Any]:
+    try:
+        raw = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error}.", param="config") from error
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(raw)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}.", param="config") from error
+    if path.suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            values = yaml.safe_load(raw)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {error}.", param="config") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} must hold keys and values.", param="config")
+        return values
+    raise ConfigError(f"The config file {path} must end in .toml, .yaml or .yml.", param="config")
+
+
+def _keys_in(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The API key file {path} cannot be read: {error}.", param="api-key-file") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"The API key file {path} holds no key.", param="api-key-file")
+    return keys
+
+
+def _convert(flag: Flag, spelled: str, value: str) -> Any:
+    try:
+        return flag.convert(value)
+    except BadValue as error:
+        quoted = "its value" if flag.secret else repr(value)
+        raise ConfigError(f"{spelled}: {quoted} is not allowed; it must be {error}.", param=flag.name) from None
+
+
+def _last(settings: Mapping[str, Any], name: str) -> str:
+    return str(settings.get(name, ""))
+
+
+def _unknown(kind: str, spelled: str, known: Iterable[str], key: str) -> ConfigError:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return ConfigError(f"Unknown {kind} {spelled}{hint}", param=spelled)

@@ -1,0 +1,44 @@
+"""One server for all tests of the API; each test gets it with its engine as new."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from api_server import Running, make_state, serve
+from fake_engine import FakeEngine
+
+from stoker_runtime.api.state import Phase
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Running]:
+    engine = FakeEngine()
+    yield from serve(make_state(engine), engine)
+
+
+@pytest.fixture
+def server(running: Running) -> Iterator[Running]:
+    """The shared server, with its engine as new."""
+    running.engine.reset()
+    yield running
+    running.engine.reset()
+    running.state.phase = Phase.READY
+
+
+@pytest.fixture(scope="session")
+def http_pool(running: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+def http(server: Running, http_pool: httpx.Client) -> httpx.Client:
+    """A client of the shared server."""
+    return http_pool

@@ -1,0 +1,142 @@
+"""The Python interface over the uniform executor and the byte tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from uniform_executor import UniformExecutor
+
+from stoker_runtime import LLM, SamplingParams
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, EngineError, RequestError
+from stoker_runtime.request import FinishReason
+
+CAPACITY = 256
+
+
+def params(seed: int, max_tokens: int = 12, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def executor() -> UniformExecutor:
+    # Every id is an ASCII byte of the byte tokenizer, and none of them ends a text.
+    return UniformExecutor(vocab_size=128, num_pages=64, eos_token_ids=(999,))
+
+
+@pytest.fixture
+def llm(executor: UniformExecutor) -> LLM:
+    return LLM.over(executor, EngineConfig(model="shape:uniform"))
+
+
+def text_of(executor: UniformExecutor, prompt: tuple[int, ...], given: SamplingParams) -> str:
+    return bytes(executor.expected_output(prompt, given, CAPACITY)).decode()
+
+
+def test_generate_tokens_in_the_order_of_the_prompts(llm: LLM, executor: UniformExecutor) -> None:
+    prompts = [(1, 2, 3), (7,), (5,) * 40]
+    each = [params(seed) for seed in (11, 12, 13)]
+    expected = [executor.expected_output(p, s, CAPACITY) for p, s in zip(prompts, each, strict=True)]
+    assert llm.generate_tokens(prompts, each) == expected
+    assert not llm.engine.has_work
+
+
+def test_generate_more_prompts_than_a_server_would_queue(executor: UniformExecutor) -> None:
+    llm = LLM.over(executor, EngineConfig(model="shape:uniform", max_queued=2))
+    assert [len(each) for each in llm.generate_tokens([(i % 100,) for i in range(50)], params(1, 3))] == [3] * 50
+
+
+def test_generate_text(llm: LLM, executor: UniformExecutor) -> None:
+    outputs = llm.generate(["Hello", (72, 105)], [params(1, logprobs=0, prompt_logprobs=0), params(2)])
+    assert outputs[0].prompt_token_ids == tuple(b"Hello")
+    assert outputs[0].text == text_of(executor, tuple(b"Hello"), params(1))
+    assert outputs[1].text == text_of(executor, (72, 105), params(2))
+    assert [entry.rank for entry in outputs[0].logprobs] == list(outputs[0].token_ids)
+    assert [entry.rank for entry in outputs[0].prompt_logprobs] == list(b"ello")
+    assert outputs[0].finish is FinishReason.LENGTH
+
+
+def test_one_prompt_of_text_or_ids(llm: LLM) -> None:
+    assert llm.generate("Hi", params(3))[0].token_ids == llm.generate(tuple(b"Hi"), params(3))[0].token_ids
+
+
+def test_stop_strings_end_the_text_before_them(llm: LLM, executor: UniformExecutor) -> None:
+    whole = text_of(executor, (1, 2), params(4))
+    stop = whole[4:6]
+    [output] = llm.generate((1, 2), params(4), stop=[stop])
+    assert output.text == whole[: whole.index(stop)]
+    assert (output.finish, output.stop_reason) == (FinishReason.STOP, stop)
+    assert len(output.token_ids) == whole.index(stop) + 2
+    assert not llm.engine.has_work
+
+
+def test_stop_ids_are_counted_but_not_text(llm: LLM, executor: UniformExecutor) -> None:
+    expected = executor.expected_output((1, 2), params(5), CAPACITY)
+    [output] = llm.generate((1, 2), params(5, stop_token_ids=(expected[3],)))
+    at = expected.index(expected[3])
+    assert output.token_ids == tuple(expected[: at + 1])
+    assert output.text == bytes(expected[:at]).decode()
+    assert (output.finish, output.stop_reason) == (FinishReason.STOP, expected[3])
+
+
+def test_stream_gives_the_whole_text_in_parts(llm: LLM, executor: UniformExecutor) -> None:
+    deltas = list(llm.generate_stream("Hello", params(6)))
+    assert "".join(delta.text for delta in deltas) == text_of(executor, tuple(b"Hello"), params(6))
+    assert sum(len(delta.token_ids) for delta in deltas) == 12
+    assert [delta.finish for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish is FinishReason.LENGTH
+    assert len(deltas) > 5
+
+
+def test_stream_stops_at_a_stop_string(llm: LLM, executor: UniformExecutor) -> None:
+    whole = text_of(executor, tuple(b"Hello"), params(6))
+    deltas = list(llm.generate_stream("Hello", params(6), stop=[whole[5:7]]))
+    assert "".join(delta.text for delta in deltas) == whole[: whole.index(whole[5:7])]
+    assert deltas[-1].stop_reason == whole[5:7]
+    assert not llm.engine.has_work
+
+
+def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
+    stream = llm.generate_stream("Hello", params(6, 100))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check()
+    assert llm.engine.stats().pages_used == 0
+
+
+def test_a_prompt_that_cannot_run_starts_none(llm: LLM, executor: UniformExecutor) -> None:
+    with pytest.raises(RequestError):
+        llm.generate_tokens([(1,), (1,) * 400], params(1))
+    with pytest.raises(RequestError, match="2 prompts and 1 parameters"):
+        llm.generate_tokens([(1,), (2,)], [params(1)])
+    assert not llm.engine.has_work
+    assert executor.batches == 0
+
+
+def test_a_failing_step_raises_and_leaves_the_engine_idle(
+    llm: LLM, executor: UniformExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = executor.execute
+
+    def fail(batch: object) -> object:
+        executor.batches += 1
+        executor.unread.clear()
+        raise EngineError("one step went wrong")
+
+    monkeypatch.setattr(executor, "execute", fail)
+    with pytest.raises(EngineError, match="one step went wrong"):
+        llm.generate_tokens([(1, 2)] * 20, params(1))
+    assert not llm.engine.has_work
+    llm.engine.scheduler.check()
+    monkeypatch.setattr(executor, "execute", execute)
+    assert len(llm.generate_tokens([(1, 2)], params(1))[0]) == 12
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"max_modellen.*did you mean 'max_model_len'"):
+        LLM("shape:uniform", max_modellen=4)
+
+
+def test_progress_is_one_line(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([(1,), (2,)], params(1), progress=True)
+    assert "2/2 sequences, 24 tokens" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""Thousands of random schedules through the real step loop, each batch verified, integrity after every step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from uniform_executor import UniformExecutor
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.step_loop import StepLoop
+from stoker_runtime.errors import CapacityError, RequestError
+from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.scheduler.draft import StepOutput
+from stoker_runtime.scheduler.sequence import Sequence
+
+SCHEDULES_PER_CASE = 250
+
+
+@dataclass
+class Received:
+    """What the outside saw of one request."""
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+class Scenario:
+    """One random world: sizes, arrivals, aborts; runs to idle and verifies every request's whole output."""
+
+    def __init__(self, seed: int, policy: str) -> None:
+        self.random = rng = random.Random(seed)
+        slots = rng.randint(1, 8)
+        self.executor = UniformExecutor(
+            num_pages=rng.choice([3, 6, 12, 24, 48]),
+            page_size=rng.choice([1, 2, 4, 8]),
+            max_num_seqs=slots,
+            max_model_len=rng.choice([24, 64, 200]),
+            max_num_batched_tokens=slots + rng.choice([0, 1, 7, 32]),
+            vocab_size=rng.choice([8, 40]),
+        )
+        config = EngineConfig(
+            model="uniform",
+            scheduling_policy=policy,
+            enable_prefix_caching=rng.random() < 0.75,
+            max_queued=rng.choice([4, 1000]),
+        )
+        self.loop = StepLoop(self.executor, config)
+        self.capacity = self.loop.scheduler.config.max_tokens
+        self.prefixes = [self.tokens(rng.randint(1, 30)) for _ in range(3)]
+        self.received: dict[Sequence, Received] = {}
+        self.refused = 0
+
+    def tokens(self, count: int) -> tuple[int, ...]:
+        """Random prompt ids."""
+        return tuple(self.random.randrange(self.executor.vocab_size) for _ in range(count))
+
+    def arrive(self) -> None:
+        """One request, or a few with the same prompt."""
+        rng = self.random
+        prompt = (rng.choice(self.prefixes) if rng.random() < 0.7 else ()) + self.tokens(rng.choice([0, 1, 5, 20]))
+        prompt = prompt or self.tokens(1)
+        for _ in range(rng.choice([1, 1, 1, 3])):
+            max_tokens = rng.choice([0, 1, 2, 8, 40])
+            params = SamplingParams(
+                max_tokens=max_tokens,
+                min_tokens=rng.choice([0, 0, min(3, max_tokens)]),
+                seed=rng.getrandbits(40),
+                ignore_eos=rng.random() < 0.4,
+                stop_token_ids=(3,) if rng.random() < 0.3 else (),
+                logprobs=rng.choice([None, None, 0]),
+                prompt_logprobs=rng.choice([None, None, None, 0]),
+                presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+            )
+            request = Request(f"r{params.seed}", prompt, params, self.executor.batches, rng.randint(-1, 1))
+            self.executor.prompts[params.seed or 0] = prompt
+            try:
+                sequence = self.loop.add(request)
+            except RequestError:
+                assert len(prompt) + min(1, max_tokens) > self.capacity
+                self.refused += 1
+            except CapacityError:
+                assert self.loop.scheduler.stats().waiting >= self.loop.scheduler.config.max_queued
+                self.refused += 1
+            else:
+                self.received[sequence] = Received(sequence)
+
+    def step(self) -> None:
+        """One step and the integrity check."""
+        self.take(self.loop.step())
+        self.loop.scheduler.check()
+
+    def take(self, output: StepOutput) -> None:
+        """Record a step's output as a client would see it."""
+        assert len(output.sequences) == len(output.tokens)
+        assert len(output.logprobs) in (0, len(output.tokens))
+        for row, sequence in enumerate(output.sequences):
+            mine = self.received[sequence]
+            assert mine.finish is None, "a token after the end"
+            mine.tokens.append(output.tokens[row])
+            if output.logprobs and (logprobs := output.logprobs[row]) is not None:
+                mine.logprobs.append(logprobs)
+        for sequence, scores in output.prompt_logprobs:
+            self.received[sequence].prompt_logprobs += scores
+        for sequence in output.finished:
+            assert self.received[sequence].finish is None, "ended twice"
+            self.received[sequence].finish = sequence.finish
+
+    def abort_some(self) -> None:
+        """Abort a random request in whatever state it is."""
+        alive = [each for each in self.received.values() if each.finish is None]
+        if alive:
+            victim = self.random.choice(alive)
+            assert self.loop.abort(victim.sequence)
+            assert not self.loop.abort(victim.sequence)
+            victim.finish = FinishReason.ABORT
+            self.loop.scheduler.check()
+
+    def run(self) -> None:
+        """Arrivals and aborts for a while, then to idle."""
+        for _ in range(self.random.randint(1, 40)):
+            while self.random.random() < 0.4:
+                self.arrive()
+            if self.random.random() < 0.1:
+                self.abort_some()
+            self.step()
+        bound = self.executor.batches + 200 * (len(self.received) + 1)
+        while self.loop.has_work:
+            self.step()
+            assert self.executor.batches < bound, "no progress"
+        self.loop.scheduler.check()
+        assert not self.executor.unread
+        for mine in self.received.values():
+            self.verify(mine)
+
+    def verify(self, mine: Received) -> None:
+        """The output is the one that the seed alone decides, however it was scheduled."""
+        request, params = mine.sequence.request, mine.sequence.params
+        expected = self.executor.expected_output(request.prompt_token_ids, params, self.capacity)
+        assert mine.finish is not None, "a request without an answer"
+        if mine.finish is FinishReason.ABORT:
+            assert mine.tokens == expected[: len(mine.tokens)]
+            return
+        assert mine.tokens == expected
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else self.executor.eos_token_ids)}
+        stopped = bool(expected) and expected[-1] in stops and len(expected) > params.min_tokens
+        assert mine.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        if params.logprobs is not None:
+            first = len(request.prompt_token_ids)
+            assert [(each.logprob, each.rank) for each in mine.logprobs] == [
+                (-float(position), token) for position, token in enumerate(expected, first)
+            ]
+        if params.prompt_logprobs is not None:
+            ranks = tuple(each.rank for each in mine.prompt_logprobs)
+            assert ranks == request.prompt_token_ids[1:], "prompt log-probabilities: each once and in order"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
+@pytest.mark.parametrize("block", range(4))
+def test_random_schedules(policy: str, block: int) -> None:
+    preemptions = hits = 0
+    for seed in range(block * SCHEDULES_PER_CASE, (block + 1) * SCHEDULES_PER_CASE):
+        scenario = Scenario(seed, policy)
+        try:
+            scenario.run()
+        except AssertionError as error:
+            raise AssertionError(f"schedule {policy}/{seed}: {error}") from error
+        stats = scenario.loop.stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+        assert stats.running == stats.waiting == stats.pages_used == 0
+    assert preemptions > 100, "the worlds are too roomy to test preemption"
+    assert hits > 100, "the worlds share too little to test the prefix cache"

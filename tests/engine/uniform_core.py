@@ -1,0 +1,53 @@
+"""An engine process that builds the uniform executor: what `AsyncEngine.start(command=…)` runs in these tests.
+
+The first argument picks how it behaves: `ok`, `slow` (20 ms a step), `fails-at-N` (the executor breaks in step N),
+`stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from uniform_executor import UniformExecutor, UniformLaunched
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.core import run
+from stoker_runtime.errors import EngineError, ModelError
+from stoker_runtime.scheduler.batch import Batch
+
+
+class FailingExecutor(UniformExecutor):
+    """Raises `error` in one step."""
+
+    fails_at = 0
+    error: Exception = RuntimeError("the device fell off the bus")
+
+    def execute(self, batch: Batch) -> UniformLaunched:
+        if batch.step == self.fails_at:
+            self.batches += 1
+            self.unread.clear()
+            raise self.error
+        return super().execute(batch)
+
+
+def build(config: EngineConfig) -> UniformExecutor:
+    mode = sys.argv[1]
+    if mode == "no-model":
+        raise ModelError(f"{config.model}: no such checkpoint")
+    if mode == "bug":
+        raise ZeroDivisionError("a bug in the start")
+    sizes = {"num_pages": 512, "page_size": 16, "max_model_len": 4096, "max_num_batched_tokens": 256}
+    if mode == "ok":
+        return UniformExecutor(**sizes)
+    if mode == "slow":
+        return UniformExecutor(**sizes, step_seconds=0.02)
+    executor = FailingExecutor(**sizes, step_seconds=0.001)
+    kind, _, step = mode.partition("-at-")
+    executor.fails_at = int(step)
+    if kind == "stumbles":
+        executor.error = EngineError("one step went wrong")
+    return executor
+
+
+if __name__ == "__main__":
+    sys.exit(run(build))

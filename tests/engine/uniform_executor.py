@@ -1,0 +1,241 @@
+"""An executor without a model: tokens are a hash of (seed, position), and every batch is verified as it runs.
+
+The device is simulated as the real one behaves: batches run in order at their launch; slots hold the last token,
+the position and a row of the page table; results come later. A KV entry is a fingerprint of the whole prefix up to
+its position, so that any read of a page that was not written by this sequence, or by one with the same prefix, is
+seen at once. Since tokens depend on (seed, position) alone, the whole true text of a sequence is known beforehand:
+`truth` gives it, and preemption, chunking and caching must never change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from stoker_runtime.engine.executor_protocol import StepResult
+from stoker_runtime.request import SamplingParams, TokenLogprobs
+from stoker_runtime.scheduler.batch import Batch, PrefillChunk, SlotAssign
+
+
+@dataclass
+class Slot:
+    """What the device holds of one slot."""
+
+    assign: SlotAssign
+    pages: dict[int, int] = field(default_factory=dict)
+    last_token: int | None = None
+    position: int = 0
+
+
+class UniformLaunched:
+    """A batch whose tokens are known but not yet handed out."""
+
+    def __init__(self, executor: UniformExecutor, batch: Batch, result: StepResult, ready_at: float) -> None:
+        self.batch = batch
+        self._executor = executor
+        self._result = result
+        self._ready_at = ready_at
+
+    def result(self) -> StepResult:
+        """The tokens, once, in launch order, not before the step's time has passed."""
+        assert self._executor.unread.popleft() is self, "results are read out of order or twice"
+        time.sleep(max(0.0, self._ready_at - time.monotonic()))
+        return self._result
+
+
+class UniformExecutor:
+    """The verifying executor. `prompts` maps a request's seed to its prompt; unknown seeds are not verified."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        max_num_seqs: int = 8,
+        max_model_len: int = 256,
+        max_num_batched_tokens: int = 64,
+        vocab_size: int = 64,
+        eos_token_ids: tuple[int, ...] = (0,),
+        step_seconds: float = 0.0,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.step_seconds = step_seconds
+        self.prompts: dict[int, tuple[int, ...]] = {}
+        self.slots: dict[int, Slot] = {}
+        self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self.unread: deque[UniformLaunched] = deque()
+        self.batches = 0
+        self.idles = 0
+        self.closed = False
+
+    def execute(self, batch: Batch) -> UniformLaunched:
+        """Verify and run one batch."""
+        assert batch.step == self.batches + 1, "a step was skipped"
+        self.batches += 1
+        self._verify_shape(batch)
+        for assign in batch.assigns:
+            self._verify_history(assign)
+            self.slots[assign.slot] = Slot(assign)
+        for update in batch.page_updates:
+            assert update.pages, "an empty page update"
+            for index, page in enumerate(update.pages, update.start):
+                assert 0 <= page < self.num_pages, f"page {page} does not exist"
+                self.slots[update.slot].pages[index] = page
+        for source, destination in batch.copies:
+            self.kv[destination] = list(self.kv[source])
+        self._verify_writers(batch)
+        result = self._run(batch)
+        launched = UniformLaunched(self, batch, result, time.monotonic() + self.step_seconds)
+        self.unread.append(launched)
+        assert len(self.unread) <= 2, "more than one step ahead"
+        return launched
+
+    def idle(self) -> bool:
+        """Three moments of preparation."""
+        self.idles += 1
+        return self.idles < 3
+
+    def describe(self) -> dict[str, str]:
+        """Two lines for the log."""
+        return {"device": "none", "model": "uniform"}
+
+    def close(self) -> None:
+        """Nothing to free."""
+        self.closed = True
+
+    def sample(self, assign: SlotAssign, position: int) -> int:
+        """The token at `position`: uniform over the vocabulary, stop ids masked until `min_tokens`."""
+        digest = hashlib.blake2b(f"{assign.seed}/{position}".encode(), digest_size=8).digest()
+        token = int.from_bytes(digest, "little") % self.vocab_size
+        if position - assign.prompt_length < assign.params.min_tokens:
+            while token in assign.stop_token_ids:
+                token = (token + 1) % self.vocab_size
+        return token
+
+    def _verify_shape(self, batch: Batch) -> None:
+        rows = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
+        assert rows, "an empty batch"
+        assert len(set(rows)) == len(rows), "a slot occurs twice"
+        assert all(0 <= slot < self.max_num_seqs for slot in rows), "a slot does not exist"
+        assert batch.num_tokens <= self.max_num_batched_tokens, "over the token budget"
+        assert all(chunk.token_ids for chunk in batch.prefills), "an empty chunk"
+        assigned = {assign.slot for assign in batch.assigns}
+        assert len(assigned) == len(batch.assigns), "a slot is assigned twice"
+        assert assigned <= {chunk.slot for chunk in batch.prefills}, "a slot is assigned without a prefill"
+        destinations = {destination for _, destination in batch.copies}
+        assert len(destinations) == len(batch.copies), "two copies to one page"
+        assert destinations.isdisjoint(source for source, _ in batch.copies), "copies depend on their order"
+
+    def _verify_history(self, assign: SlotAssign) -> None:
+        params = assign.params
+        penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        assert bool(assign.history) == penalized, "history is given exactly when penalties need it"
+        if penalized and assign.seed in self.prompts:
+            assert assign.history == self._true_tokens(assign, len(assign.history)), "wrong history"
+            assert len(assign.history) >= assign.prompt_length, "history without the whole prompt"
+
+    def _verify_writers(self, batch: Batch) -> None:
+        written: dict[int, int] = {}
+        for slot, start, stop in self._rows(batch):
+            pages = self.slots[slot].pages
+            for index in range(start // self.page_size, (stop - 1) // self.page_size + 1):
+                assert index in pages, f"slot {slot} has no page for position {index * self.page_size}"
+                assert pages[index] not in written, f"page {pages[index]} has two writers"
+                written[pages[index]] = slot
+        for slot, _, stop in self._rows(batch):
+            for index in range((stop - 1) // self.page_size + 1):
+                page = self.slots[slot].pages[index]
+                assert written.get(page, slot) == slot, f"page {page} is read by {slot} and written by another"
+
+    def _rows(self, batch: Batch) -> list[tuple[int, int, int]]:
+        decodes = [(slot, self.slots[slot].position, self.slots[slot].position + 1) for slot in batch.decodes]
+        chunks = [(chunk.slot, chunk.start, chunk.start + len(chunk.token_ids)) for chunk in batch.prefills]
+        return decodes + chunks
+
+    def _run(self, batch: Batch) -> StepResult:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        prompt_logprobs: list[list[TokenLogprobs]] = []
+        for slot_id in batch.decodes:
+            slot = self.slots[slot_id]
+            assert slot.last_token is not None, f"slot {slot_id} decodes before it sampled"
+            self._forward(slot, slot.position, (slot.last_token,))
+            tokens.append(self._sample_into(slot))
+            logprobs.append(self._logprobs(slot))
+        for chunk in batch.prefills:
+            slot = self.slots[chunk.slot]
+            self._forward(slot, chunk.start, chunk.token_ids)
+            if chunk.sample:
+                tokens.append(self._sample_into(slot))
+                logprobs.append(self._logprobs(slot))
+            prompt_logprobs.append(self._score(slot, chunk))
+        return StepResult(
+            tokens,
+            logprobs if any(each is not None for each in logprobs) else None,
+            prompt_logprobs if any(prompt_logprobs) else [],
+        )
+
+    def _forward(self, slot: Slot, start: int, token_ids: tuple[int, ...]) -> None:
+        stop = start + len(token_ids)
+        if slot.assign.seed in self.prompts:
+            true = self._true_tokens(slot.assign, stop)
+            assert token_ids == true[start:], f"positions {start}…{stop} run the wrong tokens"
+            fingerprint = 0
+            for position in range(start):
+                fingerprint = hash((fingerprint, true[position]))
+                assert self._entry(slot, position) == fingerprint, f"position {position} reads foreign KV"
+        fingerprint = self._entry(slot, start - 1) or 0 if start else 0
+        for position, token in enumerate(token_ids, start):
+            fingerprint = hash((fingerprint, token))
+            self.kv[slot.pages[position // self.page_size]][position % self.page_size] = fingerprint
+        slot.position = stop
+        slot.last_token = None
+
+    def _entry(self, slot: Slot, position: int) -> int | None:
+        return self.kv[slot.pages[position // self.page_size]][position % self.page_size]
+
+    def _sample_into(self, slot: Slot) -> int:
+        capacity = min(self.max_model_len, self.num_pages * self.page_size)
+        assert slot.position < capacity, "a token beyond what a sequence can hold"
+        assert slot.position - slot.assign.prompt_length < slot.assign.params.max_tokens, "a token beyond max_tokens"
+        slot.last_token = self.sample(slot.assign, slot.position)
+        return slot.last_token
+
+    def _logprobs(self, slot: Slot) -> TokenLogprobs | None:
+        if slot.assign.params.logprobs is None:
+            return None
+        return TokenLogprobs(logprob=-float(slot.position), rank=slot.last_token or 0)
+
+    def _score(self, slot: Slot, chunk: PrefillChunk) -> list[TokenLogprobs]:
+        assert not chunk.targets or slot.assign.params.prompt_logprobs is not None, "unwanted targets"
+        scores = []
+        for position, target in enumerate(chunk.targets, chunk.start + 1):
+            assert position <= chunk.start + len(chunk.token_ids), "a target beyond the chunk"
+            prompt = self.prompts.get(slot.assign.seed)
+            assert prompt is None or prompt[position] == target, "a wrong target"
+            scores.append(TokenLogprobs(logprob=-float(position), rank=target))
+        return scores
+
+    def _true_tokens(self, assign: SlotAssign, count: int) -> tuple[int, ...]:
+        prompt = self.prompts[assign.seed]
+        assert assign.prompt_length == len(prompt), "a wrong prompt length"
+        return (prompt + tuple(self.sample(assign, position) for position in range(len(prompt), count)))[:count]
+
+    def expected_output(self, prompt: tuple[int, ...], params: SamplingParams, capacity: int) -> list[int]:
+        """What a request with this seed must give: up to a stop id, `max_tokens` or `capacity` tokens in all."""
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.eos_token_ids))
+        assign = SlotAssign(0, params, params.seed or 0, tuple(stops), (), len(prompt))
+        output: list[int] = []
+        while len(output) < params.max_tokens and len(prompt) + len(output) < capacity:
+            output.append(self.sample(assign, len(prompt) + len(output)))
+            if output[-1] in stops and len(output) > params.min_tokens:
+                break
+        return output

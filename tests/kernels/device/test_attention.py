@@ -1,0 +1,208 @@
+"""The attention kernels against their reference: odd lengths, every option, poisoned caches and output."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_kernels.attention import paged_attention
+from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention_config import DecodeConfig, decode_config
+from stoker_kernels.attention_triton import launch_plan, plan_attention
+from stoker_kernels.pdl import enable_pdl
+from stoker_kernels.reference_attention import reference_attention
+
+# Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+FP8 = torch.float8_e4m3fn
+HALF, FULL = torch.float16, torch.float32
+DECODES = [(1, 300), (1, 0), (1, 40), (1, 1), (1, 128)]
+MIXED = [*DECODES, (7, 7), (0, 0), (20, 70), (1, 9)]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+def check(batch: AttentionBatch, planned: bool = False, **options: Any) -> torch.Tensor:
+    """The kernels' result, after its comparison with the reference in fp32."""
+    meta = batch.meta
+    if planned:
+        _, heads, _, dim = batch.k.shape
+        meta = plan_attention(meta, num_kv_heads=heads, head_dim=dim, kv_dtype=batch.k.dtype)
+    out = torch.full_like(batch.q, float("nan"))
+    paged_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options, **options)
+    want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options, **options)
+    tolerance = TOLERANCE[batch.q.dtype]
+    torch.testing.assert_close(out.float(), want, atol=tolerance, rtol=tolerance)
+    assert not meta.workspace.arrivals.any()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (Shape(16, 2, 6, 64, FULL, FULL), {}),
+        (Shape(64, 1, 7, 128, FULL, FULL), {}),
+        (Shape(128, 1, 6, 64, HALF, HALF), {}),
+        (Shape(32, 2, 2, 96, HALF, HALF), {}),
+        (Shape(64, 1, 4, 80, HALF, HALF), {}),
+        (Shape(16, 1, 2, 256, HALF, HALF), {}),
+        (Shape(16, 2, 6, 64, FULL, FULL), {"window": 33}),
+        (Shape(64, 2, 2, 64, FULL, FULL), {"window": 1}),
+        (Shape(32, 2, 4, 32, FULL, FULL), {"softcap": 5.0}),
+        (Shape(16, 2, 6, 32, FULL, FULL), {"sinks": True}),
+        (Shape(64, 2, 6, 32, FULL, FULL), {"sinks": True, "window": 70, "softcap": 3.0}),
+        (Shape(16, 2, 6, 64, FP8, HALF), {}),
+        (Shape(64, 1, 7, 128, FP8, HALF), {"sinks": True, "softcap": 20.0}),
+        (Shape(64, 1, 3, 80, FP8, HALF), {"window": 100}),
+    ],
+    ids=str,
+)
+def test_a_mixed_step_matches(shape: Shape, options: dict[str, Any], device: torch.device) -> None:
+    batch = random_batch(shape, MIXED, decodes=len(DECODES), padding=5, device=device)
+    if options.get("sinks"):
+        options = options | {"sinks": torch.linspace(-2.0, 4.0, shape.q_heads, device=device)}
+    check(batch, **options)
+
+
+@pytest.mark.parametrize("rows", [DECODES, [(1, 0)], [(30, 30)], [(3, 200), (0, 0)], [(0, 0), (0, 0)]], ids=str)
+def test_steps_of_one_kind_match(rows: list[tuple[int, int]], device: torch.device) -> None:
+    decodes = len(rows) if all(count == 1 for count, _ in rows) else 0
+    check(random_batch(Shape(dim=64), rows, decodes=decodes, padding=3, device=device))
+
+
+def test_a_plan_made_beforehand_changes_no_bit(device: torch.device) -> None:
+    batch = random_batch(Shape(dim=64), MIXED, decodes=len(DECODES), device=device)
+    assert torch.equal(check(batch), check(batch, planned=True))
+
+
+def test_a_narrower_plan_is_refused(device: torch.device) -> None:
+    batch = random_batch(Shape(dim=64), DECODES, decodes=len(DECODES), device=device)
+    meta = plan_attention(batch.meta, num_kv_heads=2, head_dim=64, kv_dtype=FULL, window=32)
+    check(replace(batch, meta=meta), window=32)
+    with pytest.raises(ValueError, match="planned for window 32, narrower than 33"):
+        paged_attention(batch.q, batch.k, batch.v, meta, window=33, scale=1.0)
+    with pytest.raises(ValueError, match="planned for window 32"):
+        paged_attention(batch.q, batch.k, batch.v, meta, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (Shape(q_heads=5, dim=64), "5 query heads do not divide"),
+        (Shape(page=48, dim=64), "page size 48"),
+        (Shape(dim=64, query=HALF), "q is torch.float16 but the cache torch.float32"),
+    ],
+    ids=["heads", "page", "dtype"],
+)
+def test_what_the_kernels_cannot_read_is_refused(shape: Shape, text: str, device: torch.device) -> None:
+    batch = random_batch(shape, DECODES, decodes=len(DECODES), device=device)
+    with pytest.raises(ValueError, match=text):
+        paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options)
+
+
+def test_an_e4m3_cache_without_scales_is_refused(device: torch.device) -> None:
+    batch = random_batch(Shape(dim=64, cache=FP8), DECODES, decodes=len(DECODES), device=device)
+    with pytest.raises(ValueError, match="needs k_scale"):
+        paged_attention(batch.q, batch.k, batch.v, batch.meta, scale=1.0)
+
+
+PLANS = [
+    DecodeConfig(min_split=64, max_split=128, programs_per_sm=1),
+    DecodeConfig(min_split=128, max_split=1024, programs_per_sm=8),
+    DecodeConfig(min_split=64, max_split=64, programs_per_sm=64, slack=4),
+]
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(("config", "seed"), list(itertools.product(PLANS, range(4))))
+def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: int, device: torch.device) -> None:
+    pick = random.Random(seed)
+    rows = [(1, pick.choice([0, 1, 64, 65, 3000, pick.randint(0, 9000)])) for _ in range(pick.randint(1, 40))]
+    batch = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device)
+    launch_plan(batch.meta, 1, window, config)
+    items = batch.meta.workspace.items[: int(batch.meta.workspace.num_items)].tolist()
+    expected_slots = batch.meta.seq_slots.tolist()
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for index, (row, slot, start, end, first_item, splits, seq_len, _) in enumerate(items):
+        assert (slot, seq_len) == (expected_slots[row], rows[row][1])
+        assert first_item <= index < first_item + splits
+        assert index - first_item == len(covered.setdefault(row, []))
+        covered[row].append((start, end))
+    assert sorted(covered) == list(range(len(rows)))
+    for row, ranges in covered.items():
+        keys = rows[row][1]
+        first = max(0, keys - window) // config.min_split * config.min_split if window else 0
+        assert [start for start, _ in ranges] == [first, *(end for _, end in ranges[:-1])]
+        assert ranges[-1][1] == keys
+        assert all(start % config.min_split == 0 for start, _ in ranges)
+        assert keys == 0 or all(start < end for start, end in ranges)
+
+
+REAL_SHAPES = [
+    Shape(page, kv_heads, q_heads, dim, cache, torch.bfloat16)
+    for cache in (torch.bfloat16, FP8)
+    for page, kv_heads, q_heads, dim in [
+        (16, 4, 28, 128),
+        (64, 4, 28, 128),
+        (128, 4, 28, 128),
+        (64, 2, 12, 128),
+        (64, 8, 16, 128),
+        (64, 8, 32, 128),
+        (64, 3, 9, 64),
+        (64, 1, 8, 256),
+    ]
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", REAL_SHAPES, ids=str)
+def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
+    rows = [(1, n) for n in (1, 0, 63, 64, 65, 1000, 4097, 129)] + [(1, 1), (130, 130), (200, 777), (0, 0), (17, 2049)]
+    batch = random_batch(shape, rows, decodes=8, padding=9, device=device)
+    plain = check(batch)
+    enable_pdl(True)
+    try:
+        assert torch.equal(check(batch, planned=True), plain)
+    finally:
+        enable_pdl(False)
+
+
+@pytest.mark.gpu
+def test_a_graph_serves_other_lengths(device: torch.device) -> None:
+    shape = Shape(64, 4, 28, 128, torch.bfloat16, torch.bfloat16)
+    rows = [(1, 6000)] * 8
+    batch = random_batch(shape, rows, decodes=8, device=device)
+    out = torch.empty_like(batch.q)
+
+    def step() -> None:
+        meta = plan_attention(batch.meta, num_kv_heads=4, head_dim=128, kv_dtype=torch.bfloat16)
+        for _ in range(3):
+            paged_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    pick = random.Random(1)
+    for _ in range(20):
+        lengths = [pick.choice([0, 1, 5999, pick.randint(1, 6000)]) for _ in rows]
+        batch.meta.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.fill_(float("nan"))
+        graph.replay()
+        want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options)
+        torch.testing.assert_close(out.float(), want, atol=1.2e-2, rtol=1.2e-2)
+
+
+@pytest.mark.gpu
+def test_a_result_repeats_bit_for_bit(device: torch.device) -> None:
+    shape = Shape(64, 4, 28, 128, torch.bfloat16, torch.bfloat16)
+    batch = random_batch(shape, [(1, 8000), (1, 100), (1, 3000)], decodes=3, device=device)
+    first = check(batch)
+    assert decode_config(128, 2, 90, 12).max_split < 8000
+    for _ in range(50):
+        assert torch.equal(paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options), first)

@@ -1,0 +1,49 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker_kernels import nvcc, wgmma_codegen
+from stoker_kernels.gemm_small import TOKEN_TILES, Family, Tile
+from stoker_kernels.linear_weight import FP8
+
+
+@pytest.fixture(scope="module")
+def toolkit() -> Path:
+    try:
+        return nvcc.toolkit()
+    except nvcc.NvccMissing as missing:
+        pytest.skip(str(missing))
+
+
+def test_header_is_what_the_generator_writes() -> None:
+    assert wgmma_codegen.HEADER.read_text() == wgmma_codegen.header()
+
+
+@pytest.mark.parametrize("stem", ["sm80_bf16_gemm_small", "sm90_e4m3_gemm_small"])
+def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
+    arch = nvcc.TARGETS[stem][0]
+    assert nvcc.stale(stem, arch, tmp_path)
+    remarks = nvcc.compile_cubin(stem, arch, tmp_path)
+    assert "serialized" not in remarks
+    assert not nvcc.stale(stem, arch, tmp_path)
+    names = function_names(tmp_path / f"{stem}.{arch}.cubin")
+    family: Family = "sm90" if stem.startswith("sm90") else "sm80"
+    tokens = [t for t in TOKEN_TILES if family == "sm90" or t <= 64]
+    dtype = FP8 if "e4m3" in stem else torch.bfloat16
+    wanted = {Tile(family, 128, 1, t, 4).kernel_name(dtype) for t in tokens}
+    assert wanted <= names
+
+
+def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.cu").write_text("__global__ void kernel() { undeclared(); }\n")
+    monkeypatch.setattr(nvcc, "SOURCES", tmp_path)
+    with pytest.raises(RuntimeError, match="undeclared"):
+        nvcc.compile_cubin("broken", "sm_80", tmp_path)
+    assert list(tmp_path.glob("*.cubin")) == []
+
+
+def function_names(cubin: Path) -> set[str]:
+    """Kernel names in a cubin's section table."""
+    return {name.decode() for name in re.findall(rb"\0\.text\.(\w+)\0", cubin.read_bytes())}

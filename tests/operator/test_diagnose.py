@@ -1,0 +1,171 @@
+"""diagnose.py: each way a pod can fail gives a sentence that says what to change."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker_operator.diagnose import fetch_outcome, first_trouble, trouble_of, verify_failure
+from stoker_operator.spec import FetchedModel, FetchFailure
+
+
+def pod(
+    name: str = "p",
+    *,
+    unschedulable: str = "",
+    engine: dict[str, Any] | None = None,
+    verify: dict[str, Any] | None = None,
+    fetch: dict[str, Any] | None = None,
+    created: str = "2026-01-01T00:00:00Z",
+    **status: Any,
+) -> dict[str, Any]:
+    found: dict[str, Any] = dict(status)
+    if unschedulable:
+        found["conditions"] = [{"type": "PodScheduled", "status": "False", "message": unschedulable}]
+    named = {"engine": engine, "fetch": fetch}
+    found["containerStatuses"] = [{"name": key, "image": "i:1"} | value for key, value in named.items() if value]
+    found["initContainerStatuses"] = [{"name": "verify"} | verify] if verify else []
+    return {"metadata": {"name": name, "creationTimestamp": created}, "status": found}
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason, "message": message}}} | more
+
+
+def ended(code: int, message: str = "", **more: Any) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "message": message} | more}
+
+
+CASES = {
+    "no GPU": (
+        pod(unschedulable="0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: none."),
+        ("Unschedulable", False, ["no node has enough nvidia.com/gpu free", "spec.resources"]),
+    ),
+    "no GPU and no memory": (
+        pod(unschedulable="0/2 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu."),
+        ("Unschedulable", False, ["memory and nvidia.com/gpu"]),
+    ),
+    "unbound volume": (
+        pod(unschedulable="pod has unbound immediate PersistentVolumeClaims"),
+        ("Unschedulable", False, ["cache.pvc.storageClassName"]),
+    ),
+    "no node matches": (
+        pod(unschedulable="0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."),
+        ("Unschedulable", False, ["placement.nodeSelector"]),
+    ),
+    "taint": (
+        pod(unschedulable="0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }."),
+        ("Unschedulable", False, ["placement.tolerations"]),
+    ),
+    "image": (
+        pod(engine=waiting("ImagePullBackOff", "manifest unknown")),
+        ("ImagePullFailed", True, ["i:1", "manifest unknown", "spec.runtime.image"]),
+    ),
+    "secret": (
+        pod(fetch=waiting("CreateContainerConfigError", 'secret "hub-token" not found')),
+        ("ReferenceMissing", True, ["secret hub-token does not exist"]),
+    ),
+    "secret key": (
+        pod(fetch=waiting("CreateContainerConfigError", "couldn't find key token in Secret default/hub-token")),
+        ("ReferenceMissing", True, ["Add key token"]),
+    ),
+    "refused": (
+        pod(engine=waiting("RunContainerError", "no such device")),
+        ("ContainerRefused", True, ["no such device"]),
+    ),
+    "crash loop": (
+        pod(
+            engine=waiting(
+                "CrashLoopBackOff", restartCount=4, lastState=ended(2, "starting\nConfigError: no such dtype\n")
+            )
+        ),
+        ("CrashLoop", True, ["ended 4 times", "exit code 2: ConfigError: no such dtype"]),
+    ),
+    "first crash": (
+        pod(engine={"state": ended(1, "boom"), "restartCount": 0}),
+        ("CrashLoop", False, ["ended 1 times: exit code 1: boom"]),
+    ),
+    "out of memory": (
+        pod(engine=waiting("CrashLoopBackOff", restartCount=2, lastState=ended(137, reason="OOMKilled"))),
+        ("OutOfMemory", True, ["spec.resources.memory"]),
+    ),
+    "verify": (
+        pod(
+            verify={"state": ended(3, json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"}))}
+            | {"restartCount": 0}
+        ),
+        ("CrashLoop", False, ["ChecksumMismatch: a.gguf differs"]),
+    ),
+    "evicted": (
+        pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),
+        ("Evicted", False, ["low on resource"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_trouble_says_what_to_change(case: tuple[dict[str, Any], tuple[str, bool, list[str]]]) -> None:
+    broken, (reason, permanent, parts) = case
+    trouble = trouble_of(broken)
+    assert trouble is not None
+    assert (trouble.reason, trouble.permanent) == (reason, permanent)
+    assert all(part in trouble.message for part in ["Pod p", *parts]), trouble.message
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        pod(phase="Pending"),
+        pod(engine={"state": {"running": {}}}),
+        pod(engine=waiting("ContainerCreating")),
+        pod(fetch={"state": ended(0, "{}")}, phase="Succeeded"),
+        pod(engine={"state": {"running": {}}, "restartCount": 3, "lastState": ended(1, "long ago")}),
+    ],
+)
+def test_a_healthy_pod_has_no_trouble(healthy: dict[str, Any]) -> None:
+    assert trouble_of(healthy) is None
+
+
+def test_a_permanent_trouble_comes_first() -> None:
+    found = first_trouble([CASES["no GPU"][0], CASES["image"][0]])
+    assert found is not None
+    assert found.reason == "ImagePullFailed"
+
+
+def test_a_long_message_is_cut() -> None:
+    trouble = trouble_of(pod(engine={"state": ended(1, "x" * 5000), "restartCount": 0}))
+    assert trouble is not None
+    assert len(trouble.message) < 600
+
+
+def test_the_newest_report_of_a_prefetch_counts() -> None:
+    report = {"resolvedRevision": "r", "digest": "sha256:a", "bytes": 1, "path": "p", "serve": "p"}
+    old = pod("old", fetch={"state": ended(1, json.dumps({"reason": "HubUnreachable", "message": "m"}))})
+    new = pod("new", fetch={"state": ended(0, json.dumps(report))}, created="2026-01-02T00:00:00Z")
+    assert fetch_outcome([new, old]) == FetchedModel("r", "sha256:a", 1, "p", "p")
+    assert fetch_outcome([old]) == FetchFailure("HubUnreachable", "m")
+
+
+def test_a_prefetch_that_left_no_report_still_says_how_it_ended() -> None:
+    outcome = fetch_outcome([pod(fetch={"state": ended(137, "", reason="OOMKilled")})])
+    assert isinstance(outcome, FetchFailure)
+    assert outcome.reason == "FetchFailed"
+    assert "out of memory" in outcome.message
+
+
+def test_a_running_prefetch_has_no_outcome() -> None:
+    assert fetch_outcome([pod(fetch={"state": {"running": {}}})]) is None
+
+
+def test_the_newest_verification_counts() -> None:
+    def failing(reason: str, when: str) -> dict[str, Any]:
+        return ended(3, json.dumps({"reason": reason, "message": "m"}), finishedAt=when)
+
+    pods = [
+        pod(verify={"state": failing("NotPublished", "2026-01-01T00:00:00Z")}),
+        pod(verify={"state": {"running": {}}, "lastState": failing("ChecksumMismatch", "2026-01-02T00:00:00Z")}),
+    ]
+    assert verify_failure(pods) == (FetchFailure("ChecksumMismatch", "m"), "2026-01-02T00:00:00Z")
+    assert verify_failure([pod(verify={"state": ended(0)})]) is None

@@ -1,0 +1,71 @@
+"""fit.py: the verdict and the numbers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from stoker_operator.fit import assess, gpu_memory_gib
+from stoker_operator.spec import FetchedModel, InferenceService
+
+Build = Callable[..., InferenceService]
+# Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128, 32,768 tokens.
+SEVEN_B = FetchedModel("r", "sha256:a", 15_231_233_024, "p", "p", 28, 4, 128, 32768)
+
+
+@pytest.mark.parametrize(
+    ("product", "gib"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", 74.5),
+        ("NVIDIA-A100-SXM4-40GB", 37.25),
+        ("Tesla-T4", 15),
+        ("NVIDIA-L40S", 45),
+        ("NVIDIA-L4", 23),
+        ("NVIDIA-A10G", 22),
+        ("AMD-Something", 0),
+    ],
+)
+def test_memory_by_product(product: str, gib: float) -> None:
+    assert gpu_memory_gib(product) == pytest.approx(gib, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("product", "verdict"), [("NVIDIA-H100-80GB-HBM3", "Fits"), ("Tesla-T4", "TooLarge"), ("Mystery", "Unknown")]
+)
+def test_verdict(service: Build, product: str, verdict: str) -> None:
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": [product]}), SEVEN_B)
+    assert fit is not None
+    assert fit.verdict == verdict
+
+
+def test_the_numbers_are_the_arithmetic(service: Build) -> None:
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L4"]}), SEVEN_B)
+    assert fit is not None
+    kv = 2 * 28 * 4 * 128 * 2 * 32768 / 2**30
+    assert (fit.weights_gib, fit.kv_gib) == (14.2, round(kv, 1))
+    assert fit.required_gib == pytest.approx((14.185 + kv + 2) / 0.9, abs=0.06)
+    assert all(text in fit.message for text in ("14.2", "32768 tokens", "NVIDIA-L4"))
+
+
+def test_a_shorter_context_may_fit(service: Build) -> None:
+    def verdict(context: int) -> str:
+        built = service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L4"]}, runtime={"contextLength": context})
+        fit = assess(built, replace(SEVEN_B, max_context=0))
+        assert fit is not None
+        return fit.verdict
+
+    assert (verdict(4096), verdict(1_000_000)) == ("Fits", "TooLarge")
+
+
+def test_the_smallest_gpu_decides(service: Build) -> None:
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-H200", "Tesla-T4"]}), SEVEN_B)
+    assert fit is not None
+    assert (fit.gpu_product, fit.verdict) == ("Tesla-T4", "TooLarge")
+    assert "resources.fitCheck: Off" in fit.message
+
+
+@pytest.mark.parametrize("resources", [{"gpus": 1}, {"gpus": 1, "gpuProducts": ["Tesla-T4"], "fitCheck": "Off"}])
+def test_nothing_is_checked_unasked(service: Build, resources: dict[str, object]) -> None:
+    assert assess(service(resources=resources), SEVEN_B) is None

@@ -1,0 +1,209 @@
+"""manifests/: golden files of whole services, and the invariants that no golden file should be trusted with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests
+from stoker_operator.manifests.identity import owner, stamped
+from stoker_operator.settings import Settings
+from stoker_operator.spec import FetchedModel, InferenceService
+
+Build = Callable[..., InferenceService]
+EVERYTHING: dict[str, Any] = {
+    "replicas": 3,
+    "model": {
+        "uri": "hf://org/model",
+        "revision": "v1.0",
+        "servedNames": ["big", "big-alias"],
+        "secretRef": {"name": "hub-token"},
+        "endpoint": "http://hub.local",
+        "files": {"allow": ["*.safetensors", "*.json"], "ignore": ["*.bin"]},
+        "sha256": {"a.safetensors": "ab" * 32},
+    },
+    "runtime": {
+        "image": "registry.example/runtime:1",
+        "args": ["--dtype", "bfloat16"],
+        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        "contextLength": 8192,
+        "maxConcurrency": 64,
+        "shmSize": "2Gi",
+    },
+    "resources": {
+        "gpus": 1,
+        "gpuProducts": ["NVIDIA-L40S"],
+        "cpu": "4",
+        "memory": "32Gi",
+        "ephemeralStorage": "20Gi",
+    },
+    "placement": {
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "high",
+        "schedulerName": "volcano",
+    },
+    "cache": {"pvc": {"storageClassName": "fast", "size": "80Gi", "accessMode": "ReadWriteMany"}, "verify": "Always"},
+    "drain": {"preStop": "20s", "timeout": "300s"},
+}
+
+
+def all_of(service: InferenceService, settings: Settings, model: FetchedModel) -> list[dict[str, Any]]:
+    return [
+        manifests.service_account(service),
+        manifests.web_service(service),
+        manifests.metrics_service(service),
+        manifests.disruption_budget(service),
+        manifests.volume_claim(service, settings),
+        manifests.prefetch_job(service, settings, "uid-volume", 1),
+        manifests.deployment(service, settings, model),
+    ]
+
+
+def test_the_smallest_service(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
+    golden("smallest", all_of(service(), settings, model))
+
+
+def test_every_field(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
+    golden("everything", all_of(service(**EVERYTHING), settings, model))
+
+
+def test_a_claim_as_source(service: Build, settings: Settings, golden: Any) -> None:
+    built = service(model={"uri": "pvc://weights/llama/7b"})
+    golden("pvc-source", [manifests.prefetch_job(built, settings, "uid-volume", 2, repair=True)])
+
+
+def containers(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    pod = manifest["spec"]["template"]["spec"]
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["smallest", "everything"])
+def test_every_pod_meets_the_restricted_profile(
+    service: Build, settings: Settings, model: FetchedModel, spec: dict[str, Any]
+) -> None:
+    for manifest in all_of(service(**spec), settings, model)[-2:]:
+        pod = manifest["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in containers(manifest):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "runAsNonRoot": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_a_token_is_never_on_a_command_line(service: Build, settings: Settings) -> None:
+    job = manifests.prefetch_job(service(**EVERYTHING), settings, "v", 1)
+    [fetch] = containers(job)
+    [token] = [item for item in fetch["env"] if item["name"] == "HF_TOKEN"]
+    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub-token", "key": "token"}}}
+    assert not any("token" in argument.lower() for argument in fetch["args"])
+
+
+def test_grace_covers_the_whole_drain(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(drain={"preStop": "30s", "timeout": "10m"})
+    pod = manifests.deployment(built, settings, model)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 630
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 30}}}
+
+
+def test_gpu_requests_equal_limits(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(resources={"gpus": 1, "gpuResource": "nvidia.com/mig-3g.40gb"})
+    engine = manifests.deployment(built, settings, model)["spec"]["template"]["spec"]["containers"][0]
+    assert engine["resources"]["requests"]["nvidia.com/mig-3g.40gb"] == "1"
+    assert engine["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas"),
+    [({}, None), ({"replicas": 0}, 0), ({"replicas": 4}, 4), ({"replicas": 4, "suspend": True}, 0)],
+)
+def test_replicas_are_only_set_when_asked_for(
+    service: Build, settings: Settings, model: FetchedModel, spec: dict[str, Any], replicas: int | None
+) -> None:
+    assert manifests.deployment(service(**spec), settings, model)["spec"].get("replicas") == replicas
+
+
+def test_the_startup_budget_grows_with_the_weights(service: Build, settings: Settings, model: FetchedModel) -> None:
+    def budget(count: int) -> int:
+        sized = manifests.deployment(service(), settings, replace(model, bytes=count))
+        probe = sized["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        return int(probe["failureThreshold"]) * int(probe["periodSeconds"])
+
+    assert budget(140 * 10**9) - budget(0) == 1400  # at 100 MB/s
+
+
+def test_a_rollout_with_gpus_goes_in_place(service: Build, settings: Settings, model: FetchedModel) -> None:
+    def strategy(gpus: int) -> dict[str, int]:
+        spec = manifests.deployment(service(resources={"gpus": gpus}), settings, model)["spec"]
+        rolling: dict[str, int] = spec["strategy"]["rollingUpdate"]
+        return rolling
+
+    assert strategy(1) == {"maxSurge": 0, "maxUnavailable": 1}
+    assert strategy(0) == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_services_with_one_source_share_a_volume_and_its_ownership(service: Build, settings: Settings) -> None:
+    one, two = service("one"), replace(service("two"), uid="uid-2")
+    assert manifests.claim_name(one) == manifests.claim_name(two)
+    first = manifests.volume_claim(one, settings)
+    both = manifests.volume_claim(two, settings, first)
+    assert both["metadata"]["ownerReferences"] == [owner(one, controller=False), owner(two, controller=False)]
+    assert manifests.volume_claim(one, settings, both) == both
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"uri": "hf://org/other"}},
+        {"model": {"uri": "hf://org/model", "revision": "v2"}},
+        {"model": {"uri": "hf://org/model", "files": {"allow": ["*.gguf"]}}},
+        {"cache": {"pvc": {"storageClassName": "fast"}}},
+    ],
+)
+def test_another_source_is_another_volume(service: Build, change: dict[str, Any]) -> None:
+    assert manifests.claim_name(service(**change)) != manifests.claim_name(service())
+
+
+def test_a_volume_grows_and_never_shrinks(service: Build, settings: Settings) -> None:
+    live = manifests.volume_claim(service(cache={"pvc": {"size": "20Gi"}}), settings)
+
+    def size(text: str) -> str:
+        wanted = manifests.volume_claim(service(cache={"pvc": {"size": text}}), settings, live)
+        return str(wanted["spec"]["resources"]["requests"]["storage"])
+
+    assert (size("10Gi"), size("30Gi"), size("20480Mi")) == ("20Gi", "30Gi", "20Gi")
+
+
+def test_a_changed_default_class_leaves_live_volumes_alone(service: Build) -> None:
+    live = manifests.volume_claim(service(), Settings(cache_storage_class="old"))
+    managed = {"manager": "stoker-operator", "fieldsV1": {"f:spec": {"f:storageClassName": {}}}}
+    ours = live | {"metadata": live["metadata"] | {"managedFields": [managed]}}
+    theirs = live | {"metadata": live["metadata"] | {"managedFields": [managed | {"manager": "admission"}]}}
+    later = Settings(cache_storage_class="new")
+    assert manifests.volume_claim(service(), later, ours)["spec"]["storageClassName"] == "old"
+    assert "storageClassName" not in manifests.volume_claim(service(), later, theirs)["spec"]
+
+
+def test_a_replaced_volume_is_filled_again(service: Build) -> None:
+    assert manifests.source_id(service(), "uid-1") != manifests.source_id(service(), "uid-2")
+
+
+def test_the_longest_name_leaves_room_for_a_job(service: Build, settings: Settings) -> None:
+    job = manifests.prefetch_job(service("a" * 40), settings, "v", 9999)
+    assert len(job["metadata"]["name"]) <= 63
+
+
+def test_the_stamp_covers_everything_but_itself() -> None:
+    bare = {"kind": "X", "metadata": {"name": "a"}, "spec": {"b": 1}}
+    first = stamped(bare)
+    assert stamped(bare) == first
+    assert manifests.applied_hash(stamped(bare | {"spec": {"b": 2}})) != manifests.applied_hash(first)

@@ -1,0 +1,263 @@
+"""plan.py and status.py: what is done, and what is said, in each situation of a service with its model in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests, status
+from stoker_operator.actions import Apply, Condition, Delete, Finding
+from stoker_operator.plan import Plan, make_plan
+from stoker_operator.rollout import read
+from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Answer, Observed
+from stoker_operator.spec import FetchedModel, InferenceService
+
+Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+class World:
+    """A service whose children are all in place, with `pods` of revision "new"."""
+
+    def __init__(self, service: InferenceService, model: FetchedModel, live: Callable[..., Object]) -> None:
+        self.settings = Settings()
+        self.service = service
+        claim = live(manifests.volume_claim(service, self.settings))
+        source = manifests.source_id(service, claim["metadata"]["uid"])
+        self.service = replace(service, status={"model": status._model(model, source)})
+        built = [
+            manifests.service_account(service),
+            manifests.web_service(service),
+            manifests.metrics_service(service),
+            manifests.disruption_budget(service),
+            manifests.deployment(service, self.settings, model),
+        ]
+        self.children = {(item["kind"], item["metadata"]["name"]): live(item) for item in built}
+        self.children["PersistentVolumeClaim", claim["metadata"]["name"]] = claim
+        deployment = self.children["Deployment", service.name]
+        deployment["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "1"}
+        deployment["spec"].setdefault("replicas", 1)
+        deployment["status"] = {"observedGeneration": 1}
+        self.claims = [claim]
+        self.pods: list[Object] = []
+        self.jobs: list[Object] = []
+        self.answer: Answer | None = None
+
+    def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
+        labels = {"pod-template-hash": template, "app.kubernetes.io/component": "engine"}
+        conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
+        name = f"p{len(self.pods)}"
+        found = {"phase": "Running", "conditions": conditions} | pod_status
+        self.pods.append({"metadata": {"name": name, "labels": labels}, "status": found})
+        return self
+
+    def answered(self, error: str = "") -> World:
+        self.answer = Answer("p0", "new", error)
+        return self
+
+    def observed(self) -> Observed:
+        deployment = self.children.get(("Deployment", self.service.name))
+        uid = deployment["metadata"]["uid"] if deployment else ""
+        annotations = {"deployment.kubernetes.io/revision": "1"}
+        labels = {"pod-template-hash": "new"}
+        sets = [{"metadata": {"ownerReferences": [{"uid": uid}], "annotations": annotations, "labels": labels}}]
+        return Observed(
+            children=self.children,
+            claims=tuple(self.claims),
+            engine_pods=tuple(self.pods),
+            jobs=tuple(self.jobs),
+            rollout=read(deployment, sets, self.pods),
+            answer=self.answer,
+        )
+
+    def plan(self) -> Plan:
+        return make_plan(self.service, self.observed(), self.settings, NOW)
+
+    def status(self) -> dict[str, Any]:
+        return status.from_plan(self.service, self.observed(), self.plan(), NOW)
+
+
+@pytest.fixture
+def world(service: Callable[..., InferenceService], model: FetchedModel, live: Callable[..., Object]) -> Any:
+    def build(**spec: Any) -> World:
+        return World(service(**spec), model, live)
+
+    return build
+
+
+def condition(plan: Plan, kind: str) -> Condition:
+    return next(item for item in plan.conditions if item.type == kind)
+
+
+def test_nothing_there_yet_makes_everything_that_needs_no_model(
+    service: Callable[..., InferenceService], settings: Settings
+) -> None:
+    plan = make_plan(service(), Observed(), settings, NOW)
+    kinds = [action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)]
+    assert kinds == ["ServiceAccount", "Service", "Service", "PodDisruptionBudget", "PersistentVolumeClaim"]
+    assert all(action.reason for action in plan.actions)
+    assert condition(plan, "Ready").reason == "CreatingVolume"
+
+
+def test_everything_in_place_needs_no_action(world: Any) -> None:
+    plan = world().pod().answered().plan()
+    assert plan.actions == ()
+    assert plan.requeue_after is None
+    assert condition(plan, "Ready") == Condition(
+        "Ready",
+        "True",
+        "Serving",
+        "1 of 1 pods of revision new are ready, and one answered a completion; clients use "
+        "http://demo.default.svc:8000/v1.",
+    )
+
+
+def test_the_deployment_follows_the_model(world: Any) -> None:
+    there = world()
+    del there.children["Deployment", "demo"]
+    [action] = there.plan().actions
+    assert action.manifest["kind"] == "Deployment"
+    assert action.event == (
+        "Created",
+        "Created Deployment demo: revision 0123456789abcdef0123456789abcdef01234567 is published and verified.",
+    )
+
+
+SITUATIONS: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
+    # name: (what is there, Ready's reason, Servable, Reconciling, Stalled)
+    "no pod yet": (lambda w: w, "RollingOut", "False", "True", "False"),
+    "pod loads": (lambda w: w.pod(ready=False), "RollingOut", "False", "True", "False"),
+    "old pod serves": (lambda w: w.pod("old").pod(ready=False), "RollingOut", "True", "True", "False"),
+    "ready, not asked": (lambda w: w.pod(), "AwaitingAnswer", "True", "True", "False"),
+    "ready, silent": (lambda w: w.pod().answered("refused"), "NoAnswer", "True", "True", "False"),
+    "unschedulable": (
+        lambda w: w.pod(
+            ready=False,
+            phase="Pending",
+            conditions=[{"type": "PodScheduled", "status": "False", "message": "Insufficient cpu"}],
+        ),
+        "Unschedulable",
+        "False",
+        "True",
+        "False",
+    ),
+    "image": (
+        lambda w: w.pod(
+            ready=False,
+            containerStatuses=[{"name": "engine", "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}],
+        ),
+        "ImagePullFailed",
+        "False",
+        "False",
+        "True",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SITUATIONS.values(), ids=SITUATIONS)
+def test_situations(world: Any, case: tuple[Callable[[World], World], str, str, str, str]) -> None:
+    arrange, reason, servable, reconciling, stalled = case
+    plan = arrange(world()).plan()
+    assert condition(plan, "Ready").status == "False"
+    assert condition(plan, "Ready").reason == reason
+    found = [condition(plan, kind).status for kind in ("Servable", "Reconciling", "Stalled")]
+    assert found == [servable, reconciling, stalled]
+    assert plan.requeue_after is not None
+
+
+def test_trouble_of_old_pods_is_not_this_generations(world: Any) -> None:
+    crashing = {"name": "engine", "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    plan = world().pod("old", ready=False, containerStatuses=[crashing]).pod(ready=False).plan()
+    assert condition(plan, "Ready").reason == "RollingOut"
+
+
+def test_a_write_of_the_deployment_is_not_ready_whatever_the_pods_say(world: Any) -> None:
+    there = world().pod().answered()
+    there.service = replace(there.service, runtime=replace(there.service.runtime, args=("--seed", "1")))
+    plan = there.plan()
+    [action] = plan.actions
+    assert action.manifest["kind"] == "Deployment"
+    assert condition(plan, "Ready").reason == "RollingOut"
+    assert condition(plan, "Servable").status == "True"
+
+
+def test_a_revision_that_answered_stays_answered(world: Any) -> None:
+    there = world().pod()
+    there.service = replace(there.service, status=there.service.status | {"revisions": {"answered": "new"}})
+    assert condition(there.plan(), "Ready").status == "True"
+    there.service = replace(there.service, status=there.service.status | {"revisions": {"answered": "older"}})
+    assert condition(there.plan(), "Ready").reason == "AwaitingAnswer"
+
+
+@pytest.mark.parametrize(("spec", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")])
+def test_no_pods_by_choice_is_neither_progress_nor_a_stall(world: Any, spec: dict[str, Any], reason: str) -> None:
+    plan = world(**spec).plan()
+    assert condition(plan, "Ready").reason == reason
+    assert [condition(plan, kind).status for kind in ("Reconciling", "Stalled")] == ["False", "False"]
+    assert plan.requeue_after is None
+
+
+def test_a_model_that_does_not_fit_starts_no_pod(world: Any, model: FetchedModel) -> None:
+    resources = {"gpus": 1, "gpuProducts": ["Tesla-T4"]}
+    there = world(resources=resources)
+    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    del there.children["Deployment", "demo"]
+    plan = there.plan()
+    assert plan.actions == ()
+    assert condition(plan, "Fits").status == "False"
+    assert (condition(plan, "Ready").reason, condition(plan, "Stalled").status) == ("DoesNotFit", "True")
+    there.service = replace(there.service, resources=replace(there.service.resources, fit_check="Warn"))
+    assert [a.manifest["kind"] for a in there.plan().actions if isinstance(a, Apply)] == ["Deployment"]
+    assert there.status()["fit"]["verdict"] == "TooLarge"
+
+
+def test_old_caches_go_once_the_new_one_serves(world: Any) -> None:
+    there = world().pod()
+    mine = {"metadata": {"name": "models-old", "uid": "u1", "ownerReferences": [{"uid": "uid-1"}]}}
+    shared = {"metadata": {"name": "models-two", "uid": "u2", "ownerReferences": [{"uid": "uid-1"}, {"uid": "x"}]}}
+    job = {"metadata": {"name": "demo-fetch-old-1", "uid": "u3", "labels": {"stoker.dev/source": "old"}}}
+    there.claims += [mine, shared]
+    there.jobs = [job]
+    assert there.plan().actions == ()  # not before a pod answered
+    actions = there.answered().plan().actions
+    assert [(a.kind, a.name) for a in actions if isinstance(a, Delete)] == [
+        ("PersistentVolumeClaim", "models-old"),
+        ("Job", "demo-fetch-old-1"),
+    ]
+
+
+def test_the_status_is_the_same_for_the_same_situation(world: Any) -> None:
+    there = world().pod().answered()
+    first = there.status()
+    there.service, there.answer = replace(there.service, status=first), None
+    again = status.from_plan(there.service, there.observed(), there.plan(), NOW + timedelta(hours=1))
+    assert again == first
+    assert first["observedGeneration"] == 1
+    assert (first["replicas"], first["readyReplicas"], first["updatedReplicas"]) == (1, 1, 1)
+    assert first["model"]["shortRevision"] == "0123456"
+    assert first["revisions"] == {"current": "new", "answered": "new"}
+
+
+def test_a_transition_moves_the_time_of_its_condition_alone() -> None:
+    before = status.conditions({}, [Condition("A", "True", "r", "m"), Condition("B", "True", "r", "m")], 1, NOW)
+    later = NOW + timedelta(minutes=5)
+    wanted = [Condition("A", "False", "r", "m"), Condition("B", "True", "r2", "m2")]
+    after = {c["type"]: c for c in status.conditions({"conditions": before}, wanted, 2, later)}
+    assert after["A"]["lastTransitionTime"] == "2026-01-01T12:05:00Z"
+    assert after["B"]["lastTransitionTime"] == "2026-01-01T12:00:00Z"
+    assert (after["B"]["reason"], after["B"]["observedGeneration"]) == ("r2", 2)
+
+
+def test_a_refused_spec_keeps_what_is_known_of_the_pods(world: Any) -> None:
+    earlier = world().pod().answered().status()
+    refused = status.refused(earlier, 5, Finding("SpecInvalid", "spec.x: no", stalled=True), NOW)
+    by_type = {item["type"]: item for item in refused["conditions"]}
+    assert (by_type["Ready"]["status"], by_type["Stalled"]["status"]) == ("False", "True")
+    assert by_type["Servable"]["status"] == "True"
+    assert refused["observedGeneration"] == 5
+    assert refused["model"] == earlier["model"]

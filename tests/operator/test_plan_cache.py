@@ -1,0 +1,254 @@
+"""plan_cache.py: the life of a model cache, step by step, from what was observed to what is done next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests
+from stoker_operator.actions import Apply, Delete
+from stoker_operator.plan_cache import CachePlan, plan_cache
+from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed, Progress
+from stoker_operator.spec import FetchedModel, InferenceService
+
+Build = Callable[..., InferenceService]
+Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+REPORT = {
+    "resolvedRevision": "c0ffee",
+    "digest": "sha256:aa",
+    "bytes": 10**9,
+    "path": "sha256-aa",
+    "serve": "sha256-aa",
+}
+
+
+def stamp(seconds_ago: float) -> str:
+    return (NOW - timedelta(seconds=seconds_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class World:
+    """What one service's cache looks like; each method adds a piece."""
+
+    def __init__(self, service: InferenceService, live: Callable[..., Object]) -> None:
+        self.service = service
+        self.live = live
+        self.claim = live(manifests.volume_claim(service, Settings()))
+        self.jobs: list[Object] = []
+        self.fetch_pods: list[Object] = []
+        self.engine_pods: list[Object] = []
+        self.progress: Progress | None = None
+
+    def job(self, attempt: int = 1, *, ended: str = "", seconds_ago: float = 10) -> World:
+        uid = self.claim["metadata"]["uid"]
+        found = self.live(manifests.prefetch_job(self.service, Settings(), uid, attempt))
+        if ended:
+            condition = {"type": ended, "status": "True", "lastTransitionTime": stamp(seconds_ago)}
+            found["status"] = {"conditions": [condition]}
+        self.jobs.append(found)
+        return self
+
+    def pod(self, report: Object | None = None, *, code: int = 0, phase: str = "Running", **status: Any) -> World:
+        """A pod of the newest Job, with its termination message."""
+        labels = self.jobs[-1]["metadata"]["labels"]
+        containers = [{"name": "fetch", "state": {"terminated": {"exitCode": code, "message": json.dumps(report)}}}]
+        self.fetch_pods.append(
+            {
+                "metadata": {"name": "fetcher", "labels": labels},
+                "status": {"phase": phase, "containerStatuses": containers if report else []} | status,
+            }
+        )
+        return self
+
+    def broken(self, seconds_ago: float) -> World:
+        message = json.dumps({"reason": "ChecksumMismatch", "message": "m.gguf differs"})
+        terminated = {"exitCode": 3, "message": message, "finishedAt": stamp(seconds_ago)}
+        status = {"initContainerStatuses": [{"name": "verify", "state": {"terminated": terminated}}]}
+        self.engine_pods.append({"metadata": {"name": "engine"}, "status": status})
+        return self
+
+    def observed(self) -> Observed:
+        return Observed(
+            children={("PersistentVolumeClaim", self.claim["metadata"]["name"]): self.claim},
+            jobs=tuple(self.jobs),
+            fetch_pods=tuple(self.fetch_pods),
+            engine_pods=tuple(self.engine_pods),
+            progress=self.progress,
+        )
+
+    def plan(self, now: datetime = NOW) -> CachePlan:
+        return plan_cache(self.service, self.observed(), Settings(), now)
+
+
+@pytest.fixture
+def world(service: Build, live: Callable[..., Object]) -> World:
+    return World(service(), live)
+
+
+def remembering(world: World, **status: Any) -> World:
+    """The same world, with a status that remembers the model."""
+    source = manifests.source_id(world.service, world.claim["metadata"]["uid"])
+    cached = {"type": "ModelCached", "status": "True", "lastTransitionTime": stamp(3600)}
+    remembered = {
+        "model": REPORT | {"source": source},
+        "cache": {"source": source, "attempt": 1},
+        "conditions": [cached],
+    }
+    world.service = replace(world.service, status=remembered | status)
+    return world
+
+
+def applied(plan: CachePlan) -> list[tuple[str, str]]:
+    return [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in plan.actions if isinstance(a, Apply)]
+
+
+def reason(plan: CachePlan) -> str:
+    assert plan.finding is not None
+    assert plan.model is None
+    return plan.finding.reason
+
+
+def test_first_the_volume(service: Build) -> None:
+    plan = plan_cache(service(), Observed(), Settings(), NOW)
+    assert applied(plan) == [("PersistentVolumeClaim", manifests.claim_name(service()))]
+    assert reason(plan) == "CreatingVolume"
+
+
+def test_then_the_job(world: World) -> None:
+    plan = world.plan()
+    [(kind, name)] = applied(plan)
+    assert kind == "Job"
+    assert name.endswith("-1")
+    assert plan.attempt == 1
+    assert plan.actions[0].reason == "hf://org/model at main is not on the volume yet"
+
+
+def test_a_volume_that_is_going_is_left_alone(world: World) -> None:
+    world.claim["metadata"]["deletionTimestamp"] = stamp(1)
+    plan = world.plan()
+    assert plan.actions == ()
+    assert reason(plan) == "VolumeTerminating"
+
+
+def test_while_it_runs_its_progress_is_told(world: World) -> None:
+    world.job().pod()
+    world.progress = Progress("download", 5 * 10**8, 10**9, 30)
+    plan = world.plan()
+    assert plan.actions == ()
+    assert plan.finding is not None
+    assert plan.finding.message.endswith("download, 500.0 MB of 1.0 GB, about 30 s to go.")
+    assert plan.requeue_after == 5
+
+
+def test_a_report_makes_the_model_known(world: World) -> None:
+    plan = world.job(ended="Complete").pod(REPORT).plan()
+    assert plan.model == FetchedModel("c0ffee", "sha256:aa", 10**9, "sha256-aa", "sha256-aa")
+    assert plan.actions == ()
+    assert plan.requeue_after is None
+
+
+def test_the_status_remembers_when_the_job_is_gone(world: World) -> None:
+    plan = remembering(world).plan()
+    assert plan.model is not None
+    assert plan.actions == ()
+
+
+def test_a_status_of_another_volume_is_not_believed(world: World) -> None:
+    remembering(world).claim["metadata"]["uid"] = "a-new-volume"
+    plan = world.plan()
+    assert plan.model is None
+    assert [kind for kind, _ in applied(plan)] == ["Job"]
+    assert plan.attempt == 1
+
+
+def test_a_report_that_is_lost_is_asked_for_again(world: World) -> None:
+    plan = world.job(ended="Complete").plan()
+    assert [name[-2:] for _, name in applied(plan)] == ["-2"]
+    assert plan.actions[0].reason == "the report of the attempt before is lost"
+
+
+FAILURES = [
+    ("TokenRejected", 3, True, "spec.model.secretRef"),
+    ("RevisionNotFound", 3, True, "spec.model.revision"),
+    ("ModelNotFound", 3, True, "spec.model.uri"),
+    ("VolumeFull", 3, True, "spec.cache.pvc.size"),
+    ("HubUnreachable", 1, False, "hub says no"),
+    ("ChecksumMismatch", 1, False, "hub says no"),
+]
+
+
+@pytest.mark.parametrize(("why", "code", "stalled", "advice"), FAILURES)
+def test_a_failure_is_told_and_tried_again_later(world: World, why: str, code: int, stalled: bool, advice: str) -> None:
+    failure = {"reason": why, "message": "hub says no"}
+    plan = world.job(ended="Failed", seconds_ago=10).pod(failure, code=code, phase="Failed").plan()
+    assert plan.actions == ()
+    assert plan.finding is not None
+    assert (plan.finding.reason, plan.finding.stalled) == (why, stalled)
+    assert advice in plan.finding.message
+    assert "Next try at 12:00:20 UTC; to try now: kubectl delete job demo-fetch-" in plan.finding.message
+    assert plan.requeue_after == 20
+    later = world.plan(NOW + timedelta(seconds=20))
+    assert [name[-2:] for _, name in applied(later)] == ["-2"]
+
+
+@pytest.mark.parametrize(("attempt", "delay"), [(1, 30), (2, 60), (3, 120), (6, 600), (40, 600)])
+def test_the_delay_doubles_up_to_ten_minutes(world: World, attempt: int, delay: int) -> None:
+    world.job(attempt, ended="Failed", seconds_ago=delay - 1).pod({"reason": "HubUnreachable", "message": "m"}, code=1)
+    assert world.plan().actions == ()
+    assert len(applied(world.plan(NOW + timedelta(seconds=1)))) == 1
+
+
+def test_a_failed_job_that_somebody_deleted_is_tried_at_once(world: World) -> None:
+    source = manifests.source_id(world.service, world.claim["metadata"]["uid"])
+    world.service = replace(world.service, status={"cache": {"source": source, "attempt": 3}})
+    assert [name[-2:] for _, name in applied(world.plan())] == ["-4"]
+
+
+def test_older_attempts_are_cleared_away(world: World) -> None:
+    plan = world.job(1, ended="Failed").job(2).plan()
+    [deleted] = [action for action in plan.actions if isinstance(action, Delete)]
+    assert deleted.name.endswith("-1")
+
+
+def test_a_pod_that_cannot_start_is_told(world: World) -> None:
+    status = {"name": "fetch", "state": {"waiting": {"reason": "CreateContainerConfigError"}}}
+    status["state"]["waiting"]["message"] = 'secret "t" not found'  # type: ignore[index]
+    plan = world.job().pod(phase="Pending", containerStatuses=[status]).plan()
+    assert reason(plan) == "ReferenceMissing"
+
+
+def test_a_try_that_failed_within_a_running_job_is_told(world: World) -> None:
+    failure = {"reason": "HubUnreachable", "message": "timed out"}
+    plan = world.job().pod(failure, code=1, phase="Failed").plan()
+    assert plan.finding is not None
+    assert "tries again after HubUnreachable: timed out." in plan.finding.message
+    assert not plan.finding.stalled
+
+
+def test_a_corrupt_cache_is_repaired(world: World) -> None:
+    plan = remembering(world).broken(seconds_ago=5).plan()
+    assert reason(plan) == "CacheCorrupt"
+    [job] = [action.manifest for action in plan.actions if isinstance(action, Apply)]
+    assert "--repair" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "m.gguf differs" in plan.actions[0].reason
+    assert plan.resolved is not None
+
+
+def test_a_repaired_cache_is_believed_again(world: World) -> None:
+    remembering(world).broken(seconds_ago=60).job(2, ended="Complete", seconds_ago=30).pod(REPORT)
+    plan = world.plan()
+    assert plan.model is not None
+    assert plan.actions == ()
+
+
+def test_conditions_tell_of_both_steps(world: World) -> None:
+    before = {c.type: (c.status, c.reason) for c in world.plan().conditions()}
+    after = {c.type: c.status for c in world.job(ended="Complete").pod(REPORT).plan().conditions()}
+    assert before == {"ModelResolved": ("False", "Fetching"), "ModelCached": ("False", "Fetching")}
+    assert after == {"ModelResolved": "True", "ModelCached": "True"}

@@ -1,0 +1,73 @@
+"""pod_http.py against a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stoker_operator.pod_http import PodClient
+from stoker_operator.snapshot import Progress
+
+ANSWERS: dict[str, tuple[int, Any]] = {
+    "good": (200, {"choices": [{"text": "!"}]}),
+    "empty": (200, {"choices": []}),
+    "broken": (500, {"error": {"message": "engine died"}}),
+    "locked": (401, {"error": {"message": "no key"}}),
+}
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        assert (body["max_tokens"], body["temperature"]) == (1, 0)
+        if body["model"] == "slow":
+            await asyncio.sleep(5)
+        status, answer = ANSWERS.get(body["model"], (200, "not json at all"))
+        return web.json_response(answer, status=status)
+
+    async def progress(_: web.Request) -> web.Response:
+        return web.json_response({"phase": "download", "bytesDone": 3, "bytesTotal": 10, "etaSeconds": 2.5})
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", complete), web.get("/progress", progress)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("good", ""),
+        ("locked", ""),
+        ("empty", "without choices"),
+        ("broken", "answered 500: "),
+        ("odd", "without choices"),
+        ("slow", "no answer"),
+    ],
+)
+async def test_completions(port: int, model: str, error: str) -> None:
+    found = await PodClient(0.5).complete("127.0.0.1", port, model)
+    assert error in found
+    assert bool(found) == bool(error)
+
+
+async def test_a_pod_nobody_can_reach_is_an_answer_too() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = free.getsockname()[1]
+    assert "NetworkPolicy" in await PodClient(0.5).complete("127.0.0.1", closed, "m")
+    assert await PodClient(0.5).progress("127.0.0.1", closed) is None
+
+
+async def test_progress(port: int) -> None:
+    assert await PodClient(0.5).progress("127.0.0.1", port) == Progress("download", 3, 10, 2)

@@ -1,0 +1,138 @@
+"""queue.py: once each, never twice at a time, failures later, and not too fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from stoker_operator import queue as queue_module
+from stoker_operator.queue import WorkQueue
+
+
+async def drain(work: WorkQueue, seconds: float) -> None:
+    task = asyncio.create_task(work.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_key_added_often_is_done_once() -> None:
+    seen = []
+
+    async def work(namespace: str, name: str) -> None:
+        seen.append(name)
+
+    queue = WorkQueue(work, workers=4, per_second=1000)
+    for _ in range(20):
+        await queue.add(("n", "a"))
+        await queue.add(("n", "b"))
+    await drain(queue, 0.1)
+    assert sorted(seen) == ["a", "b"]
+
+
+async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten() -> None:
+    running, most, count = 0, 0, 0
+
+    async def work(namespace: str, name: str) -> None:
+        nonlocal running, most, count
+        running, count = running + 1, count + 1
+        most = max(most, running)
+        if count == 1:
+            await queue.add(("n", "a"))
+        await asyncio.sleep(0.05)
+        running -= 1
+
+    queue = WorkQueue(work, workers=4, per_second=1000)
+    await queue.add(("n", "a"))
+    await drain(queue, 0.3)
+    assert (most, count) == (1, 2)
+
+
+async def test_different_keys_run_side_by_side() -> None:
+    both = asyncio.Barrier(2)
+
+    async def work(namespace: str, name: str) -> None:
+        await asyncio.wait_for(both.wait(), 1)
+
+    queue = WorkQueue(work, workers=2, per_second=1000)
+    await queue.add(("n", "a"))
+    await queue.add(("n", "b"))
+    await drain(queue, 0.2)
+    assert not both.broken
+
+
+async def test_what_is_asked_for_again_comes_again() -> None:
+    seen = []
+
+    async def work(namespace: str, name: str) -> float | None:
+        seen.append(time.monotonic())
+        return 0.05 if len(seen) < 3 else None
+
+    queue = WorkQueue(work, workers=1, per_second=1000)
+    await queue.add(("n", "a"))
+    await drain(queue, 0.4)
+    assert len(seen) == 3
+    assert seen[1] - seen[0] >= 0.05
+
+
+async def test_a_failure_comes_again_later_and_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_SECONDS", 0.05)
+    seen: list[str] = []
+    at: list[float] = []
+
+    async def work(namespace: str, name: str) -> None:
+        seen.append(name)
+        if name == "bad":
+            at.append(time.monotonic())
+            raise RuntimeError("no")
+
+    queue = WorkQueue(work, workers=1, per_second=1000)
+    await queue.add(("n", "bad"))
+    await queue.add(("n", "good"))
+    await drain(queue, 0.5)
+    assert seen[:2] == ["bad", "good"]
+    assert len(at) >= 3
+    assert at[2] - at[1] > 1.5 * (at[1] - at[0])
+
+
+async def test_the_rate_bounds_all_keys_together() -> None:
+    seen = []
+
+    async def work(namespace: str, name: str) -> None:
+        seen.append(name)
+
+    queue = WorkQueue(work, workers=8, per_second=20)
+    for index in range(50):
+        await queue.add(("n", str(index)))
+    await drain(queue, 0.5)
+    assert 5 <= len(seen) <= 11
+
+
+async def test_an_earlier_wish_wins() -> None:
+    seen = []
+
+    async def work(namespace: str, name: str) -> None:
+        seen.append(name)
+
+    queue = WorkQueue(work, workers=1, per_second=1000)
+    await queue.add(("n", "a"), after=60)
+    await queue.add(("n", "a"))
+    await queue.add(("n", "a"), after=60)
+    await drain(queue, 0.1)
+    assert seen == ["a"]
+
+
+async def test_a_hanging_reconcile_is_seen() -> None:
+    async def work(namespace: str, name: str) -> None:
+        await asyncio.sleep(60)
+
+    queue = WorkQueue(work, workers=1, per_second=1000)
+    assert queue.longest_active == 0
+    await queue.add(("n", "a"))
+    task = asyncio.create_task(queue.run())
+    await asyncio.sleep(0.1)
+    assert 0.05 < queue.longest_active < 5
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

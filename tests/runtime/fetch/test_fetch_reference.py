@@ -1,0 +1,61 @@
+"""URIs: what each scheme means, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_runtime.fetch.errors import BadRequest
+from stoker_runtime.fetch.reference import parse, relative_path
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "place", "file"),
+    [
+        ("hf://Qwen/Qwen2.5-7B-Instruct", "hf", "Qwen/Qwen2.5-7B-Instruct", ""),
+        ("hf://org/repo/sub/model.Q4_1.gguf", "hf", "org/repo", "sub/model.Q4_1.gguf"),
+        ("https://host/dir/m.gguf?sig=1", "https", "https://host/dir/m.gguf?sig=1", "m.gguf"),
+        ("file:///models/x", "file", "/models/x", ""),
+        ("pvc://claim", "pvc", "claim", ""),
+        ("pvc://claim/a/b/", "pvc", "claim/a/b", ""),
+    ],
+)
+def test_parses(text: str, scheme: str, place: str, file: str) -> None:
+    reference = parse(text)
+    assert (reference.scheme, reference.place, reference.file) == (scheme, place, file)
+
+
+def test_the_text_for_a_status_holds_no_signature() -> None:
+    assert parse("https://host/m.gguf?X-Signature=secret").text == "https://host/m.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Qwen/Qwen2.5", "no model URI"),
+        ("hf://", "no model URI"),
+        ("hf://only-org", "names no repository"),
+        ("hf://org/repo@main", "--revision"),
+        ("hf://../repo", "names no repository"),
+        ("hf://org/repo/../../etc/passwd", "no plain relative path"),
+        ("hf://org/re po", "no model URI"),
+        ("file://relative", "three slashes"),
+        ("https://user:secret@host/file", "user name or password"),
+        ("https://host/", "names no file"),
+        ("pvc://Claim_1/x", "no PersistentVolumeClaim"),
+        ("pvc://claim/../other", "no plain relative path"),
+        ("oci://registry/image", "not supported yet"),
+        ("ftp://host/file", "not known"),
+    ],
+)
+def test_refuses(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as failure:
+        parse(text)
+    assert "secret" not in failure.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "a/../b", "a\\b", "a\0b", "a//b", "stoker-manifest.json", ".stoker/x"]
+)
+def test_a_listing_cannot_name_a_file_outside_the_destination(name: str) -> None:
+    with pytest.raises(BadRequest):
+        relative_path(name, "listing")

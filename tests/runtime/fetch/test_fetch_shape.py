@@ -1,0 +1,58 @@
+"""The fit check's numbers from config.json and from a GGUF header."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from stoker_runtime.fetch.shape import shape_of
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf(keys: dict[str, int], arrays: bytes = b"", count: int = 0) -> bytes:
+    body = string("general.architecture") + struct.pack("<I", 8) + string("llama")
+    body += b"".join(string(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in keys.items())
+    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(keys) + 1 + count) + arrays + body
+
+
+KEYS = {
+    "block_count": 30,
+    "attention.head_count": 9,
+    "attention.head_count_kv": 3,
+    "embedding_length": 576,
+    "context_length": 8192,
+}
+SHAPE = {"layers": 30, "kvHeads": 3, "headDim": 64, "maxContext": 8192}
+
+
+def test_gguf_header_with_arrays_before_the_numbers(tmp_path: Path) -> None:
+    tokens = string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + string("<s>") + string("é")
+    scores = string("tokenizer.ggml.scores") + struct.pack("<IIQff", 9, 6, 2, 0.5, 1.5)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(KEYS, tokens + scores, 2))
+    assert shape_of(path) == SHAPE
+
+
+@pytest.mark.parametrize("data", [b"", b"GGML" + bytes(20), gguf(KEYS)[:60], gguf({"block_count": 2})])
+def test_a_broken_or_silent_header_gives_nothing(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    assert shape_of(path) == {}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_config_json(tmp_path: Path, nested: bool) -> None:
+    config = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    config["max_position_embeddings"] = 8192
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+    assert shape_of(tmp_path) == SHAPE
+
+
+def test_no_config_gives_nothing(tmp_path: Path) -> None:
+    assert shape_of(tmp_path) == {}

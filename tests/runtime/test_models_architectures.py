@@ -1,0 +1,209 @@
+"""From configuration to spec: what each architecture reads, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
+from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
+from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.models.spec import ALIGNMENT, ModelSpec
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+def _spec(generation: dict[str, Any] | None = None, **changes: Any) -> ModelSpec:
+    config = {key: value for key, value in {**CONFIG, **changes}.items() if value is not None}
+    return build_spec(ModelSource("m", SourceKind.FOLDER, Path("m"), config, generation or {}))
+
+
+def test_defaults_of_a_short_configuration() -> None:
+    spec = _spec(num_key_value_heads=None, max_position_embeddings=None)
+    assert (spec.kv_heads, spec.head_dim, spec.max_position) == (4, 16, 2048)
+    assert (spec.eps, spec.activation, spec.dtype) == (1e-6, "silu", "float32")
+    flags = (spec.tie_embeddings, spec.qkv_bias, spec.output_bias, spec.ffn_bias, spec.qk_norm)
+    assert flags == (False,) * 5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 8}, (0, 0, 0, 0)),
+        ("MistralForCausalLM", {}, (4096,) * 4),
+        ("MistralForCausalLM", {"sliding_window": 8}, (8,) * 4),
+        ("Qwen2ForCausalLM", {"sliding_window": 8}, (0,) * 4),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (0,) * 4),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+            (0, 0, 8, 8),
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (0, 8, 0, 8),
+        ),
+    ],
+)
+def test_windows(architecture: str, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert _spec(architectures=[architecture], **changes).windows == windows
+
+
+def test_mistral_without_a_window_says_so_with_null() -> None:
+    source = ModelSource(
+        "m",
+        SourceKind.FOLDER,
+        Path("m"),
+        CONFIG | {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    )
+    assert build_spec(source).windows == (0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [
+        ("LlamaForCausalLM", (True, True, False)),
+        ("MistralForCausalLM", (False, False, False)),
+        ("Qwen2ForCausalLM", (True, False, False)),
+        ("Qwen3ForCausalLM", (True, True, True)),
+    ],
+)
+def test_biases_and_norms_of_heads(architecture: str, flags: tuple[bool, bool, bool]) -> None:
+    spec = _spec(architectures=[architecture], attention_bias=True)
+    assert (spec.qkv_bias, spec.output_bias, spec.qk_norm) == flags
+
+
+def test_end_tokens_are_the_union_of_both_files() -> None:
+    assert _spec({"eos_token_id": [7, 9]}, eos_token_id=5).eos_token_ids == (5, 7, 9)
+    assert _spec({"eos_token_id": 5}, eos_token_id=[5, 6]).eos_token_ids == (5, 6)
+    assert _spec().eos_token_ids == ()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_dtype_under_both_names(key: str) -> None:
+    assert _spec(**{key: "bfloat16"}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are Llama"),
+        ({"architectures": []}, "supported are"),
+        ({"hidden_act": "relu2"}, "hidden_act 'relu2'"),
+        ({"dtype": "float64"}, "dtype 'float64'"),
+        ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
+        ({"hidden_size": "wide"}, "not usable"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["x"],
+            },
+            "layer type 'x'",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["full_attention"],
+            },
+            "1 entries for 4 layers",
+        ),
+        ({"partial_rotary_factor": 0.2}, "rotary dimensions do not fit"),
+    ],
+)
+def test_what_is_refused_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        _spec(**changes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_build(name: str) -> None:
+    spec = build_spec(read_source(f"shape:{name}"))
+    assert spec.architecture in ARCHITECTURES
+    assert spec.eos_token_ids
+
+
+def test_bytes_of_a_known_model() -> None:
+    spec = build_spec(read_source("shape:qwen2.5-7b"))
+    # 7,615,616,512 parameters, published; padding adds little, and nothing here is off by a layer.
+    values = sum(parameter.elements for parameter in spec.parameters())
+    assert values == 7_615_616_512
+    assert 2 * values <= spec.parameter_bytes("bfloat16") <= 2 * values + 400 * ALIGNMENT
+    assert spec.kv_bytes_per_token("bfloat16") == 2 * 28 * 4 * 128 * 2
+    assert spec.kv_bytes_per_token("fp8") == 28 * 4 * 128 * 2
+    embeddings = 2 * 152064 * 3584
+    linears = 28 * (3584 * (3584 + 1024) + 3584 * 3584 + 3 * 3584 * 18944)
+    assert 0.99 < spec.parameter_bytes("bfloat16", "fp8") / (2 * embeddings + linears) < 1.01
+
+
+def test_tied_embeddings_count_once() -> None:
+    spec = build_spec(read_source("shape:qwen3-0.6b"))
+    untied = replace(spec, tie_embeddings=False)
+    assert untied.parameter_bytes("bfloat16") - spec.parameter_bytes("bfloat16") == 2 * 151936 * 1024
+
+
+def test_sources_that_name_nothing(tmp_path: Path) -> None:
+    for model, message in [
+        ("shape:huge", "unknown shape; the shapes are qwen2.5-7b"),
+        (str(tmp_path / "absent"), "no such folder"),
+        (str(tmp_path), "no config.json"),
+    ]:
+        with pytest.raises(ModelError, match=message):
+            read_source(model)
+
+
+def test_a_folder_of_gguf_files_says_which(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelError, match=r"holds a\.gguf: name the file"):
+        read_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json: "):
+        read_source(str(tmp_path))
+
+
+def test_generation_config_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert build_spec(read_source(str(tmp_path))).eos_token_ids == (3,)
+
+
+def test_specs_need_no_torch(tiny_checkpoint: Callable[[str], Path]) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from stoker_runtime.models.architectures import build_spec;"
+        "from stoker_runtime.models.config_source import read_source;"
+        f"build_spec(read_source({str(tiny_checkpoint('qwen3'))!r})).parameter_bytes('bfloat16');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

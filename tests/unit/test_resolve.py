@@ -1,0 +1,62 @@
+"""Sizes by arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.resolve import GIB, DeviceMemory, plan_memory, resolve
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.spec import ModelSpec
+
+H200 = DeviceMemory(total=141 * GIB, used=1 * GIB)
+
+
+@pytest.fixture
+def qwen() -> ModelSpec:
+    return build_spec(read_source("shape:qwen2.5-7b"))
+
+
+def test_nothing_is_auto_after_resolve(qwen: ModelSpec) -> None:
+    config = resolve(EngineConfig(model="shape:qwen2.5-7b"), qwen, "cuda")
+    assert (config.dtype, config.kv_cache_dtype, config.quantization) == ("bfloat16", "bfloat16", "none")
+    assert min(config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens, config.page_size) > 0
+    assert resolve(config, qwen, "cuda") == config
+
+
+def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
+    config = resolve(EngineConfig(model="m", gpu_memory_utilization=0.8), qwen, "cuda")
+    plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
+    spent = H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes
+    budget = 0.8 * H200.total
+    assert spent <= budget
+    assert spent > 0.99 * budget
+    # 28 layers x 2 x 4 heads x 128 x 2 bytes a token.
+    assert plan.page_bytes == 57344 * config.page_size
+
+
+def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
+    config = resolve(EngineConfig(model="m", gpu_memory_utilization=1.0, gpu_memory_reserve_gb=41), qwen, "cuda")
+    plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
+    assert H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes <= 100 * GIB
+
+
+@pytest.mark.parametrize(
+    ("fields", "named", "words"),
+    [
+        ({"max_model_len": 40000}, "max_model_len", "32768 or less"),
+        ({"num_gpu_blocks": 10**6}, "num_gpu_blocks", "lower --num-gpu-blocks"),
+        ({"gpu_memory_utilization": 0.1}, "gpu_memory_utilization", "No memory is left"),
+        ({"gpu_memory_utilization": 0.135}, "max_model_len", "set --max-model-len to"),
+    ],
+)
+def test_what_does_not_fit_names_the_flag(qwen: ModelSpec, fields: dict[str, float], named: str, words: str) -> None:
+    def start() -> None:
+        config = resolve(EngineConfig(model="m", **fields), qwen, "cuda")  # type: ignore[arg-type]
+        plan_memory(config, qwen, H200, weights=15 * GIB, state=0)
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        start()
+    assert caught.value.param == named

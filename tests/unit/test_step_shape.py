@@ -1,0 +1,62 @@
+"""Padded shapes hold every batch, and the packed upload says what the batch says."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from stoker_runtime.executor.executor import pack_ragged, sampled_rows
+from stoker_runtime.executor.step_shape import GRAPH_PREFILLS, ShapeTable, StepShape
+from stoker_runtime.scheduler.batch import Batch, PrefillChunk
+
+
+def test_every_batch_fits_its_shape() -> None:
+    table = ShapeTable(1024, 8192, 7_000_000_000, padded=True)
+    generator = random.Random(0)
+    graphed = 0
+    for _ in range(2000):
+        decodes, prefills = generator.randrange(1017), generator.randrange(1, 8)
+        tokens = generator.randrange(prefills, 800)
+        shape, graph = table.ragged(decodes, prefills, tokens, "greedy")
+        graphed += graph
+        assert shape.decodes >= decodes
+        assert shape.prefills >= prefills
+        assert shape.tokens >= tokens
+        assert shape.rows <= 1024
+        assert graph or shape == StepShape(decodes, prefills, tokens, "greedy")
+        assert table.decode(max(decodes, 1), "greedy").rows >= decodes
+    assert graphed > 400
+
+
+def test_large_models_graph_short_prefill_only() -> None:
+    large = ShapeTable(64, 8192, 70_000_000_000, padded=True).ragged(0, 1, 512, "greedy")
+    small = ShapeTable(64, 8192, 500_000_000, padded=True).ragged(0, 1, 512, "greedy")
+    assert not large[1]
+    assert small[1]
+
+
+def test_without_padding_shapes_are_exact() -> None:
+    table = ShapeTable(64, 512, 1_000_000, padded=False)
+    assert table.decode(5, "greedy") == StepShape(5, 0, 0, "greedy")
+    assert table.ragged(3, 2, 17, "sample") == (StepShape(3, 2, 17, "sample"), False)
+
+
+def test_the_upload_of_a_padded_step() -> None:
+    batch = Batch(1, decodes=(4, 2), prefills=(PrefillChunk(7, 16, (1, 2, 3), False), PrefillChunk(5, 0, (9,), True)))
+    shape = StepShape(4, GRAPH_PREFILLS, 16, "greedy")
+    packed = pack_ragged(batch, shape)
+    rows = shape.rows
+    query_start = packed[rows : 2 * rows + 1]
+    assert packed[:6].tolist() == [4, 2, -1, -1, 7, 5]
+    assert (packed[6:rows] == -1).all()
+    assert query_start[:7].tolist() == [0, 1, 2, 3, 4, 7, 8]
+    assert (query_start[6:] == 8).all()
+    assert packed[2 * rows + 1 + 4] == 16
+    ids, sampled_slots = packed[3 * rows + 1 : -rows], packed[-rows:]
+    assert sampled_slots[:6].tolist() == [4, 2, -1, -1, -1, 5]
+    assert (sampled_slots[6:] == -1).all()
+    assert ids[4:8].tolist() == [1, 2, 3, 9]
+    assert len(ids) == shape.total_tokens
+    assert packed.dtype == np.int32
+    assert sampled_rows(batch, shape) == [0, 1, 5]
