@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_kernels.aot_registry import SMS, AotSpec, specs
+from stoker_kernels.pdl import PDL_MIN_SM
 
 # The modules that register kernels when they are imported.
 KERNEL_MODULES = (
@@ -35,7 +36,6 @@ KERNEL_MODULES = (
     "sampling_triton",
     "slots_triton",
 )
-PDL_MIN_SM = 90
 POINTER_ALIGNMENT = 16
 
 
@@ -63,16 +63,12 @@ def variants(sm: int, *, compact: bool = False) -> Iterator[Variant]:
         if not spec.min_sm <= sm <= spec.max_sm or (compact and not spec.compact):
             continue
         for constants in spec.constants:
-            for pdl in _pdl_choices(spec, sm, compact):
-                yield Variant(spec, constants | pdl, sm)
+            yield Variant(spec, {**constants, **_pdl_choice(spec, sm)}, sm)
 
 
-def _pdl_choices(spec: AotSpec, sm: int, compact: bool) -> list[dict[str, bool]]:
-    if "LAUNCH_PDL" not in spec.kernel.arg_names:
-        return [{}]
-    if sm < PDL_MIN_SM:
-        return [{"LAUNCH_PDL": False}]
-    return [{"LAUNCH_PDL": True}] if compact else [{"LAUNCH_PDL": False}, {"LAUNCH_PDL": True}]
+def _pdl_choice(spec: AotSpec, sm: int) -> dict[str, bool]:
+    """Programmatic launch wherever the device has it: that is how the executor launches there."""
+    return {"LAUNCH_PDL": sm >= PDL_MIN_SM} if "LAUNCH_PDL" in spec.kernel.arg_names else {}
 
 
 def compile_variant(variant: Variant) -> Any:

@@ -192,7 +192,7 @@ def choose_kernel(
                             middle = 0.5 * bound + 0.5 * upper
                             if bound == float("-inf"):
                                 middle = upper - step
-                                step = step * 2.0
+                                step = step * 4.0
                             if middle <= bound:
                                 middle = upper
                             number, mass, above, below = _measure(
