@@ -41,7 +41,8 @@ def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def test_lint(helm: str) -> None:
-    done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60, check=False)
+    command = [helm, "lint", "--strict", str(CHART)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 
 

@@ -15,6 +15,7 @@ from stoker_operator.spec import parse
 
 pytestmark = pytest.mark.apiserver
 HERE = Path(__file__).parent
+EXAMPLES = sorted((HERE.parents[1] / "crds" / "examples").glob("*.yaml"))
 BAD = yaml.safe_load((HERE / "bad_specs.yaml").read_text())
 GOOD: list[dict[str, Any]] = [
     {},
@@ -23,6 +24,7 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": "file:///models/m.gguf"}},
     {"model": {"uri": "pvc://claim/a/b", "files": {"allow": ["*.gguf"]}}},
     {"model": {"uri": "pvc://claim"}},
+    {"model": {"uri": "hf://org/name/dir/m.gguf"}},
     {"model": {"uri": "hf://a/b", "endpoint": "http://hub:80", "revision": "refs/pr/1", "servedNames": ["org/x:1"]}},
     {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-L4"], "gpuResource": "nvidia.com/mig-1g.5gb"}},
     {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},
@@ -71,6 +73,6 @@ async def test_a_good_spec_means_the_same_with_and_without_an_api_server(
     assert replace(parse(stored), uid="", generation=1) == parse(body)
 
 
-@pytest.mark.parametrize("example", sorted((HERE.parents[1] / "crds" / "examples").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples_are_valid(kubectl: Callable[..., str], example: Path) -> None:
     assert "created" in kubectl("create", "--validate=strict", "-f", str(example))

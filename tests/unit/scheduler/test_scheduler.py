@@ -410,3 +410,32 @@ def test_nobody_overtakes_a_sequence_that_waits_for_pages() -> None:
     assert batch.prefills == ()
     assert big.slot < 0
     assert small.slot < 0
+
+
+def test_the_newest_is_preempted_first_even_while_it_prefills() -> None:
+    harness = Harness(num_pages=8, prefix_caching=False, max_num_batched_tokens=6)
+    old, older = harness.add(4, arrival=2.0), harness.add(2, arrival=1.0)
+    harness.step()
+    newest = harness.add(tuple(range(20, 40)), arrival=3.0)
+    harness.schedule()
+    assert newest.computed == 4
+    assert harness.scheduler.stats().pages_used == 8
+    waiting = harness.add((1,), arrival=4.0)
+    batch = harness.schedule()
+    while newest.slot >= 0:
+        batch = harness.schedule()
+    assert set(batch.decodes) == {old.slot, older.slot}
+    assert batch.prefills == ()
+    assert waiting.slot < 0
+
+
+def test_a_new_sequence_leaves_pages_to_those_who_run() -> None:
+    harness = Harness(num_pages=400, max_model_len=1600, max_num_batched_tokens=1600, prefix_caching=False)
+    harness.add(1, max_tokens=1000)
+    harness.step()
+    tight = harness.add((2,) * (399 * 4), max_tokens=4)
+    assert harness.schedule().prefills == ()
+    harness.scheduler.abort(tight)
+    fits = harness.add((2,) * (398 * 4), max_tokens=4)
+    harness.schedule()
+    assert fits.slot >= 0
