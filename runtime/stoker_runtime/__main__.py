@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return BAD_CONFIGURATION
     set_up(config.log_level, config.log_json)
     log = logging.getLogger("stoker_runtime.serve")
-    log.info("starting: %s", config)
+    log.info("starting: %s", describe(config))
 
     # Imported only now, so that --help and a wrong flag answer at once.
     import uvloop
