@@ -24,6 +24,7 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": "file:///models/m.gguf"}},
     {"model": {"uri": "pvc://claim/a/b", "files": {"allow": ["*.gguf"]}}},
     {"model": {"uri": "pvc://claim"}},
+    {"model": {"uri": "hf://org/name/dir/m.gguf"}},
     {"model": {"uri": "hf://a/b", "endpoint": "http://hub:80", "revision": "refs/pr/1", "servedNames": ["org/x:1"]}},
     {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-L4"], "gpuResource": "nvidia.com/mig-1g.5gb"}},
     {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},

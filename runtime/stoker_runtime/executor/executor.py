@@ -245,14 +245,14 @@ def sampled_rows(batch: Batch, shape: StepShape) -> list[int]:
 
 
 def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids]`, as `RaggedBuffers.rows` cuts it.
+    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, as RaggedBuffers cuts it.
 
     Padded decode rows hold one token each, padded prefill rows none.
     """
     rows = shape.rows
-    packed = np.zeros(3 * rows + 1 + shape.total_tokens, dtype=np.int32)
+    packed = np.zeros(4 * rows + 1 + shape.total_tokens, dtype=np.int32)
     slots, query_start = packed[:rows], packed[rows : 2 * rows + 1]
-    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 :]
+    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 : -rows]
     slots[:] = -1
     slots[: len(batch.decodes)] = batch.decodes
     query_start[: shape.decodes + 1] = np.arange(shape.decodes + 1)
@@ -264,4 +264,7 @@ def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
         ids[at:end] = chunk.token_ids
         query_start[row + 1] = at = end
     query_start[shape.decodes + len(batch.prefills) + 1 :] = at
+    counts = sampled_rows(batch, shape)
+    packed[-rows:] = -1
+    packed[-rows:][counts] = slots[counts]
     return packed

@@ -41,7 +41,7 @@ class RaggedBuffers:
             return torch.zeros(size, dtype=dtype, device=device)
 
         return RaggedBuffers(
-            packed=empty(3 * max_rows + 1 + max_tokens, torch.int32),
+            packed=empty(4 * max_rows + 1 + max_tokens, torch.int32),
             ids=empty(max_tokens, torch.int32),
             positions=empty(max_tokens, torch.int32),
             slot_mapping=empty(max_tokens, torch.int64),
@@ -54,6 +54,11 @@ class RaggedBuffers:
         """Views of the packed upload: `[row_slots | query_start | starts | ids]` for these (padded) counts."""
         a, b, c = num_rows, 2 * num_rows + 1, 3 * num_rows + 1
         return RaggedRows(self.packed[:a], self.packed[a:b], self.packed[b:c], self.packed[c : c + num_tokens])
+
+    def sampled_slots(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """View of the last part of the upload: a row's slot if its token counts, else −1."""
+        at = 3 * num_rows + 1 + num_tokens
+        return self.packed[at : at + num_rows]
 
     def outputs(self, num_rows: int, num_tokens: int) -> RaggedOutputs:
         """Views that `prepare_ragged` fills."""

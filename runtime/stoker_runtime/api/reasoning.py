@@ -1,0 +1,97 @@
+"""Reasoning parsers: tell what a model thinks from what it says.
+
+Invariants: as for tool parsers, pieces of any size give the same answer; what is not reasoning passes on verbatim,
+markers of calls included, so that a tool parser can read it; the line ends on either side of the tags are dropped.
+An answer that ends before its closing tag is all reasoning, as in vLLM.
+Knows nothing of tools or HTTP. gpt-oss has reasoning, content and calls in one format: see tool_parsers/harmony.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from stoker_runtime.api.tool_parsers.base import OutputParser
+from stoker_runtime.api.tool_parsers.text_input import NEWLINES, SPACE, Steps
+
+
+class Opened(Enum):
+    """What the prompt says of the reasoning: whether it has begun, is over, or is up to the model."""
+
+    YES = "yes"
+    OVER = "over"
+    OPEN = "up to the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags of a family. `assumed`: its models leave out the opening tag, so an answer begins as reasoning."""
+
+    start: str
+    end: str
+    assumed: bool = False
+
+    def opened(self, prompt: str, continued: str | None = None) -> Opened:
+        """How things stand after `prompt`, whose last message is the `continued` one if the answer goes on with it."""
+        if continued is not None:
+            start, end = continued.rfind(self.start), continued.rfind(self.end)
+            if start < 0 and end < 0:
+                return Opened.OVER
+            return Opened.YES if start > end else Opened.OVER
+        tail = prompt.rstrip()
+        if tail.endswith(self.start):
+            return Opened.YES
+        if tail.endswith(self.end):
+            return Opened.OVER
+        return Opened.YES if self.assumed else Opened.OPEN
+
+
+class TagReasoningParser(OutputParser):
+    """Reasoning between tags at the beginning of an answer."""
+
+    SPECIAL: ClassVar = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
+    def __init__(self, tags: Tags, opened: Opened) -> None:
+        self._tags = tags
+        self._opened = opened
+        self._newlines = ""
+        super().__init__()
+
+    def _run(self) -> Steps[None]:
+        source = self._input
+        if self._opened is not Opened.OVER:
+            source.mark()
+            yield from source.run(SPACE)
+            begun = yield from source.literal(self._tags.start)
+            if begun or self._opened is Opened.YES:
+                # An indent is part of the reasoning, line ends before it are not.
+                blank = source.recorded()
+                self._think("" if begun else blank.lstrip("\n"))
+                yield from source.run(NEWLINES)
+                if not (yield from source.until((self._tags.end,), self._think)):
+                    self._reason(self._newlines)
+                yield from source.run(NEWLINES)
+            self._text(source.recorded())
+        yield from source.rest(self._text)
+
+    def _think(self, text: str) -> None:
+        """Give out reasoning; line ends wait for what follows them."""
+        text = self._newlines + text
+        said = text.rstrip("\n")
+        self._newlines = text[len(said) :]
+        self._reason(said)
+
+
+THINK = Tags("<think>", "</think>")
+HARMONY = "openai_gptoss"
+REASONING_PARSERS: Mapping[str, Tags | None] = {
+    "deepseek_r1": Tags("<think>", "</think>", assumed=True),
+    "deepseek_v3": THINK,
+    "qwen3": THINK,
+    "glm45": THINK,
+    "mistral": Tags("[THINK]", "[/THINK]"),
+    HARMONY: None,
+    "gpt_oss": None,
+}

@@ -1,0 +1,37 @@
+"""The tool parsers by name. Names are vLLM's where vLLM has the family, so its command lines work unchanged.
+
+Invariants: every name in TOOL_PARSERS makes a parser from the tools' schemas alone.
+Knows nothing of how one is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker_runtime.api.tool_parsers.base import ToolParser
+from stoker_runtime.api.tool_parsers.deepseek import DeepSeekParser
+from stoker_runtime.api.tool_parsers.glm import GlmParser
+from stoker_runtime.api.tool_parsers.harmony import HarmonyParser
+from stoker_runtime.api.tool_parsers.hermes import HermesParser
+from stoker_runtime.api.tool_parsers.llama import LlamaParser
+from stoker_runtime.api.tool_parsers.mistral import MistralParser
+from stoker_runtime.api.tool_parsers.pythonic import PythonicParser
+from stoker_runtime.api.tool_parsers.qwen_coder import QwenCoderParser
+
+TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "qwen": HermesParser,
+    "qwen3_coder": QwenCoderParser,
+    "qwen3_xml": QwenCoderParser,
+    "llama3_json": LlamaParser,
+    "llama4_json": LlamaParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "llama4_pythonic": PythonicParser,
+    "deepseek_v3": DeepSeekParser,
+    "deepseek_v31": DeepSeekParser,
+    "glm45": GlmParser,
+    "glm47": GlmParser,
+    "openai": HarmonyParser,
+    "gpt_oss": HarmonyParser,
+}
