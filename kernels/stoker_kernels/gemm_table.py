@@ -14,9 +14,8 @@ import functools
 import math
 from dataclasses import dataclass
 
-from stoker_kernels.gemm_small import MAX_TOKENS, SHARED_LIMIT, Tile, token_tile
+from stoker_kernels.gemm_small import MAX_TOKENS, PAIR_BYTES, SHARED_LIMIT, Tile, token_tile
 
-PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
 
 
 @dataclass(frozen=True, slots=True)
