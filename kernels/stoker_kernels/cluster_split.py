@@ -1,9 +1,9 @@
 """The partition of a small GEMM over clusters: which CTA multiplies which k blocks of which tile.
 
-Tiles are dealt to clusters in contiguous runs that differ by at most one tile. The CTAs of a cluster take whole tiles in
-turn and share what is left over by cutting its K into equal parts; their sums meet in distributed shared memory.
-Invariants: the cut depends on (tiles, k_blocks, clusters, size) alone, so sums do not change with the number of tokens;
-every k block of every tile belongs to one CTA. csrc/cluster_split.cuh is the same arithmetic.
+Tiles are dealt to clusters in contiguous runs that differ by at most one tile. The CTAs of a cluster take whole tiles
+in turn and share what is left over by cutting its K into equal parts; their sums meet in distributed shared memory.
+Invariants: the cut depends on (tiles, k_blocks, clusters, size) alone, so sums do not change with the number of
+tokens; every k block of every tile belongs to one CTA. csrc/cluster_split.cuh is the same arithmetic.
 Does not know: what a unit holds.
 """
 
