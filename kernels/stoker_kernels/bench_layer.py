@@ -165,12 +165,12 @@ class Chain:
 
 def graph_us(body: Any, replays: int) -> float:
     """Median microseconds of a replay of `body`, captured after one run outside the capture."""
-    stream, pool = _capture_place()
+    stream = _capture_stream()
     with torch.cuda.stream(stream):
         body()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool)
+        graph.capture_begin()
         body()
         graph.capture_end()
     times = []
@@ -185,9 +185,8 @@ def graph_us(body: Any, replays: int) -> float:
 
 
 @functools.cache
-def _capture_place() -> tuple[torch.cuda.Stream, Any]:
-    # One pool for all graphs, of which one lives at a time: a pool each would allocate anew every time.
-    return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def tune(chain: Chain, families: list[str], fp8: bool) -> list[dict[str, Any]]:
