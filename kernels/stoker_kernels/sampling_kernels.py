@@ -63,8 +63,8 @@ def tile_max_kernel(
         position = tl.load(positions + row)
     if slot >= 0:
         value = adjusted_logits(
-            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask,
-            MAX_BIAS, TILE, ADJUST,
+            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
+            bitmask, MAX_BIAS, TILE, ADJUST,
         )  # fmt: skip
         best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(tile_max + row * tiles + tile, best)
@@ -196,9 +196,9 @@ def choose_kernel(
                             if middle <= bound:
                                 middle = upper
                             number, mass, above, below = _measure(
-                                logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
-                                bitmask, tile_max, candidate_values, tiles, middle, peak, factor, least, gathered, kept,
-                                MAX_BIAS, TILE, CANDIDATES, ADJUST,
+                                logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until,
+                                counts, bitmask, tile_max, candidate_values, tiles, middle, peak, factor, least,
+                                gathered, kept, MAX_BIAS, TILE, CANDIDATES, ADJUST,
                             )  # fmt: skip
                             reached = number.to(tl.int64)
                             if by_mass == 1:
@@ -254,8 +254,8 @@ def _measure(
                 below = tl.maximum(below, best)
             else:
                 value = adjusted_logits(
-                    logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
-                    bitmask, MAX_BIAS, TILE, ADJUST,
+                    logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until,
+                    counts, bitmask, MAX_BIAS, TILE, ADJUST,
                 )  # fmt: skip
                 some, weight, low, high = _tally(value, middle, peak, factor, least)
                 number += some
@@ -300,8 +300,8 @@ def _gather(
 
 @triton.jit
 def _invert(
-    logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask, tile_max, tile_mass,
-    candidate_values, candidate_ids, tiles, bound, peak, factor, least, gathered, kept, point,
+    logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask, tile_max,
+    tile_mass, candidate_values, candidate_ids, tiles, bound, peak, factor, least, gathered, kept, point,
     MAX_BIAS: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, ADJUST: tl.constexpr,
 ):  # fmt: skip
     """The first token, by id, at which the cumulated weight of the tokens ≥ `bound` exceeds `point`."""
@@ -331,8 +331,8 @@ def _invert(
                 else:
                     before += mass
         value = adjusted_logits(
-            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask,
-            MAX_BIAS, TILE, ADJUST,
+            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
+            bitmask, MAX_BIAS, TILE, ADJUST,
         )  # fmt: skip
         weight = tl.where(value >= bound, integer_weights(value, peak, factor, least), 0)
         place = tl.sum((before + tl.cumsum(weight, axis=0) <= point).to(tl.int32), axis=0)
