@@ -58,10 +58,6 @@ class ReadySizes(Protocol):
         """KV pages."""
         ...
 
-    @property
-    def description(self) -> dict[str, str]:
-        """Device, dtype, kernels and sizes, in words."""
-        ...
 
 
 class OwnedEngine(EngineClient, Protocol):
@@ -182,8 +178,6 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        for key, value in self._engine.ready.description.items():
-            log.info("engine: %s: %s", key, value)
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from stoker_runtime.engine.watchdog import Watchdog
 
 
-def tick(watchdog: Watchdog, start: float, seconds: float, *, pending: bool) -> str | None:
+def tick(watchdog: Watchdog, start: float, seconds: float, *, pending: bool, computing: bool = False) -> str | None:
     reason = None
     for count in range(int(seconds / 0.25) + 1):
-        reason = watchdog.tick(start + count * 0.25, pending=pending)
+        reason = watchdog.tick(start + count * 0.25, pending=pending, computing=computing)
     return reason
 
 
@@ -57,3 +57,14 @@ def test_a_stall_of_the_watcher_is_not_the_engines() -> None:
     watchdog.tick(0.0, pending=True)
     assert watchdog.tick(1000.0, pending=True) is None
     assert watchdog.tick(2000.0, pending=False) is None
+
+
+def test_a_process_that_computes_is_given_ten_times_as_long() -> None:
+    watchdog = make()
+    watchdog.heard(1)
+    assert tick(watchdog, 0, 290.0, pending=True, computing=True) is None
+    assert tick(watchdog, 290.0, 20.0, pending=True, computing=True) is not None
+    stopped = make()
+    stopped.heard(1)
+    assert tick(stopped, 0, 100.0, pending=True, computing=True) is None
+    assert tick(stopped, 100.0, 31.0, pending=True, computing=False) is not None

@@ -123,10 +123,12 @@ class Scheduler:
         Raises EngineError when the result does not fit the batch; `fail` is the answer to it.
         """
         self._placement.settle_copies()
-        flight = self._flights.popleft()
+        flight = self._flights[0]
         assert flight.batch is batch, "results are committed in the order of their launches"
         if len(result.tokens) != len(flight.sampled):
+            # The flight stays in the books, so that `fail` ends its sequences too.
             raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
+        self._flights.popleft()
         output = _without_stale(flight, result)
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             tokens = sequence.tokens

@@ -354,10 +354,14 @@ def test_failure_ends_what_ran_keeps_what_waits_and_distrusts_the_cache() -> Non
 
 def test_a_result_that_does_not_fit_is_an_engine_error() -> None:
     harness = Harness()
-    harness.add(3)
+    last = harness.add(3, max_tokens=1)
     batch = harness.schedule()
+    assert harness.scheduler.schedule() is None
+    assert last.slot < 0
     with pytest.raises(EngineError, match="gave 2 tokens, not 1"):
         harness.scheduler.commit(batch, StepResult([1, 2]))
+    assert harness.scheduler.fail("broken") == [last], "it holds nothing any more, but waits for that result"
+    assert not harness.scheduler.has_work
 
 
 @pytest.mark.parametrize(
