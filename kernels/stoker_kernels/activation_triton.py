@@ -139,7 +139,7 @@ def _quant_warps(block: int) -> int:
 
 def _register() -> None:
     integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16, FP32):
+    for dtype in (BF16, FP16):
         register_aot(
             _act_and_mul_kernel,
             integers | {"x": f"*{dtype}", "out": f"*{dtype}"},

@@ -1,10 +1,8 @@
-"""What there is to compile ahead of time: each kernel module adds its kernels with their signatures and
-constants.
+"""What there is to compile ahead of time: kernel modules add their kernels with signatures and constants.
 
-Invariants: a spec names every argument of its kernel, either in the signature or among the constants;
-`LAUNCH_PDL` is added by the registry: False for every SM, True as well from SM 9.0 on.
-Knows nothing of
-compiling (`aot.py`), and imports no Triton.
+Invariants: a spec names every argument of its kernel, in the signature or among the constants; `LAUNCH_PDL` is added
+when compiling: True from SM 9.0 on, False below.
+Knows nothing of compiling (`aot.py`), and imports no Triton.
 """
 
 from __future__ import annotations

@@ -14,10 +14,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention_meta import AttentionMeta, AttentionWorkspace, attention_workspace
+from stoker_kernels.attention_meta import (
+    AttentionMeta,
+    AttentionWorkspace,
+    attention_workspace,
+    attention_workspace_bytes,
+)
 from stoker_kernels.dispatch import Target, reference_supports, register, select, triton_supports
 
-__all__ = ["AttentionMeta", "AttentionWorkspace", "attention_workspace", "paged_attention", "plan_attention"]
+__all__ = [
+    "AttentionMeta",
+    "AttentionWorkspace",
+    "attention_workspace",
+    "attention_workspace_bytes",
+    "paged_attention",
+    "plan_attention",
+]
 
 _takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
 

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, SMS, register_aot
-from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_config, padded_dim, prefill_config
+from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_configs, padded_dim, prefill_configs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS
@@ -81,34 +81,35 @@ def _constants(group: int, dim: int, fp8: bool, block_m: int, config: DecodeConf
 
 def _register(sm: int, dtype: str, fp8: bool, group: int, dim: int) -> None:
     compact = (group, dim) == COMPACT_HEADS and dtype == (FP16 if sm < 80 else BF16)
-    decode = decode_config(dim, 1 if fp8 else 2, sm)
-    prefill = prefill_config(dim, 1 if fp8 else 2, sm)
     packed = max(16, triton.next_power_of_2(group))
-    register_aot(
-        decode_kernel,
-        _signature(dtype, fp8, _DECODE),
-        [_constants(group, dim, fp8, packed, decode)],
-        options={"num_warps": decode.num_warps},
-        min_sm=sm,
-        max_sm=sm,
-        compact=compact,
-    )
-    register_aot(
-        prefill_kernel,
-        _signature(dtype, fp8, _PREFILL),
-        [_constants(group, dim, fp8, max(prefill.block_m, packed), prefill)],
-        options={"num_warps": prefill.num_warps},
-        min_sm=sm,
-        max_sm=sm,
-        compact=compact and (sm in (75, 80, 90) or not fp8),
-    )
+    tiles = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in decode_configs(dim, 1 if fp8 else 2, sm)}
+    for decode in tiles.values():
+        register_aot(
+            decode_kernel,
+            _signature(dtype, fp8, _DECODE),
+            [_constants(group, dim, fp8, packed, decode)],
+            options={"num_warps": decode.num_warps},
+            min_sm=sm,
+            max_sm=sm,
+            compact=compact,
+        )
+    for prefill in prefill_configs(dim, 1 if fp8 else 2, sm):
+        register_aot(
+            prefill_kernel,
+            _signature(dtype, fp8, _PREFILL),
+            [_constants(group, dim, fp8, max(prefill.block_m, packed), prefill)],
+            options={"num_warps": prefill.num_warps},
+            min_sm=sm,
+            max_sm=sm,
+            compact=compact and (sm in (75, 80, 90) or not fp8),
+        )
 
 
 def _register_plan(rows: int) -> None:
     pointers = dict.fromkeys(("seq_lens_ptr", "seq_slots_ptr", "items_ptr", "num_items_ptr"), "*i32")
     numbers = dict.fromkeys(("num_rows", "window", "capacity", "target_items"), I32)
     splits = sorted(
-        {(c.min_split, c.max_split) for sm in SMS for c in (decode_config(d, b, sm) for d in (64, 128) for b in (1, 2))}
+        {(c.min_split, c.max_split) for sm in SMS for d in (64, 128) for b in (1, 2) for c in decode_configs(d, b, sm)}
     )
     register_aot(
         decode_plan_kernel,

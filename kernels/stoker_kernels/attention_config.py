@@ -44,24 +44,48 @@ def padded_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def decode_config(head_dim: int, kv_bytes: int, sm: int) -> DecodeConfig:
-    """The configuration for `kv_bytes` a cached element. Below SM 8.0 nothing is pipelined, so stages mean nothing."""
+def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> DecodeConfig:
+    """The configuration for `kv_bytes` a cached element and `streams` = rows · KV heads, a host bound of the step.
+
+    Below SM 8.0 nothing is pipelined, so stages mean nothing. The thresholds are an H200's (LAB.md): few streams want
+    few splits and deep pipelines, up to eight streams an SM many small programs, more of them large blocks.
+    """
     row = padded_dim(head_dim) * kv_bytes
-    roomy = sm in (80, 87, 90, 100, 103)
     if row > 256:
         return DecodeConfig(block_n=32, stages=5, min_split=128)
+    if sm == 90 and row == 256:
+        if streams <= 64:
+            return DecodeConfig(stages=7, min_split=256)
+        if streams <= 1024:
+            return DecodeConfig(block_n=32, num_warps=2, stages=5, programs_per_sm=4)
+        return DecodeConfig(stages=5, programs_per_sm=3)
     if row <= 128:
-        return DecodeConfig(stages=7, programs_per_sm=4)
-    return DecodeConfig(stages=7 if roomy else 5)
+        return DecodeConfig(stages=5, programs_per_sm=5) if sm == 90 else DecodeConfig(stages=7, programs_per_sm=4)
+    return DecodeConfig(stages=7 if sm in (80, 87, 100, 103) else 5)
 
 
-def prefill_config(head_dim: int, kv_bytes: int, sm: int) -> PrefillConfig:
-    """The configuration for `kv_bytes` a cached element."""
+def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
+    """Every configuration that `decode_config` gives for some number of streams."""
+    return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
+
+
+def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> PrefillConfig:
+    """The configuration for `kv_bytes` a cached element and `mean_tokens` query tokens a row, from host bounds.
+
+    Wide tiles pay for long chunks of a 16-bit cache alone: short ones are mostly diagonal.
+    """
     dim = padded_dim(head_dim)
     if sm == 90:
         if dim > 128 or kv_bytes > 2:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, stages=3)
+        if kv_bytes == 1 or mean_tokens < 4096:
+            return PrefillConfig(block_m=64, num_warps=4)
         return PrefillConfig()
     if dim > 128 or kv_bytes > 2:
         return PrefillConfig(block_m=64, block_n=16, num_warps=4, stages=2)
     return PrefillConfig(block_m=64, block_n=32, num_warps=4, stages=3)
+
+
+def prefill_configs(head_dim: int, kv_bytes: int, sm: int) -> list[PrefillConfig]:
+    """Every configuration that `prefill_config` gives for some chunk length."""
+    return list(dict.fromkeys(prefill_config(head_dim, kv_bytes, sm, tokens) for tokens in (1, 8192)))

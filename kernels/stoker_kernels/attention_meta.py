@@ -64,3 +64,9 @@ def attention_workspace(
         num_items=torch.zeros(1, dtype=torch.int32, device=device),
         arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
     )
+
+
+def attention_workspace_bytes(max_rows: int, num_q_heads: int, head_dim: int) -> int:
+    """Bytes that `attention_workspace` allocates."""
+    items = max_rows + EXTRA_ITEMS
+    return 4 * (items * num_q_heads * (head_dim + 1) + items * 8 + 1 + max_rows * num_q_heads)

@@ -79,12 +79,13 @@ def paged_attention(
     head_dim, kv_bytes, sm = q.shape[2], 1 if fp8 else k_cache.element_size(), sm_of(q.device)
     rows = meta.seq_lens.shape[0]
     if meta.num_decodes > 0:
-        config = decode_config(head_dim, kv_bytes, sm)
+        config = decode_config(head_dim, kv_bytes, sm, meta.num_decodes * k_cache.shape[1])
         if meta.planned_window is None:
             launch_plan(meta, k_cache.shape[1], window, config)
         launch_decode(inputs, meta, config)
     if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
-        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm))
+        mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, rows - meta.num_decodes)
+        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm, mean_tokens))
     return out
 
 
@@ -93,7 +94,8 @@ def plan_attention(
 ) -> AttentionMeta:
     """`stoker_kernels.attention.plan_attention` on a GPU."""
     if meta.num_decodes > 0:
-        config = decode_config(head_dim, kv_dtype.itemsize, sm_of(meta.seq_lens.device))
+        sm = sm_of(meta.seq_lens.device)
+        config = decode_config(head_dim, kv_dtype.itemsize, sm, meta.num_decodes * num_kv_heads)
         launch_plan(meta, num_kv_heads, window, config)
     return replace(meta, planned_window=window)
 

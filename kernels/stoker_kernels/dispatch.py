@@ -65,7 +65,7 @@ class Implementation:
 
 _registry: dict[str, dict[str, Implementation]] = {}
 _pins: dict[str, str] = {}
-_selected: dict[tuple[str, torch.device, torch.dtype], tuple[Implementation, Function]] = {}
+_selected: dict[tuple[str, torch.device, torch.dtype], tuple[Implementation, Function, dict[str, str]]] = {}
 _sms: dict[torch.device, int] = {}
 
 
@@ -132,8 +132,8 @@ def select(op: str, device: torch.device, dtype: torch.dtype) -> Function:
     """The function that runs `op` on `device` for `dtype`. Raises KernelUnavailable with the reasons."""
     found = _selected.get((op, device, dtype))
     if found is None:
-        chosen_one = _choose(op, Target(device.type, sm_of(device), dtype))
-        found = _selected[(op, device, dtype)] = (chosen_one, chosen_one.load())
+        chosen_one, refused = _choose(op, Target(device.type, sm_of(device), dtype))
+        found = _selected[(op, device, dtype)] = (chosen_one, chosen_one.load(), refused)
     return found[1]
 
 
@@ -147,11 +147,14 @@ def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) ->
 def chosen() -> dict[str, str]:
     """Op → implementation for everything selected so far, for the start-up log.
 
-    Where an op got several, each stands with its dtypes: "triton (bfloat16), reference (float32)".
+    Where an op got several, each stands with its dtypes: "triton (bfloat16), reference (float32)". A second choice on
+    CUDA stands with what was wrong with those before it: "cublas; no table: its kernels are not built".
     """
     by_op: dict[str, dict[str, list[str]]] = {}
-    for (op, _, dtype), (implementation, _) in _selected.items():
-        by_op.setdefault(op, {}).setdefault(implementation.name, []).append(dtype_name(dtype))
+    for (op, device, dtype), (implementation, _, refused) in _selected.items():
+        reasons = refused if device.type == "cuda" else {}
+        label = "; no ".join([implementation.name, *(f"{name}: {reason}" for name, reason in reasons.items())])
+        by_op.setdefault(op, {}).setdefault(label, []).append(dtype_name(dtype))
     return {
         op: next(iter(names))
         if len(names) == 1
@@ -186,7 +189,7 @@ def _op(op: str) -> dict[str, Implementation]:
     return _registry[op]
 
 
-def _choose(op: str, target: Target) -> Implementation:
+def _choose(op: str, target: Target) -> tuple[Implementation, dict[str, str]]:
     known = _op(op)
     candidates = [known[_pins[op]]] if op in _pins else list(known.values())
     reasons: dict[str, str] = {}
@@ -194,7 +197,7 @@ def _choose(op: str, target: Target) -> Implementation:
         pinned_reference = op in _pins and candidate.name == "reference"
         reason = None if pinned_reference else candidate.supports(target)
         if reason is None:
-            return candidate
+            return candidate, reasons
         reasons[candidate.name] = reason
     raise KernelUnavailable(op, target, reasons)
 

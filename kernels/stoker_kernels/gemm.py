@@ -1,5 +1,9 @@
 """`linear`: y = x · Wᵀ + bias for dense and FP8 weights.
 
+Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
+default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
+implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
+`dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
 returned; nothing synchronises with the host, so every path can be captured in a CUDA graph.
 Does not know: which layer it serves, nor how weights reached the device.
@@ -9,11 +13,36 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels import reference_gemm
-from stoker_kernels.linear_weight import LinearWeight, WeightKind
+from stoker_kernels import cuda
+from stoker_kernels.dispatch import Target, dtype_name, reference_supports, register, select
+from stoker_kernels.linear_weight import FP8, LinearWeight, WeightKind
 from stoker_kernels.quant_types import Quantized
 
 __all__ = ["LinearWeight", "Quantized", "WeightKind", "linear"]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _own_supports(target: Target) -> str | None:
+    if target.device != "cuda" or target.sm != 90:
+        return "needs sm_90"
+    if target.dtype not in (torch.bfloat16, FP8):
+        return "takes bfloat16, float8_e4m3fn"
+    return cuda.missing_cubin(f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm_small", "sm_90a")
+
+
+def _cublas_supports(target: Target) -> str | None:
+    if target.device != "cuda":
+        return "needs CUDA"
+    if target.dtype == FP8:
+        return None if target.sm >= 89 else "needs sm_89 or newer for float8_e4m3fn"
+    return None if target.dtype in _FLOATS else f"does not take {dtype_name(target.dtype)}"
+
+
+register("linear", "table", "stoker_kernels.gemm_cuda:table", _own_supports)
+register("linear", "cublas", "stoker_kernels.gemm_cuda:cublas", _cublas_supports)
+register("linear", "own", "stoker_kernels.gemm_cuda:own", _own_supports)
+register("linear", "reference", "stoker_kernels.reference_gemm:linear", reference_supports)
 
 
 def linear(
@@ -28,21 +57,10 @@ def linear(
     x:    [T, K] of the weight's dtype, or `Quantized([T, K] e4m3, [T, 1] fp32)` for FP8 weights.
           A float x against an FP8 weight is quantized per token first.
     bias: [N] or None. out: [T, N] or None (allocated; x's dtype, bfloat16 for a quantized x).
-    Raises ValueError for shapes that do not fit.
+    Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weight's dtype.
     """
     data = x.data if isinstance(x, Quantized) else x
     if data.dim() != 2 or data.shape[1] != weight.in_features:
         raise ValueError(f"x is {tuple(data.shape)}, the weight [N, K] = {tuple(weight.data.shape)}")
-    if data.device.type == "cpu":
-        return reference_gemm.linear(x, weight, bias=bias, out=out)
-    if isinstance(x, torch.Tensor) and weight.kind == "dense":
-        return _cublas_dense(x, weight.data, bias, out)
-    return reference_gemm.linear(x, weight, bias=bias, out=out)
-
-
-def _cublas_dense(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)
+    y: torch.Tensor = select("linear", data.device, weight.data.dtype)(x, weight, bias=bias, out=out)
+    return y

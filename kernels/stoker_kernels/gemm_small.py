@@ -133,6 +133,8 @@ def refusal(o: Operands) -> str | None:
         return f"K = {k} is not a multiple of {chunk}, or N = {n} not of 8"
     if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
         return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
+    if o.bias is not None and o.bias.dtype != torch.bfloat16:
+        return f"takes a bf16 bias, not {o.bias.dtype}"
     if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
         return "rows have to be contiguous"
     strides = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2)

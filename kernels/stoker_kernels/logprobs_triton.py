@@ -15,7 +15,7 @@ from torch import Tensor
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.sampling_device import finite
-from stoker_kernels.sampling_state import TILE
+from stoker_kernels.sampling_state import TILE, padded_tiles
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
         tiles,
         top,
         TILE=TILE,
-        TILES=triton.next_power_of_2(tiles),
+        TILES=padded_tiles(tiles),
         **options,
     )
     return packed
@@ -128,13 +128,12 @@ def _register() -> None:
     for dtype in (BF16, FP16, FP32):
         inputs = {"logits": f"*{dtype}", "tokens": f"*{I32}", "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
         register_aot(_tile_kernel, inputs, [{"TILE": TILE}], compact=dtype == BF16)
-        for tiles in (8, 16, 32, 64):
-            register_aot(
-                _combine_kernel,
-                inputs | {"packed": f"*{FP32}", "top": I32},
-                [{"TILE": TILE, "TILES": tiles}],
-                compact=dtype == BF16 and tiles == 64,
-            )
+        register_aot(
+            _combine_kernel,
+            inputs | {"packed": f"*{FP32}", "top": I32},
+            [{"TILE": TILE, "TILES": padded_tiles(1)}],
+            compact=dtype == BF16,
+        )
 
 
 _register()

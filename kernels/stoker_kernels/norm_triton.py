@@ -126,7 +126,7 @@ def _warps(block: int) -> int:
 
 def _register() -> None:
     fixed = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16, FP32):
+    for dtype in (BF16, FP16):
         for block in (1024, 2048, 4096, 8192):
             for residual in (False, True):
                 for quant in (False, True):

@@ -1,8 +1,9 @@
 """Quantization to FP8 (e4m3): activations per token, weights per channel, per tensor or per 128×128 block.
 
 Invariants: a quantized value is `data * scale`; scales are fp32 and positive, chosen so that the largest
-magnitude of the token, channel, tensor or block lands on 448, e4m3's largest. Division, clamp and rounding
-(to nearest even) are done in fp32, so every implementation of the same definition gives the same bits.
+magnitude of the token, channel, tensor or block lands on 448, e4m3's largest. scale = max(amax · fp32(1/448), 1e-12)
+and data = e4m3(clamp(value · fp32(1/scale))): single fp32 operations with one rounding each, so that every device and
+every kernel gives the same bits. (A division by the number 448 would not: CUDA multiplies by its reciprocal.)
 Does not know: which layers are quantized, nor how a product is computed.
 """
 
@@ -10,27 +11,31 @@ from __future__ import annotations
 
 import torch
 
+from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
 from stoker_kernels.linear_weight import BLOCK, FP8, FP8_MAX, LinearWeight, WeightKind
 from stoker_kernels.quant_types import Quantized
+from stoker_kernels.reference import MIN_SCALE
 
-# Below this magnitude a whole token or block counts as zero; keeps the scale a normal fp32 number.
-AMAX_FLOOR = 1e-10
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+register("quantize_fp8", "triton", "stoker_kernels.quant_triton:quantize_fp8", triton_supports(*_FLOATS))
+register("quantize_fp8", "reference", "stoker_kernels.reference:quantize_fp8", reference_supports)
 
 
 def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """`values / scale` as e4m3, saturating at ±448 (torch's own conversion gives NaN above 464)."""
-    return (values.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return (values.float() * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def scale_of(amax: torch.Tensor) -> torch.Tensor:
-    """The fp32 scale that maps `amax` to 448."""
-    return amax.float().clamp(min=AMAX_FLOOR) / FP8_MAX
+    """The fp32 scale that maps `amax` to 448; not below 1e-12, so that zeros divide by something."""
+    return (amax.float() * (1.0 / FP8_MAX)).clamp_min(MIN_SCALE)
 
 
 def quantize_fp8(x: torch.Tensor) -> Quantized:
     """Quantize activations [T, K] with one scale per token: data [T, K] e4m3, scale [T, 1] fp32."""
-    scale = scale_of(x.abs().amax(dim=-1, keepdim=True))
-    return Quantized(to_fp8(x, scale), scale)
+    y: Quantized = select("quantize_fp8", x.device, x.dtype)(x)
+    return y
 
 
 def quantize_weight(weight: torch.Tensor, kind: WeightKind) -> LinearWeight:

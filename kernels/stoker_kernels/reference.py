@@ -101,6 +101,11 @@ def silu_and_mul_quant(x: Tensor) -> Quantized:
     return _quantize(torch.nn.functional.silu(gate) * up)
 
 
+def quantize_fp8(x: Tensor) -> Quantized:
+    """fp8 with one scale a token."""
+    return _quantize(x.float())
+
+
 def embed(ids: Tensor, table: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Rows of `table` by id."""
     rows = table[ids.long()]

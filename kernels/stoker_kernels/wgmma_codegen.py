@@ -39,7 +39,8 @@ struct Wgmma<{element}, {tokens}> {{
   static __device__ __forceinline__ void multiply(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{tokens}{shape} {{{operands}}}, %{count}, %{count + 1}, p, 1, 1{transposes};\\n}}"
+        "wgmma.mma_async.sync.aligned.m64n{tokens}{shape} "
+        "{{{operands}}}, %{count}, %{count + 1}, p, 1, 1{transposes};\\n}}"
         : {outputs}
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
   }}

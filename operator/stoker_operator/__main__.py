@@ -34,6 +34,7 @@ from stoker_operator.settings import Settings, SettingsError, from_arguments
 log = logging.getLogger("stoker.operator")
 # A reconcile makes a few requests of at most half a minute each; one that takes longer than this hangs.
 HUNG_SECONDS = 600.0
+STOP_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -101,17 +102,20 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            stop_flag=stop,
             ready_flag=started,
         )
     )
     again = asyncio.create_task(_signals_again(started, stop))
-    done, _ = await asyncio.wait([watches, *work], return_when=asyncio.FIRST_COMPLETED)
-    stop.set()
-    for task in (*work, again):
-        task.cancel()
-    await asyncio.gather(*work, again, watches, return_exceptions=True)
-    metrics.LEADER.set(0)
+    try:
+        done, _ = await asyncio.wait([watches, *work], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # Also when cancelled: from the end of the gather on, nothing is written any more. The watches hold nothing
+        # worth waiting for, and kopf takes its time.
+        metrics.LEADER.set(0)
+        for task in (*work, again, watches):
+            task.cancel()
+        await asyncio.gather(*work, again, return_exceptions=True)
+        await asyncio.wait([watches], timeout=STOP_SECONDS)
     for task in done:
         if not task.cancelled() and task.exception() is not None:
             raise RuntimeError("the operator's work ended") from task.exception()

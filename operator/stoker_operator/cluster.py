@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ class Cluster:
         try:
             kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except kubernetes_config.ConfigException:
-            await kubernetes_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            # The library reads the variable once, when it is imported.
+            file = os.environ.get("KUBECONFIG") or None
+            await kubernetes_config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
         return cls(kubernetes.ApiClient(configuration), concurrency)
 
     async def close(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from stoker_operator import cluster as kinds
@@ -17,8 +16,9 @@ from stoker_operator import rollout
 from stoker_operator.cluster import Cluster, Kind
 from stoker_operator.manifests import claim_name, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
-from stoker_operator.pod_http import Answer, PodClient, Progress
+from stoker_operator.pod_http import PodClient
 from stoker_operator.rollout import Rollout
+from stoker_operator.snapshot import Answer, Observed, Progress
 from stoker_operator.spec import InferenceService
 
 Object = Mapping[str, Any]
@@ -26,26 +26,6 @@ CHILDREN = (
     kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, kinds.JOB,
     kinds.DISRUPTION_BUDGET,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services'
-    included.
-    """
-
-    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
-    claims: tuple[Object, ...] = ()
-    engine_pods: tuple[Object, ...] = ()
-    fetch_pods: tuple[Object, ...] = ()
-    jobs: tuple[Object, ...] = ()
-    rollout: Rollout = field(default_factory=Rollout)
-    progress: Progress | None = None
-    answer: Answer | None = None
-
-    def child(self, manifest: Mapping[str, Any]) -> Object | None:
-        """The live object that a manifest stands for."""
-        return self.children.get((manifest["kind"], manifest["metadata"]["name"]))
 
 
 async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) -> Observed:

@@ -19,10 +19,10 @@ from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
 from stoker_operator.diagnose import Trouble, first_trouble
 from stoker_operator.fit import Fit, assess
 from stoker_operator.manifests.identity import SOURCE_LABEL
-from stoker_operator.observe import Observed
 from stoker_operator.plan_cache import CachePlan, plan_cache
 from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
 from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed
 from stoker_operator.spec import InferenceService
 
 UNSETTLED_SECONDS = 15.0

@@ -17,9 +17,9 @@ from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
 from stoker_operator.diagnose import fetch_outcome, first_trouble, verify_failure
 from stoker_operator.manifests import claim_name, prefetch_job, source_id, volume_claim
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
-from stoker_operator.observe import Observed
 from stoker_operator.quantity import human_bytes
 from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, remembered_model
 
 Object = Mapping[str, Any]

@@ -10,33 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from stoker_operator.snapshot import Progress
+
 _LARGEST_ANSWER = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a prefetch is. Bytes and seconds; total and eta are 0 while unknown."""
-
-    phase: str
-    bytes_done: int
-    bytes_total: int
-    eta_seconds: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of asking `pod`, of revision `template_hash`, for one token. `error` is "" when it
-    answered.
-    """
-
-    pod: str
-    template_hash: str
-    error: str
 
 
 class PodClient:

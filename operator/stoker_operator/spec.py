@@ -23,7 +23,10 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
-URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|https://[^/ ]+/[^ ]+|file:///[^ ]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
+URI_PATTERN = (
+    r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|https://[^/ ]+/[^ ]+|file:///[^ ]+"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
+)
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"

@@ -13,8 +13,8 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
-from stoker_operator.observe import Observed
 from stoker_operator.plan import Plan, ready_conditions
+from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
 
 Status = dict[str, Any]

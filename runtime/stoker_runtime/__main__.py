@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return BAD_CONFIGURATION
     set_up(config.log_level, config.log_json)
     log = logging.getLogger("stoker_runtime.serve")
-    log.info("starting: %s", config)
+    log.info("starting: %s", describe(config))
 
     # Imported only now, so that --help and a wrong flag answer at once.
     import uvloop
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     from stoker_runtime.server import Server
 
     async def start_engine(engine: EngineConfig) -> AsyncEngine:
-        return await AsyncEngine.start(engine, log_level=config.log_level)
+        return await AsyncEngine.start(engine, log_level=config.log_level, log_json=config.log_json)
 
     async def serve() -> int:
         return await Server(config, start_engine).run()

@@ -227,6 +227,13 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 ALIASES = {alias: flag.name for flag in FLAGS for alias in flag.aliases}
 
 
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default
+    for field in (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
+    if field.default is not dataclasses.MISSING
+}
+
+
 def spell(value: Any) -> str:
     """A value as a flag spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -234,7 +241,6 @@ def spell(value: Any) -> str:
 
 def help_text() -> str:
     """The text of `stoker serve --help`: flags by group, with their defaults."""
-    defaults = _defaults()
     lines = [
         "usage: stoker serve MODEL [FLAGS]",
         "",
@@ -245,13 +251,8 @@ def help_text() -> str:
         lines += ["", f"{group}:"]
         for flag in (flag for flag in FLAGS if flag.group == group and flag.name != "model"):
             usage = f"--[no-]{flag.name}" if flag.is_switch else f"--{flag.name} {flag.shown}"
-            default = defaults.get(flag.field)
+            default = DEFAULTS.get(flag.field)
             tail = f" [{spell(default)}]" if default not in (None, "", ()) else ""
             pad = "\n" + " " * 42 if len(usage) > 37 else " " * (40 - len(usage))
             lines.append(f"  {usage}{pad}{flag.help}{tail}")
     return "\n".join(lines) + "\n"
-
-
-def _defaults() -> dict[str, Any]:
-    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -58,10 +58,6 @@ class ReadySizes(Protocol):
         """KV pages."""
         ...
 
-    @property
-    def description(self) -> dict[str, str]:
-        """Device, dtype, kernels and sizes, in words."""
-        ...
 
 
 class OwnedEngine(EngineClient, Protocol):
@@ -182,8 +178,6 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        for key, value in self._engine.ready.description.items():
-            log.info("engine: %s: %s", key, value)
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(
@@ -244,7 +238,8 @@ def open_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio switches off the delay of small packets only where it is.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:

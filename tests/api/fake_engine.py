@@ -13,6 +13,8 @@ from stoker_runtime.request import EngineStats, FinishReason, Request, TokenLogp
 
 SPOKEN = "The quick brown fox jumps over the lazy dog. "
 EOS = 3
+UNFAILING = ord("b")
+"""A prompt that begins with this token survives `fail_after`."""
 
 
 def bytes_of(text: str) -> list[int]:
@@ -92,19 +94,20 @@ class FakeEngine:
             raise EngineDeadError("The engine process ended with signal SIGKILL.")
 
     async def _speak(self, request: Request, stream: FakeStream) -> None:
-        params, said = request.params, 0
+        said = 0
         script = self.script(request)
         while request.id in self._streams:
             await asyncio.sleep(self.delay)
             if request.id not in self._streams:
                 return
-            if self.fail_after is not None and said >= self.fail_after:
+            if self.fail_after is not None and said >= self.fail_after and request.prompt_token_ids[0] != UNFAILING:
                 stream.queue.put_nowait(TokenOutput(request.id, (), FinishReason.ERROR, error="The step failed."))
                 break
             tokens = tuple(script[said : said + self.group])
-            stream.queue.put_nowait(self._output(request, tokens, said))
+            output = self._output(request, tokens, said)
+            stream.queue.put_nowait(output)
             said += len(tokens)
-            if tokens[-1:] == (EOS,) or tokens[-1] in params.stop_token_ids or said >= params.max_tokens:
+            if output.finish is not None:
                 break
         self._streams.pop(request.id, None)
 

@@ -159,8 +159,8 @@ def test_echo_with_logprobs_as_evaluation_harnesses_ask(http: httpx.Client) -> N
     alone = complete(http, **{**body, "max_tokens": 0})["choices"][0]
     assert alone["logprobs"]["tokens"] == ["h", "i", "!"]
     parts = [event["choices"][0]["logprobs"] for event in stream(http, **body)]
-    assert sum((part["tokens"] for part in parts), []) == found["tokens"]
-    assert sum((part["text_offset"] for part in parts), []) == found["text_offset"]
+    for key in ("tokens", "text_offset"):
+        assert [entry for part in parts for entry in part[key]] == found[key]
 
 
 def test_prompt_logprobs(http: httpx.Client) -> None:
@@ -177,7 +177,7 @@ def test_token_ids_on_request(http: httpx.Client) -> None:
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([104, 105], bytes_of("The"))
     events = [event["choices"][0] for event in stream(http, prompt="hi", return_token_ids=True, max_tokens=3)]
     assert events[0]["prompt_token_ids"] == [104, 105]
-    assert sum((event["token_ids"] for event in events), []) == bytes_of("The")
+    assert [token for event in events for token in event["token_ids"]] == bytes_of("The")
 
 
 def test_truncate_prompt_tokens_keeps_the_end(server: Running, http: httpx.Client) -> None:

@@ -16,7 +16,8 @@ import pytest_asyncio
 from uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.engine import AsyncEngine, process_exists
+from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.engine.process import process_exists, processor_seconds
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.errors import (
     CapacityError,
@@ -310,12 +311,10 @@ async def test_an_idle_engine_sends_heartbeats_and_sleeps(start: Starter) -> Non
     engine = await start()
     await read(engine.submit([request("r", 3)]), "r")
     await asyncio.sleep(0.3)
-    before, first = process_seconds(engine.ready.pid), engine.stats()
+    before, first = processor_seconds(engine.ready.pid), engine.stats()
     await asyncio.sleep(1.2)
     assert engine.stats() is not first, "no heartbeat"
-    assert process_seconds(engine.ready.pid) - before < 0.2, "an idle engine spins"
-
-
-def process_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    after = processor_seconds(engine.ready.pid)
+    assert before is not None
+    assert after is not None
+    assert after - before < 0.2, "an idle engine spins"

@@ -203,6 +203,9 @@ class UniformExecutor:
         return self.kv[slot.pages[position // self.page_size]][position % self.page_size]
 
     def _sample_into(self, slot: Slot) -> int:
+        capacity = min(self.max_model_len, self.num_pages * self.page_size)
+        assert slot.position < capacity, "a token beyond what a sequence can hold"
+        assert slot.position - slot.assign.prompt_length < slot.assign.params.max_tokens, "a token beyond max_tokens"
         slot.last_token = self.sample(slot.assign, slot.position)
         return slot.last_token
 

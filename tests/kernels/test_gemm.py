@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from stoker_kernels import dispatch
+from stoker_kernels.dispatch import KernelUnavailable
 from stoker_kernels.gemm import LinearWeight, linear
-from stoker_kernels.linear_weight import WeightKind
+from stoker_kernels.linear_weight import FP8, WeightKind
 from stoker_kernels.quant import quantize_fp8, quantize_weight
 from stoker_kernels.reference_gemm import linear_fp64
 
@@ -46,3 +50,55 @@ def test_out_is_written_and_returned(kind: WeightKind) -> None:
 def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(2, 8\).*\(4, 16\)"):
         linear(torch.zeros(2, 8), LinearWeight(torch.zeros(4, 16)))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A CUDA device of SM 9.0 to dispatch for, without its hardware."""
+    monkeypatch.setattr("stoker_kernels.dispatch._selected", {})
+    monkeypatch.setattr("stoker_kernels.dispatch.sm_of", lambda device: 90)
+    return torch.device("cuda", 0)
+
+
+def test_missing_kernels_are_said_and_a_pin_on_them_refused(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stoker_kernels.cuda.AOT", tmp_path)
+    dispatch.select("linear", hopper, torch.bfloat16)
+    assert "cublas; no table: sm90_bf16_gemm_small" in dispatch.chosen()["linear"]
+    assert "run python -m stoker_kernels.nvcc" in dispatch.chosen()["linear"]
+    dispatch.pin("linear", "own")
+    try:
+        with pytest.raises(KernelUnavailable, match=r"python -m stoker_kernels\.nvcc"):
+            dispatch.select("linear", hopper, torch.bfloat16)
+    finally:
+        dispatch.unpin("linear")
+
+
+def test_built_kernels_are_taken_for_the_dtypes_they_have(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stoker_kernels.cuda.AOT", tmp_path)
+    for element in ("bf16", "e4m3"):
+        (tmp_path / f"sm90_{element}_gemm_small.sm_90a.cubin").touch()
+    chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
+    assert chosen == {"linear": "table"}
+    assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["table", "own", "cublas"])
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_tensor", "fp8_block"])
+@pytest.mark.parametrize("m", [1, 16, 100, 300])
+def test_every_path_on_the_device_equals_the_definition(name: str, kind: WeightKind, m: int) -> None:
+    x, weight, bias = (t.cuda().bfloat16() for t in operands(m, 3584, 1536))
+    quantized = quantize_weight(weight, kind)
+    expected = linear_fp64(x if kind == "dense" else quantize_fp8(x), quantized, bias)
+    dispatch.pin("linear", name)
+    try:
+        got = linear(x, quantized, bias=bias)
+    finally:
+        dispatch.unpin("linear")
+    allowed = expected.abs() * 2.0**-6 + 2e-2 * expected.abs().mean()
+    assert got.dtype == torch.bfloat16
+    assert ((got.double() - expected).abs() <= allowed).all()

@@ -113,12 +113,13 @@ def _kubectl(environment: Mapping[str, str], *arguments: str, stdin: str = "", c
 
 
 @pytest.fixture
-def namespace(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh namespace; KUBECONFIG points at the control plane."""
+def namespace(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A fresh namespace, deleted afterwards; KUBECONFIG points at the control plane."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane))
     name = f"test-{uuid.uuid4().hex[:8]}"
     _kubectl(os.environ, "create", "namespace", name)
-    return name
+    yield name
+    _kubectl(os.environ, "delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import pytest
 
 from stoker_operator import manifests, status
 from stoker_operator.actions import Apply, Condition, Delete, Finding
-from stoker_operator.observe import Observed
 from stoker_operator.plan import Plan, make_plan
-from stoker_operator.pod_http import Answer
 from stoker_operator.rollout import read
 from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Answer, Observed
 from stoker_operator.spec import FetchedModel, InferenceService
 
 Object = dict[str, Any]

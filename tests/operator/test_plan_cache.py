@@ -12,10 +12,9 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.actions import Apply, Delete
-from stoker_operator.observe import Observed
 from stoker_operator.plan_cache import CachePlan, plan_cache
-from stoker_operator.pod_http import Progress
 from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed, Progress
 from stoker_operator.spec import FetchedModel, InferenceService
 
 Build = Callable[..., InferenceService]

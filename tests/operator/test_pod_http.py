@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker_operator.pod_http import PodClient, Progress
+from stoker_operator.pod_http import PodClient
+from stoker_operator.snapshot import Progress
 
 ANSWERS: dict[str, tuple[int, Any]] = {
     "good": (200, {"choices": [{"text": "!"}]}),

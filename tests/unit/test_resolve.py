@@ -28,7 +28,7 @@ def test_nothing_is_auto_after_resolve(qwen: ModelSpec) -> None:
 
 def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=0.8), qwen, "cuda")
-    plan = plan_memory(config, qwen, H200, weights=15 * GIB)
+    plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
     spent = H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes
     budget = 0.8 * H200.total
     assert spent <= budget
@@ -39,7 +39,7 @@ def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
 
 def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=1.0, gpu_memory_reserve_gb=41), qwen, "cuda")
-    plan = plan_memory(config, qwen, H200, weights=15 * GIB)
+    plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
     assert H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes <= 100 * GIB
 
 
@@ -52,10 +52,11 @@ def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
         ({"gpu_memory_utilization": 0.135}, "max_model_len", "set --max-model-len to"),
     ],
 )
-def test_what_does_not_fit_names_the_flag(
-    qwen: ModelSpec, fields: dict[str, float], named: str, words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_what_does_not_fit_names_the_flag(qwen: ModelSpec, fields: dict[str, float], named: str, words: str) -> None:
+    def start() -> None:
         config = resolve(EngineConfig(model="m", **fields), qwen, "cuda")  # type: ignore[arg-type]
-        plan_memory(config, qwen, H200, weights=15 * GIB)
+        plan_memory(config, qwen, H200, weights=15 * GIB, state=0)
+
+    with pytest.raises(ConfigError, match=words) as caught:
+        start()
     assert caught.value.param == named

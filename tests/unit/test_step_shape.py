@@ -43,9 +43,7 @@ def test_without_padding_shapes_are_exact() -> None:
 
 
 def test_the_upload_of_a_padded_step() -> None:
-    batch = Batch(
-        1, decodes=(4, 2), prefills=(PrefillChunk(7, 16, (1, 2, 3), False), PrefillChunk(5, 0, (9,), True))
-    )
+    batch = Batch(1, decodes=(4, 2), prefills=(PrefillChunk(7, 16, (1, 2, 3), False), PrefillChunk(5, 0, (9,), True)))
     shape = StepShape(4, GRAPH_PREFILLS, 16, "greedy")
     packed = pack_ragged(batch, shape)
     rows = shape.rows
@@ -55,7 +53,9 @@ def test_the_upload_of_a_padded_step() -> None:
     assert query_start[:7].tolist() == [0, 1, 2, 3, 4, 7, 8]
     assert (query_start[6:] == 8).all()
     assert packed[2 * rows + 1 + 4] == 16
-    ids = packed[3 * rows + 1 :]
+    ids, sampled_slots = packed[3 * rows + 1 : -rows], packed[-rows:]
+    assert sampled_slots[:6].tolist() == [4, 2, -1, -1, -1, 5]
+    assert (sampled_slots[6:] == -1).all()
     assert ids[4:8].tolist() == [1, 2, 3, 9]
     assert len(ids) == shape.total_tokens
     assert packed.dtype == np.int32

@@ -44,6 +44,7 @@ from stoker_runtime.engine.messages import (
 )
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.logging_setup import set_up
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
@@ -52,7 +53,7 @@ HEARTBEAT_SECONDS = 0.5
 FAREWELL_MS = 2000
 """How long an ending process waits for its last messages to leave."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("stoker_runtime.engine.core")
 
 
 @dataclass(slots=True)
@@ -241,7 +242,7 @@ def run(build: ExecutorFactory) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    logging.basicConfig(level=start.log_level.upper(), format="%(asctime)s %(levelname)s engine %(message)s")
+    set_up(start.log_level, start.log_json)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, 0)
@@ -265,7 +266,7 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
     # What was loaded lives until the end: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
-    log.info("engine ready: %s", ", ".join(f"{key}={value}" for key, value in executor.describe().items()))
+    log.info("engine ready, process %d", os.getpid())
     try:
         EngineCore(loop, socket).run()
     except Exception:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from time import monotonic
 from types import TracebackType
@@ -33,7 +32,7 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
-from stoker_runtime.engine.process import COMMAND, EngineProcess
+from stoker_runtime.engine.process import COMMAND, EngineProcess, process_exists, processor_seconds
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.engine.watchdog import Watchdog
 from stoker_runtime.errors import EngineDeadError, EngineError, UnavailableError
@@ -53,7 +52,7 @@ class AsyncEngine:
     """One engine process as one API process sees it. Use from one event loop."""
 
     def __init__(self, *, hang_seconds: float = 30.0) -> None:
-        """`hang_seconds`: work pending and no new step for so long means hung. Longer than the longest step."""
+        """`hang_seconds`: work pending and no new step for so long means hung, as `Watchdog` says precisely."""
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
@@ -63,6 +62,7 @@ class AsyncEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._ledger = Ledger()
+        self._processor_seconds = 0.0
         self._draining = False
         self._closed = False
         self._dead: EngineDeadError | None = None
@@ -74,6 +74,7 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         log_level: str = "info",
+        log_json: bool = False,
         hang_seconds: float = 30.0,
         command: Sequence[str] = COMMAND,
     ) -> AsyncEngine:
@@ -84,7 +85,7 @@ class AsyncEngine:
         """
         engine = cls(hang_seconds=hang_seconds)
         try:
-            engine._process = await EngineProcess.spawn(config, log_level=log_level, command=command)
+            engine._process = await EngineProcess.spawn(config, log_level=log_level, log_json=log_json, command=command)
             await engine._connect(engine._process.endpoint)
         except BaseException:
             await engine.close()
@@ -144,9 +145,13 @@ class AsyncEngine:
             self._ledger.refuse_running(request)
             refuse_impossible(request, max_tokens=self.max_model_len, vocab_size=self.vocab_size)
         self._ledger.refuse_beyond(self.ready.max_queued, len(requests))
+        named = [(self._ledger.new_handle(), request) for request in requests]
+        # Encoded before anything is recorded: what cannot be encoded leaves no trace.
+        messages = [encode(Add(handle, request)) for handle, request in named]
         stream = TokenStream()
-        for request in requests:
-            self._send(Add(self._ledger.open(request, stream), request))
+        for (handle, request), message in zip(named, messages, strict=True):
+            self._ledger.open(handle, request, stream)
+            self._socket.send(message)
         return stream
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -241,9 +246,16 @@ class AsyncEngine:
             if self._process is None and not process_exists(self.ready.pid):
                 self._die("The engine process is gone.")
                 return
-            reason = self._watchdog.tick(monotonic(), pending=self._ledger.busy)
+            reason = self._watchdog.tick(monotonic(), pending=self._ledger.busy, computing=self._is_computing())
             if reason is not None and self._hung is None:
                 self._suspect(reason)
+
+    def _is_computing(self) -> bool:
+        # On a GPU a hung kernel may well keep the host spinning, so there only steps count.
+        if self.ready.description.get("device") != "cpu":
+            return False
+        before, self._processor_seconds = self._processor_seconds, processor_seconds(self.ready.pid) or 0.0
+        return self._processor_seconds > before
 
     def _suspect(self, reason: str) -> None:
         # Whoever waits gets an answer now; should the engine wake up again, it need not finish their work.
@@ -272,14 +284,3 @@ class AsyncEngine:
         if not self._ready.done():
             self._ready.set_exception(self._dead)
         self._ledger.fail_all(self._dead)
-
-
-def process_exists(pid: int) -> bool:
-    """Whether a process with this id is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

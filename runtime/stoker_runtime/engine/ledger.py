@@ -59,14 +59,16 @@ class Ledger:
             full.retry_after = self._admissions.retry_after(waiting, monotonic())
             raise full
 
-    def open(self, request: Request, stream: TokenStream) -> int:
-        """Record a request that is about to be sent; its handle."""
-        handle = next(self._handles)
+    def new_handle(self) -> int:
+        """A handle that was never used."""
+        return next(self._handles)
+
+    def open(self, handle: int, request: Request, stream: TokenStream) -> None:
+        """Record a request that is about to be sent."""
         self._parts[handle] = Part(stream, request.id)
         self._handle_of[request.id] = handle
         self._sent += 1
         self.idle.clear()
-        return handle
 
     def take(self, step: Step) -> None:
         """Record one step of the engine."""

@@ -29,6 +29,7 @@ class Start:
     config: EngineConfig
     endpoint: str
     log_level: str = "info"
+    log_json: bool = False
 
 
 class Kind(IntEnum):

@@ -8,6 +8,7 @@ Knows nothing of messages beyond `Start`.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import shutil
 import signal
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.messages import Start
@@ -33,14 +35,19 @@ class EngineProcess:
 
     @classmethod
     async def spawn(
-        cls, config: EngineConfig, *, log_level: str = "info", command: Sequence[str] = COMMAND
+        cls,
+        config: EngineConfig,
+        *,
+        log_level: str = "info",
+        log_json: bool = False,
+        command: Sequence[str] = COMMAND,
     ) -> EngineProcess:
         """Start the process and hand it its configuration. `command` runs `core.run`."""
         folder = tempfile.mkdtemp(prefix="stoker-")
         endpoint = f"ipc://{folder}/engine"
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
         assert process.stdin is not None, "the process was started with a pipe"
-        process.stdin.write(pickle.dumps(Start(config, endpoint, log_level)))
+        process.stdin.write(pickle.dumps(Start(config, endpoint, log_level, log_json)))
         return cls(process, folder, endpoint)
 
     async def ended(self) -> str:
@@ -57,6 +64,28 @@ class EngineProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process with this id is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, all its threads together; None where the system does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; utime and stime are the 12th and 13th field after it.
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def describe_status(status: int) -> str:

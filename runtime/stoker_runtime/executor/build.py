@@ -21,6 +21,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.resolve import GIB, DeviceMemory, plan_memory, resolve
+from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
@@ -61,7 +62,7 @@ def build_executor(config: EngineConfig) -> Executor:
         memory = device_memory(device)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
-    plan = plan_memory(config, spec, memory, weights_bytes)
+    plan = plan_memory(config, spec, memory, weights_bytes, state_bytes(config, spec))
     dtype = TORCH_DTYPES[config.dtype]
     with phase("weights", seconds), torch.inference_mode():
         weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from stoker_kernels import dispatch
+from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.cuda_graphs import StepGraphs
@@ -28,7 +29,6 @@ from stoker_runtime.sampling.logprobs import (
     ROWS_AT_ONCE,
     PendingLogprobs,
     PendingPromptLogprobs,
-    packed_logprobs,
     to_host,
 )
 from stoker_runtime.sampling.sampler import GREEDY, SAMPLE
@@ -93,6 +93,8 @@ class Executor:
             self.arena[:, :, target] = self.arena[:, :, source]
         if batch.assigns:
             self.body.sampler.assign(batch.assigns)
+            # The same slots may hold other sequences now: the next decode selects its way anew.
+            self._decodes = ()
         if batch.page_updates:
             packed = pack_updates((update.slot, update.start, update.pages) for update in batch.page_updates)
             slots = self.body.slots
@@ -142,7 +144,7 @@ class Executor:
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor, targets: list[int]) -> list[PendingPromptLogprobs]:
         """Log-probabilities of the prompt's own tokens, one entry per chunk; `hidden [len(targets), H]`."""
-        tokens = torch.tensor(targets, device=self.device)
+        tokens = torch.tensor(targets, dtype=torch.int32, device=self.device)
         pending, at = [], 0
         for chunk in batch.prefills:
             top = self.body.sampler.prompt_logprobs(chunk.slot)
@@ -150,7 +152,7 @@ class Executor:
             parts = []
             for first in range(at, end, ROWS_AT_ONCE):
                 part = slice(first, min(first + ROWS_AT_ONCE, end))
-                parts.append(to_host(packed_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
+                parts.append(to_host(token_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
             pending.append(PendingPromptLogprobs(parts, top))
             at = end
         return pending
@@ -166,7 +168,7 @@ class Executor:
         if wanted:
             tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted]
             picked = torch.tensor([rows[index] for index in wanted], device=self.device)
-            packed = packed_logprobs(logits[picked], body.ring[picked], max(tops))
+            packed = token_logprobs(logits[picked], body.ring[picked], max(tops))
             logprobs = PendingLogprobs(to_host(packed), wanted, tops)
         event = None
         if self.device.type == "cuda":
@@ -243,14 +245,14 @@ def sampled_rows(batch: Batch, shape: StepShape) -> list[int]:
 
 
 def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids]`, as `RaggedBuffers.rows` cuts it.
+    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, as RaggedBuffers cuts it.
 
     Padded decode rows hold one token each, padded prefill rows none.
     """
     rows = shape.rows
-    packed = np.zeros(3 * rows + 1 + shape.total_tokens, dtype=np.int32)
+    packed = np.zeros(4 * rows + 1 + shape.total_tokens, dtype=np.int32)
     slots, query_start = packed[:rows], packed[rows : 2 * rows + 1]
-    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 :]
+    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 : -rows]
     slots[:] = -1
     slots[: len(batch.decodes)] = batch.decodes
     query_start[: shape.decodes + 1] = np.arange(shape.decodes + 1)
@@ -262,4 +264,7 @@ def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
         ids[at:end] = chunk.token_ids
         query_start[row + 1] = at = end
     query_start[shape.decodes + len(batch.prefills) + 1 :] = at
+    counts = sampled_rows(batch, shape)
+    packed[-rows:] = -1
+    packed[-rows:][counts] = slots[counts]
     return packed

@@ -84,20 +84,14 @@ def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     return tokens * layer * element + logits
 
 
-def state_bytes(config: EngineConfig) -> int:
-    """The slot state: page tables and per-slot scalars."""
-    pages = -(-config.max_model_len // config.page_size)
-    return config.max_num_seqs * (4 * pages + 256)
-
-
-def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int) -> MemoryPlan:
-    """Count the KV pages that fit beside `weights` bytes, or take `num_gpu_blocks` and check that they do.
+def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int, state: int) -> MemoryPlan:
+    """Count the KV pages that fit beside `weights` and `state` bytes, or take `num_gpu_blocks` and check that they do.
 
     Raises:
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
     page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    workspace, state = workspace_bytes(config, spec), state_bytes(config)
+    workspace = workspace_bytes(config, spec)
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stoker_kernels.attention import attention_workspace_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_kernels.sampling import SamplingState
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.models.spec import ModelSpec
 
 STAGES = 4
 
@@ -37,7 +41,7 @@ class RaggedBuffers:
             return torch.zeros(size, dtype=dtype, device=device)
 
         return RaggedBuffers(
-            packed=empty(3 * max_rows + 1 + max_tokens, torch.int32),
+            packed=empty(4 * max_rows + 1 + max_tokens, torch.int32),
             ids=empty(max_tokens, torch.int32),
             positions=empty(max_tokens, torch.int32),
             slot_mapping=empty(max_tokens, torch.int64),
@@ -50,6 +54,11 @@ class RaggedBuffers:
         """Views of the packed upload: `[row_slots | query_start | starts | ids]` for these (padded) counts."""
         a, b, c = num_rows, 2 * num_rows + 1, 3 * num_rows + 1
         return RaggedRows(self.packed[:a], self.packed[a:b], self.packed[b:c], self.packed[c : c + num_tokens])
+
+    def sampled_slots(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """View of the last part of the upload: a row's slot if its token counts, else −1."""
+        at = 3 * num_rows + 1 + num_tokens
+        return self.packed[at : at + num_rows]
 
     def outputs(self, num_rows: int, num_tokens: int) -> RaggedOutputs:
         """Views that `prepare_ragged` fills."""
@@ -81,6 +90,19 @@ class Staging:
         self._next = (index + 1) % STAGES
         self._arrays[index][:count] = values
         target[:count].copy_(self._buffers[index][:count], non_blocking=True)
+
+
+def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes that rest on the device beside weights, KV and activations: slots, sampling, attention scratch, rotary."""
+    slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
+    ragged = 28 * config.max_num_batched_tokens + 64 * slots
+    return (
+        slots * (4 * pages + 64)
+        + ragged
+        + SamplingState.nbytes(slots, spec.vocab)
+        + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
+        + spec.rope_table_bytes(config.max_model_len)
+    )
 
 
 def allocate_slots(slots: int, max_pages: int, device: torch.device) -> SlotTensors:

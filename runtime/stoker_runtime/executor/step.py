@@ -85,7 +85,9 @@ class StepBody:
         hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
         logits = self.decoder.logits(hidden[:rows])
         last_positions = out.positions.index_select(0, out.logits_rows)
-        sampled = self.sampler(logits, packed.row_slots, last_positions, shape.mode)
+        # Rows that end within their prompt sample nothing: a token of theirs must not count for penalties.
+        sampled_slots = self.ragged.sampled_slots(rows, tokens)
+        sampled = self.sampler(logits, sampled_slots, last_positions, shape.mode)
         slots = self.slots
         commit_tokens(packed.row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], out.advance)
         return logits, hidden[rows:]
@@ -97,6 +99,7 @@ class StepBody:
             return
         rows = self.ragged.rows(shape.rows, shape.total_tokens)
         rows.row_slots.fill_(-1)
+        self.ragged.sampled_slots(shape.rows, shape.total_tokens).fill_(-1)
         rows.query_start.copy_(self._arange[: shape.rows + 1].clamp(max=shape.decodes))
 
     def _meta(

@@ -8,15 +8,12 @@ Knows nothing of architectures.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-# GGUF value types (the format's own numbering): struct codes of the scalars, then string and array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_MAX_KEYS = 100_000
+from stoker_runtime.errors import ModelError
+from stoker_runtime.weights.gguf_header import read_gguf_header
 
 
 def shape_of(path: Path) -> dict[str, int]:
@@ -25,10 +22,9 @@ def shape_of(path: Path) -> dict[str, int]:
     """
     try:
         if path.suffix == ".gguf":
-            with open(path, "rb") as stream:
-                return _complete(_of_gguf(_metadata(stream)))
+            return _complete(_of_gguf(read_gguf_header(path).metadata))
         return _complete(_of_config(json.loads((path / "config.json").read_bytes())))
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, ModelError):
         return {}
 
 
@@ -56,42 +52,3 @@ def _of_gguf(keys: Mapping[str, Any]) -> dict[str, int]:
 
 def _complete(shape: dict[str, int]) -> dict[str, int]:
     return shape if all(value > 0 for value in shape.values()) else {}
-
-
-def _metadata(stream: BinaryIO) -> dict[str, Any]:
-    """A GGUF file's scalar and string values; arrays are passed over."""
-    magic, version, _, count = struct.unpack("<4sIQQ", stream.read(24))
-    if magic != b"GGUF" or version < 2 or count > _MAX_KEYS:
-        raise ValueError("not a GGUF header")
-    keys: dict[str, Any] = {}
-    for _ in range(count):
-        name = _string(stream)
-        (kind,) = struct.unpack("<I", stream.read(4))
-        if kind == _ARRAY:
-            _pass_array(stream)
-        else:
-            keys[name] = _string(stream) if kind == _STRING else _scalar(stream, kind)
-    return keys
-
-
-def _pass_array(stream: BinaryIO) -> None:
-    kind, count = struct.unpack("<IQ", stream.read(12))
-    if kind == _STRING:
-        for _ in range(count):
-            (length,) = struct.unpack("<Q", stream.read(8))
-            stream.seek(length, 1)
-    else:
-        stream.seek(struct.calcsize("<" + _SCALARS[kind]) * count, 1)
-
-
-def _scalar(stream: BinaryIO, kind: int) -> int | float | bool:
-    code = "<" + _SCALARS[kind]
-    value: int | float | bool = struct.unpack(code, stream.read(struct.calcsize(code)))[0]
-    return value
-
-
-def _string(stream: BinaryIO) -> str:
-    (length,) = struct.unpack("<Q", stream.read(8))
-    if length > 1 << 24:
-        raise ValueError("a string of impossible length")
-    return stream.read(length).decode("utf-8", "replace")

@@ -1,7 +1,6 @@
-"""Log-probabilities of chosen tokens and of the best alternatives, for the rows that ask for them.
+"""Log-probabilities on their way to the host: chosen tokens and the best alternatives, for the rows that ask for them.
 
-Invariants: computed from the raw logits, before temperature and filters, in fp32; everything of one step comes back
-in one packed copy; rows are independent, so a row's numbers do not depend on the batch.
+Invariants: what the sampled tokens of one step want comes back in one copy (`stoker_kernels.sampling.token_logprobs`).
 Knows nothing of how tokens were chosen.
 """
 
@@ -18,18 +17,6 @@ from stoker_runtime.request import TokenLogprobs
 ROWS_AT_ONCE = 128
 
 
-def packed_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
-    """`logits [n, V]`, `tokens [n]` → fp32 `[n, 2 + 2·top]`: log-probability, rank (1 = best), top ids, top values.
-
-    Ids are exact in fp32 for any vocabulary below 2²⁴.
-    """
-    wide = torch.log_softmax(logits.float(), dim=-1)
-    chosen = wide.gather(1, tokens.long()[:, None])
-    rank = (wide > chosen).sum(dim=1, keepdim=True) + 1
-    best = wide.topk(min(top, wide.shape[1]), dim=1)
-    return torch.cat((chosen, rank.float(), best.indices.float(), best.values), dim=1)
-
-
 def to_host(packed: Tensor) -> Tensor:
     """Start the copy to the host; it is complete when the step's event is."""
     if packed.device.type == "cpu":
@@ -40,7 +27,7 @@ def to_host(packed: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, tops: list[int]) -> list[TokenLogprobs]:
-    """Rows of `packed_logprobs` on the host → one value a row with its first `tops[i]` alternatives."""
+    """Rows of `token_logprobs` on the host → one value a row with its first `tops[i]` alternatives."""
     width = (packed.shape[1] - 2) // 2
     return [
         TokenLogprobs(

@@ -1,7 +1,8 @@
 """Chooses the next token of each row on the device, from parameters that rest there by slot.
 
-Invariants: greedy batches take the argmax path; which path a batch takes depends on its slots' parameters alone,
-never on values on the device, so each path can be captured in a graph.
+Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`) depends on the parameters of its slots alone, never
+on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no upload as long as
+the row that the device holds for it is plainly greedy too.
 Knows nothing of text or stop conditions.
 """
 
@@ -13,28 +14,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker_kernels.sampling import (
+    SamplingState,
+    SlotSampling,
+    apply_slot_sampling,
+    argmax,
+    pack_slot_sampling,
+    sample,
+)
 from stoker_runtime.scheduler.batch import SlotAssign
 
 GREEDY = "greedy"
 SAMPLE = "sample"
+ADJUST = "adjust"
+MODES = (GREEDY, SAMPLE, ADJUST)
 
 
 class Sampler:
-    """Per-slot sampling parameters and the two ways through them: `greedy` and `sample`."""
+    """Per-slot sampling parameters and the three ways through them."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
-        self._plain = np.ones(slots, dtype=bool)
+        self.mode = GREEDY
+        self._device = device
+        self._vocab = vocab
+        self._state = SamplingState.allocate(slots, vocab, device)
+        # What each slot needs, as an index into MODES; and whether the device's row says more than "greedy".
+        self._needs = np.zeros(slots, dtype=np.int8)
+        self._set = np.zeros(slots, dtype=bool)
         self._logprobs: dict[int, int] = {}
         self._prompt_logprobs: dict[int, int] = {}
-        self.mode = GREEDY
 
     def assign(self, assigns: Sequence[SlotAssign]) -> None:
-        """New sequences took these slots."""
+        """New sequences took these slots: one upload for all whose row on the device changes."""
+        updates = []
         for assign in assigns:
             slot, params = assign.slot, assign.params
-            self._plain[slot] = params.temperature == 0.0
+            update = slot_sampling(assign)
+            need = ADJUST if update.adjusted else GREEDY if params.temperature == 0.0 else SAMPLE
+            self._needs[slot] = MODES.index(need)
+            if need != GREEDY or self._set[slot]:
+                updates.append(update)
+                self._set[slot] = need != GREEDY
             _put(self._logprobs, slot, params.logprobs)
             _put(self._prompt_logprobs, slot, params.prompt_logprobs)
+        if updates:
+            packed = torch.from_numpy(pack_slot_sampling(updates, self._vocab))
+            apply_slot_sampling(packed.to(self._device, non_blocking=True), len(updates), self._state)
 
     def logprob_slots(self, slots: Sequence[int]) -> list[int]:
         """Indices into `slots` of those that want log-probabilities of their sampled tokens."""
@@ -51,16 +76,43 @@ class Sampler:
         return self._prompt_logprobs.get(slot, 0)
 
     def mode_of(self, slots: Sequence[int]) -> str:
-        """The path a batch of these slots takes."""
-        return GREEDY if bool(self._plain[list(slots)].all()) else SAMPLE
+        """The way a batch of these slots takes: that of its most demanding member."""
+        return MODES[int(self._needs[list(slots)].max(initial=0))]
 
     def select(self, slots: Sequence[int]) -> None:
-        """Remember the path for the following steps of unchanged membership."""
+        """Remember the way for the following steps of unchanged membership."""
         self.mode = self.mode_of(slots)
 
     def __call__(self, logits: Tensor, row_slots: Tensor, positions: Tensor, mode: str) -> Tensor:
         """Tokens `[R]` int32 for `logits [R, V]`; `positions [R]` is each row's last computed position."""
-        return logits.argmax(dim=-1).to(torch.int32)
+        if mode == GREEDY:
+            return argmax(logits)
+        return sample(logits, self._state, row_slots, positions, adjust=mode == ADJUST)
+
+
+def slot_sampling(assign: SlotAssign) -> SlotSampling:
+    """What the device has to know of a sequence's parameters.
+
+    Until `min_tokens` are out, the ids that would end the sequence are impossible.
+    """
+    params = assign.params
+    first_free = assign.prompt_length + params.min_tokens - 1 if params.min_tokens else 0
+    return SlotSampling(
+        slot=assign.slot,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        seed=assign.seed,
+        bias=params.logit_bias,
+        suppressed=assign.stop_token_ids,
+        suppress_until=first_free,
+        prompt=assign.history[: assign.prompt_length],
+        output=assign.history[assign.prompt_length :],
+    )
 
 
 def _put(table: dict[int, int], slot: int, value: int | None) -> None:

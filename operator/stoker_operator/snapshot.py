@@ -1,0 +1,52 @@
+"""What one reconcile saw: plain, immutable data that a plan is made from.
+
+Invariants: nothing here changes after it was observed.
+Knows nothing of how it was observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker_operator.rollout import Rollout
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prefetch is. Bytes and seconds; total and eta are 0 while unknown."""
+
+    phase: str
+    bytes_done: int
+    bytes_total: int
+    eta_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of asking `pod`, of revision `template_hash`, for one token. `error` is "" when it answered."""
+
+    pod: str
+    template_hash: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included."""
+
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    claims: tuple[Object, ...] = ()
+    engine_pods: tuple[Object, ...] = ()
+    fetch_pods: tuple[Object, ...] = ()
+    jobs: tuple[Object, ...] = ()
+    rollout: Rollout = field(default_factory=Rollout)
+    progress: Progress | None = None
+    answer: Answer | None = None
+
+    def child(self, manifest: Mapping[str, Any]) -> Object | None:
+        """The live object that a manifest stands for."""
+        return self.children.get((manifest["kind"], manifest["metadata"]["name"]))

@@ -1,0 +1,131 @@
+"""The edge: API keys, request ids, body limits, the access log, and errors that routing raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from api_server import KEY, Running, make_state, serve
+from fake_engine import FakeEngine
+
+from stoker_runtime.api.edge import KeyCheck
+
+BODY = {"prompt": "hi"}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Running]:
+    """A server with two API keys and a small body limit."""
+    engine = FakeEngine()
+    yield from serve(make_state(engine, api_keys=(KEY, "second"), max_body_bytes=1000), engine)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"authorization": KEY}, 401),
+        ({"authorization": f"Basic {KEY}"}, 401),
+        ({"authorization": f"Bearer {KEY}x"}, 401),
+        ({"authorization": f"Bearer {KEY}"}, 200),
+        ({"authorization": "bearer second"}, 200),
+    ],
+)
+def test_api_key(guarded: Running, header: dict[str, str], status: int) -> None:
+    response = httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers=header)
+    assert response.status_code == status
+    if status == 401:
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/openapi.json", "/nothing"])
+def test_everything_but_probes_wants_a_key(guarded: Running, path: str) -> None:
+    assert httpx.get(guarded.url + path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version", "/metrics", "/load"])
+def test_probes_need_no_key(guarded: Running, path: str) -> None:
+    assert httpx.get(guarded.url + path).status_code == 200
+
+
+def test_no_keys_means_open() -> None:
+    assert KeyCheck(())(b"")
+
+
+def test_keys_never_reach_log_or_repr(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
+    assert KEY not in caplog.text
+    assert KEY not in repr(guarded.state)
+
+
+def test_body_limit(guarded: Running) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    url = f"{guarded.url}/v1/completions"
+    declared = httpx.post(url, content=b"x" * 1001, headers=headers)
+    chunked = httpx.post(url, content=iter([b"x" * 600, b"x" * 600]), headers=headers)
+    for response in (declared, chunked):
+        assert response.status_code == 413
+        assert "1000" in response.json()["error"]["message"]
+
+
+def test_request_id_is_the_clients_or_new(http: httpx.Client) -> None:
+    assert http.get("/v1/models", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = [http.get("/v1/models", headers={"x-request-id": given}).headers["x-request-id"] for given in ("", "a b")]
+    assert all(len(name) == 32 for name in made)
+    assert made[0] != made[1]
+    stream = http.post("/v1/completions", json={**BODY, "stream": True}, headers={"x-request-id": "s1"})
+    assert stream.headers["x-request-id"] == "s1"
+
+
+def test_access_log_has_the_id_and_no_prompt(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stoker.access")
+    http.post("/v1/completions", json={"prompt": "sesame"}, headers={"x-request-id": "log-1"})
+    http.get("/health")
+    lines = [record for record in caplog.records if record.name == "stoker.access"]
+    assert [record.getMessage().split(" ")[:3] for record in lines] == [["POST", "/v1/completions", "200"]]
+    assert lines[0].request_id == "log-1"
+    assert "sesame" not in caplog.text
+
+
+def test_unknown_route_and_method(http: httpx.Client) -> None:
+    missing = http.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    wrong = http.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["message"] == "GET /v1/completions: this method is not allowed here."
+
+
+def test_full_queue_is_429_with_retry_after(server: Running, http: httpx.Client) -> None:
+    server.engine.full = True
+    for stream in (False, True):
+        response = http.post("/v1/completions", json={**BODY, "stream": stream})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        assert response.json()["error"]["type"] == "rate_limit_error"
+    assert "stoker:requests_rejected_total" in http.get("/metrics").text
+
+
+def test_a_bug_is_a_500_that_says_nothing_of_its_cause(
+    server: Running, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.script = lambda _: 1 // 0  # type: ignore[return-value]
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("the secret cause")
+
+    server.engine.submit, kept = broken, server.engine.submit  # type: ignore[method-assign,assignment]
+    try:
+        response = http.post("/v1/completions", json=BODY)
+    finally:
+        server.engine.submit = kept  # type: ignore[method-assign]
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text
+    assert "the secret cause" in caplog.text

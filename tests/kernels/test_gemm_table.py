@@ -1,0 +1,27 @@
+import pytest
+
+from stoker_kernels import gemm_table
+from stoker_kernels.gemm_small import SHARED_LIMIT, TOKEN_TILES
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_every_entry_is_a_tile_that_fits(fp8: bool) -> None:
+    for n, k in gemm_table.E4M3 if fp8 else gemm_table.BF16:
+        for tokens in TOKEN_TILES:
+            tile = gemm_table.own_tile(fp8, n, k, tokens)
+            assert tile.tokens == tokens
+            assert tile.stages >= 2
+            assert tile.shared_bytes <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_more_tokens_never_go_back_to_our_kernel(fp8: bool) -> None:
+    for n, k in gemm_table.E4M3 if fp8 else gemm_table.BF16:
+        ours = [gemm_table.best_tile(fp8, n, k, m) is not None for m in range(1, 129)]
+        assert ours == sorted(ours, reverse=True)
+        assert ours[0]
+
+
+def test_an_unknown_shape_takes_the_nearest_row() -> None:
+    assert gemm_table.own_tile(False, 152064, 3584, 1) == gemm_table.own_tile(False, 37888, 3584, 1)
+    assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)

@@ -1,0 +1,104 @@
+"""What the manifests run is what the runtime's own parsers accept, value for value: the seam between the two halves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests
+from stoker_operator.settings import Settings
+from stoker_operator.spec import (
+    PROTECTED_ENV_PATTERN,
+    PROTECTED_FLAG_PATTERN,
+    FetchedModel,
+    InferenceService,
+)
+from stoker_runtime.fetch import cli as fetch_cli
+from stoker_runtime.flags import FLAGS
+from stoker_runtime.settings import parse as parse_serve
+
+Build = Callable[..., InferenceService]
+
+
+def arguments(manifest: dict[str, Any], container: str) -> list[str]:
+    pod = manifest["spec"]["template"]["spec"]
+    [found] = [c for c in [*pod.get("initContainers", []), *pod["containers"]] if c["name"] == container]
+    assert found["command"] == ["stoker"]
+    return [str(argument) for argument in found["args"]]
+
+
+def test_the_engine_takes_its_arguments(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(
+        model={"uri": "hf://org/model", "servedNames": ["a", "b"]},
+        runtime={"contextLength": 4096, "maxConcurrency": 8, "args": ["--seed", "7"]},
+        drain={"timeout": "90s"},
+    )
+    command, *rest = arguments(manifests.deployment(built, settings, model), "engine")
+    assert command == "serve"
+    config = parse_serve(rest, {})
+    assert config.engine.model == f"/models/{model.serve}"
+    assert (config.host, config.port, config.served_model_names) == ("0.0.0.0", 8000, ("a", "b"))
+    assert (config.engine.max_model_len, config.engine.max_num_seqs, config.engine.seed) == (4096, 8, 7)
+    assert config.drain_seconds == 90
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"uri": "hf://org/model", "endpoint": "http://hub", "files": {"allow": ["*.gguf"], "ignore": ["x", "y"]}},
+        {"uri": "https://host/m.gguf", "sha256": {"m.gguf": "ab" * 32}},
+        {"uri": "file:///weights/m.gguf"},
+        {"uri": "pvc://claim/dir"},
+    ],
+    ids=lambda model: model["uri"],
+)
+def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, model: dict[str, Any]) -> None:
+    command, *rest = arguments(manifests.prefetch_job(service(model=model), settings, "v", 1, repair=True), "fetch")
+    assert command == "fetch"
+    options = fetch_cli._options(rest)
+    assert (str(options.dest), options.revision, options.progress_port, options.repair) == (
+        "/models",
+        "main",
+        8081,
+        True,
+    )
+    assert options.ignore == model.get("files", {}).get("ignore", [])
+
+
+@pytest.mark.parametrize("verify", ["OnDownload", "Always"])
+def test_the_verification_takes_its_arguments(
+    service: Build, settings: Settings, model: FetchedModel, verify: str
+) -> None:
+    command, *rest = arguments(manifests.deployment(service(cache={"verify": verify}), settings, model), "verify")
+    assert command == "fetch"
+    options = fetch_cli._options(rest)
+    assert (str(options.path), options.digest, options.full) == (
+        f"/models/{model.path}",
+        model.digest,
+        verify == "Always",
+    )
+
+
+def test_every_flag_that_is_refused_exists() -> None:
+    spelled = {f"--{flag.name}" for flag in FLAGS}
+    refused = {name for name in spelled if re.match(PROTECTED_FLAG_PATTERN, name)}
+    assert {
+        "--host",
+        "--port",
+        "--served-model-name",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--drain-seconds",
+    } <= refused
+    assert "--api-key" in refused
+    for name in refused:
+        variable = "STOKER_" + name.removeprefix("--").upper().replace("-", "_")
+        # Keys come from a Secret by their variable; the two sizes may be set either way, and the flag wins.
+        assert re.match(PROTECTED_ENV_PATTERN, variable) or variable in (
+            "STOKER_API_KEY",
+            "STOKER_MAX_MODEL_LEN",
+            "STOKER_MAX_NUM_SEQS",
+        )

@@ -1,0 +1,78 @@
+"""The CRD on a real API server: every rule good and bad, and defaults that the parser shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker_operator.cluster import INFERENCE_SERVICE, ApiError, Cluster
+from stoker_operator.spec import parse
+
+pytestmark = pytest.mark.apiserver
+HERE = Path(__file__).parent
+EXAMPLES = sorted((HERE.parents[1] / "crds" / "examples").glob("*.yaml"))
+BAD = yaml.safe_load((HERE / "bad_specs.yaml").read_text())
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"suspend": True, "replicas": 0},
+    {"model": {"uri": "https://host/dir/m.gguf", "secretRef": {"name": "t"}, "sha256": {"m.gguf": "0" * 64}}},
+    {"model": {"uri": "file:///models/m.gguf"}},
+    {"model": {"uri": "pvc://claim/a/b", "files": {"allow": ["*.gguf"]}}},
+    {"model": {"uri": "pvc://claim"}},
+    {"model": {"uri": "hf://org/name/dir/m.gguf"}},
+    {"model": {"uri": "hf://a/b", "endpoint": "http://hub:80", "revision": "refs/pr/1", "servedNames": ["org/x:1"]}},
+    {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-L4"], "gpuResource": "nvidia.com/mig-1g.5gb"}},
+    {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},
+    {"resources": {"gpus": 0, "memory": "600Mi"}, "runtime": {"shmSize": "512Mi"}},
+    {"runtime": {"args": ["--dtype", "bfloat16", "--portable"], "env": [{"name": "A", "value": ""}]}},
+    {"drain": {"preStop": "0s", "timeout": "24h"}},
+    {"placement": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a/b": "c"}, "schedulerName": "x"}},
+]
+
+
+def named(body: dict[str, Any], namespace: str) -> dict[str, Any]:
+    return body | {"metadata": {"name": body["metadata"]["name"], "namespace": namespace}}
+
+
+@pytest.mark.parametrize("case", [case for case in BAD if not case.get("strict")], ids=lambda case: case["parser"])
+async def test_a_bad_spec_is_refused(
+    cluster: Cluster, namespace: str, raw: Callable[..., dict[str, Any]], case: dict[str, Any]
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        await cluster.create(INFERENCE_SERVICE, named(raw("demo", **case["change"]), namespace))
+    assert caught.value.status == 422
+    field = next(iter(case["change"]))
+    assert f"spec.{field}" in caught.value.message or "spec: Invalid" in caught.value.message
+
+
+def test_an_unknown_field_is_refused(kubectl: Callable[..., str], raw: Callable[..., dict[str, Any]]) -> None:
+    body = raw("demo", model={"uri": "hf://a/b", "revison": "x"}) | {"metadata": {"name": "demo"}}
+    answer = kubectl("create", "--validate=strict", "-f", "-", stdin=body, check=False)
+    assert 'unknown field "spec.model.revison"' in answer
+
+
+@pytest.mark.parametrize("name", ["1demo", "a" * 41, "de.mo"])
+async def test_a_name_no_child_could_bear_is_refused(
+    cluster: Cluster, namespace: str, raw: Callable[..., dict[str, Any]], name: str
+) -> None:
+    with pytest.raises(ApiError, match=r"metadata\.name must start with a letter"):
+        await cluster.create(INFERENCE_SERVICE, named(raw(name), namespace))
+
+
+@pytest.mark.parametrize("spec", GOOD, ids=str)
+async def test_a_good_spec_means_the_same_with_and_without_an_api_server(
+    cluster: Cluster, namespace: str, raw: Callable[..., dict[str, Any]], spec: dict[str, Any]
+) -> None:
+    body = named(raw("demo", **spec), namespace)
+    stored = await cluster.create(INFERENCE_SERVICE, body)
+    assert replace(parse(stored), uid="", generation=1) == parse(body)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_are_valid(kubectl: Callable[..., str], example: Path) -> None:
+    assert "created" in kubectl("create", "--validate=strict", "-f", str(example))

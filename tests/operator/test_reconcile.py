@@ -1,0 +1,500 @@
+"""Reconciles against a real kube-apiserver with the real Deployment, ReplicaSet, Job and garbage controllers.
+
+There is no node: the `node` fixture writes the pod statuses that a kubelet would write. Engine and prefetch answer
+from a real HTTP server on loopback.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stoker_operator import cluster as kinds
+from stoker_operator.cluster import Cluster
+from stoker_operator.manifests import cache, workload
+from stoker_operator.reconcile import ApplyFailed, Reconciler
+from stoker_operator.rollout import is_ready
+
+pytestmark = pytest.mark.apiserver
+Object = dict[str, Any]
+REPORT = {
+    "resolvedRevision": "c0ffee0123456789",
+    "digest": "sha256:" + "ab" * 32,
+    "bytes": 98362432,
+    "path": "sha256-abab",
+    "serve": "sha256-abab/m.gguf",
+}
+EVERY_KIND = (
+    kinds.INFERENCE_SERVICE,
+    kinds.SERVICE_ACCOUNT,
+    kinds.SERVICE,
+    kinds.CLAIM,
+    kinds.POD,
+    kinds.EVENT,
+    kinds.DEPLOYMENT,
+    kinds.REPLICA_SET,
+    kinds.JOB,
+    kinds.DISRUPTION_BUDGET,
+)
+UNSCHEDULED = {"schedulerName": "nobody"}
+
+
+@pytest.fixture
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Object]]:
+    """What engines and prefetches would answer, from one server whose port the manifests name; the requests it got."""
+    asked: list[Object] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"choices": [{"text": "!"}]})
+
+    async def progress(_: web.Request) -> web.Response:
+        answer = {"phase": "download", "bytesDone": 25_000_000, "bytesTotal": 100_000_000, "etaSeconds": 9}
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", complete), web.get("/progress", progress)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    monkeypatch.setattr(workload, "PORT", runner.addresses[0][1])
+    monkeypatch.setattr(cache, "PROGRESS_PORT", runner.addresses[0][1])
+    yield asked
+    await runner.cleanup()
+
+
+class Node:
+    """The kubelet's part: statuses of pods that no kubelet runs."""
+
+    def __init__(self, cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.kubectl = kubectl
+
+    async def pods(self, component: str) -> list[Object]:
+        found = await self.cluster.list_all(kinds.POD, self.namespace, f"app.kubernetes.io/component={component}")
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def patch(self, pod: Object, status: Object) -> None:
+        name = pod["metadata"]["name"]
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def run(self, pod: Object) -> None:
+        status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
+        self.patch(pod, status | {"conditions": [{"type": "Ready", "status": "True"}]})
+
+    def end(self, pod: Object, code: int, report: Object) -> None:
+        ended = {"exitCode": code, "message": json.dumps(report), "finishedAt": "2026-01-01T00:00:00Z"}
+        container = {"name": "fetch", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+        status = container | {"state": {"terminated": ended}}
+        self.patch(pod, {"phase": "Failed" if code else "Succeeded", "containerStatuses": [status]})
+
+
+@pytest.fixture
+def node(cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> Node:
+    return Node(cluster, namespace, kubectl)
+
+
+@pytest.fixture
+def look(reconciler: Reconciler, namespace: str, eventually: Callable[..., Any]) -> Callable[..., Any]:
+    """Reconcile `name` until its Ready condition has `reason`; returns the whole object."""
+
+    async def until(reason: str, name: str = "demo") -> Object:
+        async def there() -> Object | None:
+            await reconciler.reconcile(namespace, name)
+            found = await reconciler.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
+            assert found is not None
+            return found if condition(found, "Ready")["reason"] == reason else None
+
+        found: Object = await eventually(there)
+        return found
+
+    return until
+
+
+@pytest.fixture
+def serve(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> Callable[..., Any]:
+    """Create a service and play it to Ready."""
+
+    async def run(name: str = "demo", /, **spec: Any) -> Object:
+        await create(name, placement=UNSCHEDULED, **spec)
+        await look("Fetching", name)
+        await fetch_all(node, eventually)
+        await look("RollingOut", name)
+        await run_all(node, eventually, spec.get("replicas", 1))
+        return await look("Serving", name)  # type: ignore[no-any-return]
+
+    return run
+
+
+async def fetch_all(node: Node, eventually: Callable[..., Any]) -> None:
+    for pod in await eventually(lambda: node.pods("fetch")):
+        node.end(pod, 0, REPORT)
+
+
+async def run_all(node: Node, eventually: Callable[..., Any], count: int) -> None:
+    async def there() -> list[Object]:
+        pods = await node.pods("engine")
+        return pods if len(pods) >= count else []
+
+    for pod in await eventually(there):
+        if not is_ready(pod):
+            node.run(pod)
+
+
+def condition(service: Object, kind: str) -> Object:
+    found = (item for item in service.get("status", {}).get("conditions", []) if item["type"] == kind)
+    return next(found, {"status": "", "reason": "", "message": ""})
+
+
+async def versions(cluster: Cluster, namespace: str) -> dict[tuple[str, str], str]:
+    """The resourceVersion of everything in the namespace: any write to anything changes it."""
+    found = {}
+    for kind in EVERY_KIND:
+        for item in await cluster.list_all(kind, namespace):
+            found[kind.kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
+    return found
+
+
+async def test_from_apply_to_serving(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    await create("demo", replicas=2, placement=UNSCHEDULED)
+    await look("Fetching")
+    [fetcher] = await eventually(lambda: node.pods("fetch"))
+    node.run(fetcher)
+
+    async def progressed() -> Object | None:
+        found = await look("Fetching")
+        return found if found["status"]["cache"]["progress"] == "25%" else None
+
+    fetching = await eventually(progressed)
+    assert "25.0 MB of 100.0 MB, about 9 s to go" in condition(fetching, "ModelCached")["message"]
+    assert "False" in kubectl("get", "infsvc", "demo")
+    assert " 25% " in kubectl("get", "infsvc", "demo")
+
+    node.end(fetcher, 0, REPORT)
+    rolling = await look("RollingOut")
+    assert condition(rolling, "ModelCached")["status"] == "True"
+    assert rolling["status"]["model"]["resolvedRevision"] == REPORT["resolvedRevision"]
+    await run_all(node, eventually, 2)
+    ready = await look("Serving")
+
+    assert [request["model"] for request in engine] == ["demo"]
+    status = ready["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
+    assert status["observedGeneration"] == ready["metadata"]["generation"]
+    assert condition(ready, "Servable")["status"] == "True"
+    assert condition(ready, "Stalled")["status"] == "False"
+    kubectl("wait", "--for=condition=Ready", "infsvc/demo", "--timeout=5s")
+    heading, row = kubectl("get", "infsvc", "demo").splitlines()
+    columns = ["NAME", "READY", "SERVABLE", "REASON", "REPLICAS", "UPDATED", "MODEL", "REV", "GPUS", "CACHE", "AGE"]
+    assert heading.split() == columns
+    assert row.split()[:10] == ["demo", "True", "True", "Serving", "2", "2", "hf://org/model", "c0ffee0", "0", "100%"]
+    assert f"http://demo.{ready['metadata']['namespace']}.svc:" in kubectl("get", "infsvc", "-o", "wide")
+    events = kubectl("events", "--for", "inferenceservice/demo")
+    for text in (
+        "Created Deployment demo: revision c0ffee",
+        "hf://org/model at main is not on the volume yet",
+        "Serving",
+    ):
+        assert text in events
+
+
+async def test_a_second_reconcile_writes_nothing(
+    serve: Callable[..., Any], reconciler: Reconciler, cluster: Cluster, namespace: str, engine: list[Object]
+) -> None:
+    await serve()
+    before = await versions(cluster, namespace)
+    for _ in range(3):
+        assert await reconciler.reconcile(namespace, "demo") is None
+    assert await versions(cluster, namespace) == before
+    assert len(engine) == 1
+
+
+async def test_other_writers_fields_survive(
+    serve: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+) -> None:
+    await serve()
+    kubectl("scale", "deployment", "demo", "--replicas=3")
+    kubectl("annotate", "deployment", "demo", "team=search")
+    sidecar = {"spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}}}
+    kubectl("patch", "deployment", "demo", "-p", json.dumps(sidecar))
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"runtime": {"args": ["--seed", "7"]}}}')
+    await reconciler.reconcile(namespace, "demo")
+    found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert found is not None
+    assert found["spec"]["replicas"] == 3
+    assert found["metadata"]["annotations"]["team"] == "search"
+    containers = {item["name"]: item for item in found["spec"]["template"]["spec"]["containers"]}
+    assert containers["proxy"]["image"] == "proxy:1"
+    assert containers["engine"]["args"][-2:] == ["--seed", "7"]
+    await reconciler.reconcile(namespace, "demo")
+    again = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert again is not None
+    assert again["metadata"]["generation"] == found["metadata"]["generation"]
+
+
+async def test_our_own_fields_are_restored(
+    serve: Callable[..., Any], reconciler: Reconciler, cluster: Cluster, namespace: str, kubectl: Callable[..., str]
+) -> None:
+    await serve()
+    kubectl("set", "image", "deployment/demo", "engine=evil:1")
+    await reconciler.reconcile(namespace, "demo")
+    found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert found is not None
+    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == "stoker/runtime:0.1.0"
+    assert "another writer changed spec.template.spec.containers[name=engine].image; restored" in kubectl("events")
+
+
+async def test_a_new_revision_is_not_ready_until_it_is_rolled_out_and_answers(
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    first = await serve()
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"runtime": {"args": ["--seed", "7"]}}}')
+    rolling = await look("RollingOut")
+    assert rolling["status"]["observedGeneration"] == 2
+    assert condition(rolling, "Servable")["status"] == "True"
+    await run_all(node, eventually, 2)  # the old pod, still there, and the new one
+    second = await look("Serving")
+    assert second["status"]["revisions"]["answered"] != first["status"]["revisions"]["answered"]
+    assert len(engine) == 2
+
+
+FETCH_FAILURES = [
+    ("TokenRejected", "hub.local refused the token", "spec.model.secretRef"),
+    ("RevisionNotFound", "there is no revision v9", "spec.model.revision"),
+    ("VolumeFull", "needs 15.2 GB, 1.0 GB are free", "spec.cache.pvc.size"),
+]
+
+
+@pytest.mark.parametrize(("reason", "message", "advice"), FETCH_FAILURES)
+async def test_a_prefetch_that_cannot_succeed_says_what_to_change(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    reason: str,
+    message: str,
+    advice: str,
+) -> None:
+    await create("demo", placement=UNSCHEDULED)
+    await look("Fetching")
+    [pod] = await eventually(lambda: node.pods("fetch"))
+    node.end(pod, 3, {"reason": reason, "message": message})
+    found = await look(reason)
+    ready = condition(found, "Ready")
+    assert message in ready["message"]
+    assert advice in ready["message"]
+    assert condition(found, "Stalled")["status"] == "True"
+    assert f"Warning   {reason}" in kubectl("events", "--for", "inferenceservice/demo")
+    job = found["status"]["cache"]
+    assert job["attempt"] == 1
+    # The person who repaired it need not wait.
+    kubectl("delete", "jobs", "--all", "--cascade=background")
+    again = await look("Fetching")
+    assert again["status"]["cache"]["attempt"] == 2
+
+
+POD_FAILURES: dict[str, tuple[str, Object]] = {
+    "unschedulable": (
+        "Unschedulable",
+        {
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                }
+            ]
+        },
+    ),
+    "crash loop": (
+        "CrashLoop",
+        {
+            "containerStatuses": [
+                {
+                    "name": "engine",
+                    "image": "i",
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 3,
+                    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                    "lastState": {"terminated": {"exitCode": 2, "message": "ConfigError: --dtype is 'bf'"}},
+                }
+            ]
+        },
+    ),
+    "image": (
+        "ImagePullFailed",
+        {
+            "containerStatuses": [
+                {
+                    "name": "engine",
+                    "image": "stoker/nowhere:1",
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 0,
+                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
+                }
+            ]
+        },
+    ),
+}
+
+
+async def test_a_pod_that_does_not_run_says_why_and_recovers(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    await create("demo", placement=UNSCHEDULED)
+    await look("Fetching")
+    await fetch_all(node, eventually)
+    await look("RollingOut")
+    [pod] = await eventually(lambda: node.pods("engine"))
+    for reason, status in POD_FAILURES.values():
+        node.patch(pod, {"conditions": None, "containerStatuses": None} | status)
+        found = await look(reason)
+        assert pod["metadata"]["name"] in condition(found, "Ready")["message"]
+        if reason == "Unschedulable":
+            assert condition(found, "Scheduled")["status"] == "False"
+    node.patch(pod, {"conditions": None, "containerStatuses": None})
+    node.run(pod)
+    await look("Serving")
+
+
+async def test_a_corrupt_cache_is_fetched_anew(
+    serve: Callable[..., Any], look: Callable[..., Any], node: Node, cluster: Cluster, namespace: str
+) -> None:
+    await serve()
+    [pod] = await node.pods("engine")
+    message = json.dumps({"reason": "ChecksumMismatch", "message": "m.gguf is not what was published"})
+    ended = {"exitCode": 3, "message": message, "finishedAt": "2099-01-01T00:00:00Z"}
+    verify = {"name": "verify", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    node.patch(pod, {"initContainerStatuses": [verify | {"state": {"terminated": ended}}]})
+    found = await look("CacheCorrupt")
+    assert "m.gguf is not what was published" in condition(found, "ModelCached")["message"]
+    jobs = await cluster.list_all(kinds.JOB, namespace)
+    [repair] = [job for job in jobs if job["metadata"]["name"].endswith("-2")]
+    assert "--repair" in repair["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+async def test_a_strangers_object_is_not_taken_over(
+    create: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+) -> None:
+    kubectl("create", "service", "clusterip", "demo", "--tcp=80")
+    before = await cluster.get(kinds.SERVICE, namespace, "demo")
+    await create("demo")
+    with pytest.raises(ApplyFailed, match="is not this service's"):
+        await reconciler.reconcile(namespace, "demo")
+    assert await cluster.get(kinds.SERVICE, namespace, "demo") == before
+    found = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "demo")
+    assert found is not None
+    assert condition(found, "Ready")["reason"] == "ApplyFailed"
+    assert "Service demo exists" in condition(found, "Ready")["message"]
+    kubectl("delete", "service", "demo")
+    await reconciler.reconcile(namespace, "demo")
+    assert "stoker" in kubectl("get", "service", "demo", "-o", "jsonpath={.metadata.labels}")
+
+
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
+async def test_deletion_leaves_nothing(
+    serve: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    cascade: str,
+) -> None:
+    await serve()
+    kubectl("delete", "infsvc", "demo", f"--cascade={cascade}", "--wait=false")
+
+    async def gone() -> bool:
+        await reconciler.reconcile(namespace, "demo")  # an operator that is awake must not make anything anew
+        # No kubelet ends pods here; a grace of 0 is what it would come to.
+        kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--ignore-not-found", check=False)
+        left = await versions(cluster, namespace)
+        return not {key for key in left if key[0] != "Event"}
+
+    assert await eventually(gone, 60)
+
+
+async def test_a_shared_cache_outlives_one_of_its_services(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+) -> None:
+    for name in ("one", "two"):
+        await create(name, placement=UNSCHEDULED)
+        await look("Fetching", name)
+    [claim] = await cluster.list_all(kinds.CLAIM, namespace)
+    assert [owner["name"] for owner in claim["metadata"]["ownerReferences"]].count("one") == 1
+    assert len(claim["metadata"]["ownerReferences"]) == 2
+    assert len(await cluster.list_all(kinds.JOB, namespace)) == 2
+    kubectl("delete", "infsvc", "one")
+
+    async def only_twos_job() -> bool:
+        jobs = await cluster.list_all(kinds.JOB, namespace)
+        return [job["metadata"]["name"][:3] for job in jobs] == ["two"]
+
+    assert await eventually(only_twos_job, 60)
+    assert len(await cluster.list_all(kinds.CLAIM, namespace)) == 1
+
+
+async def test_scale_and_suspend(
+    serve: Callable[..., Any], look: Callable[..., Any], cluster: Cluster, namespace: str, kubectl: Callable[..., str]
+) -> None:
+    await serve(replicas=1)
+    kubectl("scale", "infsvc", "demo", "--replicas=2")
+    await look("RollingOut")
+    deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 2
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    await look("RollingOut")
+    kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
+    found = await look("Suspended")
+    assert found["status"]["replicas"] == 0
+    assert "app.kubernetes.io/instance=demo" in found["status"]["selector"]
+    assert await cluster.list_all(kinds.CLAIM, namespace)
+
+
+async def test_a_service_that_is_gone_is_no_error(reconciler: Reconciler, namespace: str) -> None:
+    assert await reconciler.reconcile(namespace, "nobody") is None

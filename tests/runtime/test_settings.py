@@ -1,0 +1,158 @@
+"""Settings from flags, variables and files: precedence, conversion, and errors that name the nearest key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.flags import FLAGS, help_text
+from stoker_runtime.settings import describe, parse
+
+
+def test_flags_reach_their_fields() -> None:
+    flags = """m --dtype float16 --max-model-len=4K --gpu-memory-utilization .5 --num-gpu-blocks 100 --block-size 32
+        --served-model-name a b --kernel gemm=cublas --kernel attention=triton --no-enable-prefix-caching
+        --enforce-eager --api-key k1 --api-key k2 --host 0.0.0.0 --port 0 --scheduling-policy sjf
+        --max_num_seqs 7 --kv-cache-dtype fp8 --seed 3 --log-json --drain-seconds 1.5 -tp 1"""
+    config = parse(flags.split(), {})
+    engine = config.engine
+    assert (engine.model, engine.dtype, engine.max_model_len, engine.gpu_memory_utilization) == (
+        "m",
+        "float16",
+        4096,
+        0.5,
+    )
+    assert (engine.num_gpu_blocks, engine.page_size, engine.max_num_seqs, engine.seed) == (100, 32, 7, 3)
+    assert engine.kernels == (("gemm", "cublas"), ("attention", "triton"))
+    assert (engine.enable_prefix_caching, engine.enforce_eager, engine.kv_cache_dtype) == (False, True, "fp8")
+    assert config.served_model_names == ("a", "b")
+    assert config.api_keys == ("k1", "k2")
+    assert (config.host, config.port, config.log_json, config.drain_seconds) == ("0.0.0.0", 0, True, 1.5)
+
+
+def test_flag_wins_over_variable_and_variable_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('model = "from-file"\nseed = 1\nport = 1\nmax-num-seqs = 1\nenforce_eager = true\n')
+    config = parse(
+        ["--config", str(file), "--seed", "3"], {"STOKER_SEED": "2", "STOKER_PORT": "2", "STOKER_ENFORCE_EAGER": "no"}
+    )
+    assert config.engine.model == "from-file"
+    assert (config.engine.seed, config.port, config.engine.max_num_seqs) == (3, 2, 1)
+    assert config.engine.enforce_eager is False
+
+
+def test_yaml_file_by_variable_with_lists_and_maps(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: m\nserved_model_name: [a, b]\nkernel: {gemm: cublas}\nquantization: none\n")
+    config = parse([], {"STOKER_CONFIG": str(file)})
+    assert config.served_model_names == ("a", "b")
+    assert config.engine.kernels == (("gemm", "cublas"),)
+    assert config.engine.quantization == "none"
+
+
+def test_lists_in_variables() -> None:
+    config = parse(["m"], {"STOKER_API_KEY": "a, b", "STOKER_KERNEL": "gemm=cublas,norm=triton"})
+    assert config.api_keys == ("a", "b")
+    assert config.engine.kernels == (("gemm", "cublas"), ("norm", "triton"))
+
+
+def test_api_keys_from_a_file_join_the_others_and_are_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# for the team\nsk-one\n\n sk-two \n")
+    config = parse(["m", "--api-key", "sk-zero", "--api-key-file", str(file)], {})
+    assert config.api_keys == ("sk-zero", "sk-one", "sk-two")
+    assert "sk-" not in repr(config)
+
+
+SERVICE_LINKS = {
+    "STOKER_SERVICE_HOST": "10.0.0.1",
+    "STOKER_SERVICE_PORT": "8000",
+    "STOKER_SERVICE_PORT_HTTP": "8000",
+    "STOKER_PORT": "tcp://10.0.0.1:8000",
+    "STOKER_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "STOKER_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "STOKER_METRICS_PORT": "tcp://10.0.0.1:9000",
+    "STOKER_METRICS_SERVICE_HOST": "10.0.0.1",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_named_stoker_is_no_setting() -> None:
+    assert parse(["m"], SERVICE_LINKS).port == 8000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "says"),
+    [
+        ([], {}, "No model is given"),
+        (["m", "n"], {}, "'n' is too much; the model is 'm'"),
+        (["m", "--max-modl-len", "5"], {}, "Unknown flag --max-modl-len; did you mean --max-model-len?"),
+        (["m", "--no-port"], {}, "Unknown flag --no-port"),
+        (["m", "--port"], {}, "--port needs a value: PORT"),
+        (["m", "--port", "--seed", "1"], {}, "--port needs a value"),
+        (["m", "--port", "70000"], {}, "port is 70000; it must be between 0 and 65535"),
+        (["m", "--port", "x"], {}, "--port: 'x' is not allowed; it must be a whole number"),
+        (["m", "--dtype", "bf16"], {}, "one of auto, bfloat16, float16, float32 (did you mean bfloat16?)"),
+        (["m", "--gpu-memory-utilization", "1.5"], {}, "a number between 0.01 and 1"),
+        (["m", "--gpu-memory-utilization", "nan"], {}, "a number between 0.01 and 1"),
+        (["m", "--kernel", "gemm"], {}, "OP=IMPLEMENTATION, such as gemm=cublas"),
+        (["m", "--block-size", "48"], {}, "page_size is 48; it must be 16, 32, 64 or 128"),
+        (["m", "--tensor-parallel-size", "2"], {}, "a model runs on one GPU so far"),
+        (["m", "--max-queued", "0"], {}, "at least 1"),
+        (["m"], {"STOKER_MAX_MODEL_LENGTH": "5"}, "STOKER_MAX_MODEL_LENGTH; did you mean STOKER_MAX_MODEL_LEN?"),
+        (["m"], {"STOKER_SEED": "-1"}, "STOKER_SEED: '-1' is not allowed"),
+        (["m"], {"STOKER_ENFORCE_EAGER": "maybe"}, "true or false"),
+        (["m", "--config", "/nonexistent.toml"], {}, "cannot be read"),
+        (["m", "--config", "x.ini"], {}, "x.ini"),
+        (["m", "--api-key-file", "/nonexistent"], {}, "/nonexistent cannot be read"),
+    ],
+)
+def test_errors_name_what_is_wrong(arguments: list[str], variables: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(arguments, variables)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("c.toml", "port =", "not valid TOML"),
+        ("c.yaml", "a: [", "not valid YAML"),
+        ("c.yaml", "- a", "must hold keys and values"),
+        ("c.toml", "prt = 5", "Unknown key in"),
+        ("c.toml", "prt = 5", "did you mean port?"),
+        ("c.toml", 'port = "x"', "it must be a whole number"),
+        ("c.toml", "port = [1, 2]", "must be one value"),
+        ("c.toml", 'config = "c"', "Unknown key"),
+    ],
+)
+def test_errors_of_files(tmp_path: Path, name: str, content: str, says: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        parse(["m", "--config", str(file)], {})
+    assert says in caught.value.message
+
+
+def test_help_names_every_flag_with_its_default() -> None:
+    text = help_text()
+    for flag in FLAGS:
+        assert flag.name == "model" or f"--{flag.name} " in text or f"--[no-]{flag.name}" in text
+    assert "[8000]" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_every_field_has_a_flag() -> None:
+    import dataclasses
+
+    from stoker_runtime.config import EngineConfig, ServerConfig
+
+    fields: list[dataclasses.Field[Any]] = [*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig)]
+    assert {field.name for field in fields} - {"engine"} == {flag.field for flag in FLAGS if flag.field}
+
+
+def test_description_shows_what_was_set_and_counts_secrets() -> None:
+    config = parse(["m", "--seed", "3", "--api-key", "sk-1", "--enforce-eager", "--kernel", "gemm=cublas"], {})
+    assert describe(config) == "m seed=3 enforce-eager=true kernel=(('gemm', 'cublas'),) api-key=1"
