@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ ARGUMENTS = '{"city": "Sankt \\"Pölten\\" }{[", "days": 3}'
 
 @dataclass(frozen=True)
 class Family:
-    """One format: `two` calls after the content "Sure.", what begins a call, and pieces that random texts are made of."""
+    """One format: `two` calls after the content "Sure.", what begins a call, and the pieces of random texts."""
 
     name: str
     two: str
@@ -30,7 +31,7 @@ class Family:
         return TOOL_PARSERS[self.name](SCHEMAS)
 
 
-_JSON = ('{"name": "', "get_weather", '", "arguments": ', '{"city": "', '"}', "}", "{", '"', "\\", ",", ":", "[", "]", "\\ud800")
+_JSON = ('{"name": "', "now", '", "arguments": ', '{"city": "', '"}', "}", "{", '"', "\\", ",", ":", "[", "]", "\\ud8")
 _TAGS = ("<tool_call>", "</tool_call>", "<tool", "\n", " ")
 _PYTHON = ("[", "get_weather", "(", "city=", "'a'", '"', "'", ")", ",", "]", "True", "-1", "\\", "[now()]", "f(**a)")
 
@@ -44,7 +45,9 @@ FAMILIES = (
     ),
     Family(
         "llama3_json",
-        'Sure.<|python_tag|>{"name": "get_weather", "parameters": ' + ARGUMENTS + '}; {"name": "now", "parameters": {}}',
+        'Sure.<|python_tag|>{"name": "get_weather", "parameters": '
+        + ARGUMENTS
+        + '}; {"name": "now", "parameters": {}}',
         "<|python_tag|>",
         (*_JSON, "<|python_tag|>", '"parameters"', ";", "<|", " "),
     ),
@@ -62,7 +65,9 @@ FAMILIES = (
     ),
     Family(
         "deepseek_v3",
-        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGUMENTS + "\n```"
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        + ARGUMENTS
+        + "\n```"
         "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "<｜tool▁calls▁begin｜>",
         (
@@ -87,11 +92,23 @@ FAMILIES = (
         'Sure.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Sankt "Pölten" }{[</arg_value>\n'
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call><tool_call>now\n</tool_call>",
         "<tool_call>",
-        (*_TAGS, "get_weather", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "city", "days", "7", '"', "{"),
+        (
+            *_TAGS,
+            "get_weather",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "city",
+            "days",
+            "7",
+            '"',
+            "{",
+        ),
     ),
     Family(
         "qwen3_coder",
-        "Sure.<tool_call>\n<function=get_weather>\n<parameter=city>\nSankt \"Pölten\" }{[\n</parameter>\n"
+        'Sure.<tool_call>\n<function=get_weather>\n<parameter=city>\nSankt "Pölten" }{[\n</parameter>\n'
         "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "<tool_call>",
         (*_TAGS, "<function=", "get_weather", ">", "<parameter=", "city", "days", "</parameter>", "</function>", "7"),
@@ -139,7 +156,7 @@ def in_pieces(parser: OutputParser, pieces: Iterable[str]) -> list[Delta]:
 def cut(text: str, places: Iterable[int]) -> list[str]:
     """`text` cut at `places`."""
     ends = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def same_at_every_cut(make: Callable[[], OutputParser], text: str, places: Iterable[int]) -> None:

@@ -145,11 +145,26 @@ FORMS = [
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "", [("f", '{"a": "x\\ny"}')]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>!', "!", [("f", '{"a": "</tool_call>"}')]),
-    ("hermes", '<tool_call>{"name":"f","arguments":{}} {"name":"g","arguments":{}}</tool_call>', "", [("f", "{}"), ("g", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>!',
+        "!",
+        [("f", '{"a": "</tool_call>"}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name":"f","arguments":{}} {"name":"g","arguments":{}}</tool_call>',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
     ("hermes", "<tool_call>talk</tool_call>", "<tool_call>talk</tool_call>", []),
     ("hermes", '<tool_call>{"nom": "f"}</tool_call>', '<tool_call>{"nom": "f"}</tool_call>', []),
-    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}', '<tool_call>{"name": "\\ud800", "arguments": {}}', []),
+    (
+        "hermes",
+        '<tool_call>{"name": "\\ud800", "arguments": {}}',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}',
+        [],
+    ),
     ("hermes", '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', []),
     ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     ("llama3_json", ' {"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
@@ -176,8 +191,18 @@ FORMS = [
     ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [("f", "{}")]),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>hm", "<｜tool▁calls▁begin｜>hm", []),
     ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>[1]</arg_value></tool_call>", "", [("f", '{"a": [1]}')]),
-    ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>True</arg_value>\n</tool_call>", "", [("f", '{"a": true}')]),
-    ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>NaN</arg_value>\n</tool_call>", "", [("f", '{"a": "NaN"}')]),
+    (
+        "glm45",
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>True</arg_value>\n</tool_call>",
+        "",
+        [("f", '{"a": true}')],
+    ),
+    (
+        "glm45",
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>NaN</arg_value>\n</tool_call>",
+        "",
+        [("f", '{"a": "NaN"}')],
+    ),
     (
         "glm45",
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>  12</arg_value>\n</tool_call>",
@@ -196,7 +221,9 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "content", "calls"), FORMS, ids=[f"{form[0]}-{form[1][:40]}" for form in FORMS])
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"), FORMS, ids=[f"{form[0]}-{form[1][:40]}" for form in FORMS]
+)
 def test_form(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert read(name, text) == (content, calls)
     for place in range(len(text)):
