@@ -120,6 +120,10 @@ def _choose(key: str, asked: str, known: Collection[str], detected: str) -> str:
 
 
 PROBE = {"needle": "hay"}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def call_history(template: ChatTemplate) -> CallHistory:
@@ -138,7 +142,7 @@ def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
         {"role": "tool", "tool_call_id": "probe1234", "name": "probe", "content": "probe"},
     ]
     try:
-        text = template.render(messages)
+        text = template.render(messages, tools=[PROBE_TOOL])
     except RequestError:
         return False
     return all(word in text for word in ("needle", "hay")) and str(PROBE) not in text
