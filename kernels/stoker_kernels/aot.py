@@ -27,10 +27,12 @@ from stoker_kernels.pdl import PDL_MIN_SM
 # The modules that register kernels when they are imported.
 KERNEL_MODULES = (
     "activation_triton",
-    "attention_triton",
+    "attention_aot",
     "embedding_triton",
+    "gemm_fp8_triton",
     "logprobs_triton",
     "norm_triton",
+    "quant_triton",
     "ragged_triton",
     "rope_triton",
     "sampling_triton",
@@ -56,13 +58,13 @@ class Variant:
 
 
 def variants(sm: int, *, compact: bool = False) -> Iterator[Variant]:
-    """Everything to compile for an SM; with `compact` only the specs that stand for the others in a quick test."""
+    """Everything to compile for an SM; with `compact` what stands for the rest in a quick test."""
     for module in KERNEL_MODULES:
         importlib.import_module(f"stoker_kernels.{module}")
     for spec in specs():
         if not spec.min_sm <= sm <= spec.max_sm or (compact and not spec.compact):
             continue
-        for constants in spec.constants:
+        for constants in spec.constants[: 1 if compact else None]:
             yield Variant(spec, {**constants, **_pdl_choice(spec, sm)}, sm)
 
 

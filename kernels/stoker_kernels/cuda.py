@@ -81,34 +81,63 @@ def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, dev
     return Kernel(name, function, shared_bytes, threads)
 
 
-def launch(chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool) -> None:
+@functools.cache
+def resident_clusters(chosen: Kernel, cluster: int, shared_bytes: int) -> int:
+    """How many clusters of `cluster` CTAs the device holds at once if each CTA takes `shared_bytes`."""
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs, config.numAttrs = [_cluster_attribute(cluster)], 1
+    count = _checked("cuOccupancyMaxActiveClusters", driver.cuOccupancyMaxActiveClusters(chosen.handle, config))
+    return int(count)
+
+
+def launch(
+    chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool, cluster: int = 1
+) -> None:
     """Launch `grid` CTAs on the current stream. `arguments`: one ctypes buffer per kernel parameter, passed by value.
 
-    With `pdl` the kernel may start while its predecessor drains (it has to wait by itself).
+    With `pdl` the kernel may start while its predecessor drains (it has to wait by itself). `cluster` CTAs in a row
+    make a cluster; `grid` is a multiple of it.
     """
     from cuda.bindings import driver
 
-    config = _config(chosen, grid, pdl)
+    config = _config(chosen, grid, pdl, cluster)
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
     _checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
 
 
 @functools.cache
-def _config(chosen: Kernel, grid: int, pdl: bool) -> Any:
+def _config(chosen: Kernel, grid: int, pdl: bool, cluster: int) -> Any:
     from cuda.bindings import driver
 
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
     config.sharedMemBytes = chosen.shared_bytes
-    config.numAttrs = 0
+    attributes = [_cluster_attribute(cluster)] if cluster > 1 else []
     if pdl:
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [attribute], 1
+        attributes.append(attribute)
+    config.numAttrs = len(attributes)
+    if attributes:
+        config.attrs = attributes
     return config
+
+
+def _cluster_attribute(cluster: int) -> Any:
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+    return attribute
 
 
 def tensor_map(tensor: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_char]:

@@ -122,7 +122,7 @@ def sample(
 @triton.jit
 def _apply_kernel(
     packed,
-    slot_params,
+    fields,
     bias_ids,
     bias_values,
     bias_until,
@@ -147,7 +147,7 @@ def _apply_kernel(
     block = tl.program_id(1)
     if block == 0:
         column = tl.arange(0, PARAMS)
-        tl.store(slot_params + slot * PARAMS + column, tl.load(header + column))
+        tl.store(fields + slot * PARAMS + column, tl.load(header + column))
         entry = tl.arange(0, MAX_BIAS)
         mine = entry < tl.load(header + BIAS_COUNT)
         source = packed + tl.load(header + BIAS_START) + 3 * entry
@@ -213,7 +213,7 @@ def _register() -> None:
     state = {
         "row_slots": f"*{I32}",
         "positions": f"*{I32}",
-        "slot_params": f"*{I32}",
+        "fields": f"*{I32}",
         "bias_ids": f"*{I32}",
         "bias_values": f"*{FP32}",
         "bias_until": f"*{I32}",

@@ -14,7 +14,7 @@ import sys
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.flags import help_text
 from stoker_runtime.logging_setup import set_up
-from stoker_runtime.settings import parse
+from stoker_runtime.settings import describe, parse
 
 BAD_CONFIGURATION, FAILED = 2, 1
 

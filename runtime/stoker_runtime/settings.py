@@ -56,7 +56,7 @@ def describe(config: ServerConfig) -> str:
     parts = [config.engine.model]
     for flag in FLAGS:
         holder: Any = config.engine if hasattr(config.engine, flag.field) else config
-        value = getattr(holder, flag.field, None)
+        value: Any = getattr(holder, flag.field, None)
         if flag.name == "model" or value == DEFAULTS.get(flag.field):
             continue
         parts.append(f"{flag.name}={len(value) if flag.secret else spell(value)}")

@@ -245,7 +245,7 @@ def sampled_rows(batch: Batch, shape: StepShape) -> list[int]:
 
 
 def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, as RaggedBuffers cuts it.
+    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, cut by RaggedBuffers.
 
     Padded decode rows hold one token each, padded prefill rows none.
     """

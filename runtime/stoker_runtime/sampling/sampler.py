@@ -1,8 +1,8 @@
 """Chooses the next token of each row on the device, from parameters that rest there by slot.
 
 Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`) depends on the parameters of its slots alone, never
-on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no upload as long as
-the row that the device holds for it is plainly greedy too.
+on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no upload as long
+as the row that the device holds for it is plainly greedy too.
 Knows nothing of text or stop conditions.
 """
 

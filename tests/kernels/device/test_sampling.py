@@ -67,11 +67,10 @@ def _logits(rows: int, vocab: int, spread: float, dtype: torch.dtype) -> torch.T
     return (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * spread).to(dtype)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("spread", "masked"), [(0.0, False), (1.0, False), (1.0, True), (8.0, True)])
 def test_every_feature_matches(spread: float, masked: bool, device: torch.device) -> None:
     updates = _updates(77)
-    _compare(_logits(len(updates) + 1, 77, spread, torch.float32), updates, device, steps=2, masked=masked)
+    _compare(_logits(len(updates) + 1, 77, spread, torch.float32), updates, device, steps=1, masked=masked)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
