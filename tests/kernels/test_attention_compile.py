@@ -14,9 +14,16 @@ from stoker_kernels import attention_aot
 from stoker_kernels.aot_registry import AotSpec, specs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_shares import share_plan_kernel
 
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
-KERNELS = {decode_kernel: "decode", decode_plan_kernel: "plan", prefill_kernel: "prefill"}
+KERNELS = {
+    decode_kernel: "decode",
+    decode_plan_kernel: "plan",
+    share_plan_kernel: "shares",
+    prefill_kernel: "prefill",
+}
+PLANS = (decode_plan_kernel, share_plan_kernel)
 
 
 def cases() -> list[tuple[AotSpec, int, bool]]:
@@ -63,7 +70,7 @@ def test_it_compiles_and_fits(case: tuple[AotSpec, int, bool]) -> None:
     assert kernel.metadata.shared <= SHARED_MEMORY[sm] * 1024
     assert kernel.asm["cubin"]
     assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (sm >= 90)
-    if spec.kernel is not decode_plan_kernel and sm >= 80:
+    if spec.kernel not in PLANS and sm >= 80:
         assert "cp.async" in kernel.asm["ptx"]
 
 

@@ -12,7 +12,8 @@ import torch
 
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_config import DecodeConfig, decode_config
+from stoker_kernels.attention_config import DecodeConfig, StreamConfig, decode_config
+from stoker_kernels.attention_sm90 import num_ctas, plan_shares
 from stoker_kernels.attention_triton import launch_plan, plan_attention
 from stoker_kernels.pdl import enable_pdl
 from stoker_kernels.reference_attention import reference_attention
@@ -141,6 +142,46 @@ def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: in
         assert ranges[-1][1] == keys
         assert all(start % config.min_split == 0 for start, _ in ranges)
         assert keys == 0 or all(start < end for start, end in ranges)
+
+
+SHARES = [StreamConfig(3, 2, 4, 2), StreamConfig(3, 2, 1, 2), StreamConfig(3, 40, 4, 2), StreamConfig(3, 9, 2, 2)]
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(("config", "seed"), list(itertools.product(SHARES, range(4))))
+def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: int, device: torch.device) -> None:
+    pick = random.Random(seed)
+    heads = pick.choice([1, 3, 4])
+    rows = [(1, pick.choice([0, 1, 64, 65, 3000, pick.randint(0, 9000)])) for _ in range(pick.randint(1, 40))]
+    meta = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device).meta
+    meta.workspace.shares.fill_(-7)
+    plan_shares(meta, heads, window, config)
+    shares = meta.workspace.shares[: num_ctas(meta, heads, config)].tolist()
+    expected = [
+        (row, head, block)
+        for row, (_, keys) in enumerate(rows)
+        for head in range(heads)
+        for block in range(*stream_blocks(keys, window))
+    ]
+    slots = meta.seq_slots.tolist()
+    walked: list[tuple[int, int, int]] = []
+    for cta, (row, slot, head, block, units, keys, per_cta, _) in enumerate(shares):
+        if units == 0:
+            continue
+        assert (slot, keys) == (slots[row], rows[row][1])
+        assert units <= per_cta
+        at = cta * per_cta - (block - stream_blocks(keys, window)[0])
+        assert at % per_cta == 0 or len(walked) == cta * per_cta, "pieces are whole, or the line has no gap"
+        first = expected.index((row, head, block))
+        walked += expected[first : first + units]
+    assert walked == expected
+    least = min(config.min_units, max(end - first for first, end in (stream_blocks(k, window) for _, k in rows)))
+    assert max(share[4] for share in shares) >= least
+
+
+def stream_blocks(keys: int, window: int) -> tuple[int, int]:
+    first = max(0, keys - window) // 64 if window else 0
+    return first, max(-(-keys // 64), first + 1)
 
 
 REAL_SHAPES = [
