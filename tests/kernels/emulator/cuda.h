@@ -1,0 +1,8 @@
+// What a tensor map of 128-byte boxes holds, in place of the driver's opaque one.
+#pragma once
+#include <cstdint>
+
+struct CUtensorMap {
+  unsigned char* base;
+  int64_t rows, row_bytes, row_stride, box_rows, element_bytes;
+};

@@ -1,0 +1,157 @@
+// The functions of csrc/ptx.cuh and csrc/attention_ptx.cuh, done by the emulator after PTX's definitions.
+#pragma once
+#include "cuda.h"
+#include "cuda_bf16.h"
+#include "emulator.h"
+
+namespace stoker {
+
+inline uint32_t shared_address(const void* p) {
+  return emulator::SHARED_BASE + static_cast<uint32_t>(static_cast<const unsigned char*>(p) - raw);
+}
+inline void launch_dependents() {}
+inline void grid_dependency_wait() {}
+inline uint64_t policy_evict_first() { return 1; }
+inline uint64_t policy_evict_last() { return 2; }
+inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
+inline void tensor_map_prefetch(const void*) {}
+inline void proxy_fence_async() {}
+
+// ---- numbers -----------------------------------------------------------------------------------------------------
+
+inline float from_bf16(uint16_t x) { return bits<float>(static_cast<uint32_t>(x) << 16); }
+inline float from_f16(uint16_t x) { return static_cast<float>(bits<_Float16>(x)); }
+inline uint16_t to_bf16(float x) {
+  const uint32_t u = bits<uint32_t>(x);
+  if (x != x) return 0x7FFF;
+  return static_cast<uint16_t>((u + 0x7FFF + (u >> 16 & 1)) >> 16);
+}
+inline uint16_t to_f16(float x) { return bits<uint16_t>(static_cast<_Float16>(x)); }
+inline uint16_t f16_from_e4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  float value = exponent == 0 ? mantissa / 512.0f : std::ldexp(1.0f + mantissa / 8.0f, exponent - 7);
+  if (exponent == 15 && mantissa == 7) value = NAN;
+  return to_f16(x & 128 ? -value : value);
+}
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
+inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
+inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
+  low = f16_from_e4m3(x) | static_cast<uint32_t>(f16_from_e4m3(x >> 8)) << 16;
+  high = f16_from_e4m3(x >> 16) | static_cast<uint32_t>(f16_from_e4m3(x >> 24)) << 16;
+}
+
+// ---- matrix fragments --------------------------------------------------------------------------------------------
+
+inline uint16_t shared_16(uint32_t address) {
+  uint16_t x;
+  std::memcpy(&x, emulator::shared(address), 2);
+  return x;
+}
+
+inline void load_matrices(uint32_t (&r)[4], uint32_t address, bool transposed) {
+  if (address % 16) emulator::fail("a misaligned ldmatrix");
+  const auto rows = emulator::gather(address, 32);
+  const int lane = emulator::lane();
+  for (int i = 0; i < 4; ++i) {
+    r[i] = 0;
+    for (int half = 0; half < 2; ++half) {
+      int row = lane / 4, column = lane % 4 * 2 + half;
+      if (transposed) std::swap(row, column);
+      r[i] |= static_cast<uint32_t>(shared_16(rows[8 * i + row] + 2 * column)) << 16 * half;
+    }
+  }
+}
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { load_matrices(r, address, true); }
+
+inline uint32_t transpose_8x8(uint32_t x) {
+  const auto all = emulator::gather(x, 32);
+  uint32_t y = 0;
+  for (int half = 0; half < 2; ++half) {
+    const int row = emulator::lane() % 4 * 2 + half, column = emulator::lane() / 4;
+    y |= (all[row * 4 + column / 2] >> 16 * (column % 2) & 0xFFFF) << 16 * half;
+  }
+  return y;
+}
+
+template <typename Convert>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Convert convert) {
+  struct Operands {
+    uint32_t a[4], b[2];
+  };
+  const auto all = emulator::gather(Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}}, 32);
+  for (int c = 0; c < 4; ++c) {
+    const int row = emulator::lane() / 4 + c / 2 * 8, column = emulator::lane() % 4 * 2 + c % 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t x = all[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8] >> 16 * (k % 2);
+      const uint32_t y = all[column * 4 + k % 8 / 2].b[k / 8] >> 16 * (k % 2);
+      d[c] += convert(static_cast<uint16_t>(x)) * convert(static_cast<uint16_t>(y));
+    }
+  }
+}
+inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_m16n8k16(d, a, b0, b1, from_bf16);
+}
+inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_m16n8k16(d, a, b0, b1, from_f16);
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+inline int load_int(const int* p) { return *p; }
+inline float load_float(const float* p) { return *p; }
+inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
+inline float4 load_float4(const float* p) { return {p[0], p[1], p[2], p[3]}; }
+inline int atomic_add_acq_rel(int* p, int value) {
+  const int old = *p;
+  *p += value;
+  return old;
+}
+inline void bulk_prefetch(const void* source, uint32_t bytes) {
+  volatile unsigned char touched = static_cast<const unsigned char*>(source)[bytes - 1];
+  (void)touched;
+}
+
+inline void mbarrier_init(uint32_t barrier, int arrivals) {
+  if (barrier % 8) emulator::fail("a misaligned mbarrier");
+  emulator::cta->mbarriers[barrier] = {arrivals, arrivals, 0, 0};
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  auto& b = emulator::mbarrier(barrier);
+  b.bytes += bytes;
+  if (--b.pending < 0) emulator::fail("too many arrivals");
+  emulator::complete(b);
+}
+inline void mbarrier_arrive(uint32_t barrier) { mbarrier_arrive_expect(barrier, 0); }
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  while ((emulator::mbarrier(barrier).phase & 1) == static_cast<int>(parity)) emulator::yield();
+}
+
+inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  if (destination % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("a misaligned copy");
+  emulator::copy_later(barrier, bytes, [=] { std::memcpy(emulator::shared(destination), source, bytes); });
+}
+
+// A box of 128 bytes × the map's rows; rows outside are zero. The swizzle is one of addresses.
+inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
+  const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
+  if (destination % 128) emulator::fail("a misaligned box");
+  emulator::copy_later(barrier, m.box_rows * 128, [=] {
+    for (int row = 0; row < m.box_rows; ++row) {
+      for (int chunk = 0; chunk < 8; ++chunk) {
+        const uint32_t at = destination + row * 128 + chunk * 16;
+        unsigned char* to = emulator::shared(at ^ ((at >> 7 & 7) << 4));
+        const int64_t from = static_cast<int64_t>(inner) * m.element_bytes + chunk * 16;
+        if (outer + row < m.rows && outer + row >= 0 && from < m.row_bytes) {
+          std::memcpy(to, m.base + (outer + row) * m.row_stride + from, 16);
+        } else {
+          std::memset(to, 0, 16);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace stoker
