@@ -22,7 +22,8 @@ class AttentionWorkspace:
 
     `partial [items, Hq, D]` fp32 and `partial_lse [items, Hq]` fp32 hold the KV splits of one decode call;
     `items [items, 8]` int32 is the decode plan, `num_items [1]` int32 its length, or `shares [768, 8]` int32 is, by
-    CTA; `arrivals [max_rows, Hq]` int32 counts the splits that are done and is zero between calls.
+    CTA; `tickets [2]` int32 hand out prefill tiles, `arrivals [max_rows, Hq]` int32 count the splits that are done;
+    both are zero between calls.
     """
 
     partial: Tensor
@@ -30,6 +31,7 @@ class AttentionWorkspace:
     items: Tensor
     num_items: Tensor
     shares: Tensor
+    tickets: Tensor
     arrivals: Tensor
 
 
@@ -67,5 +69,6 @@ def attention_workspace(
         items=torch.zeros(items, 8, dtype=torch.int32, device=device),
         num_items=torch.zeros(1, dtype=torch.int32, device=device),
         shares=torch.zeros(MAX_SHARES, 8, dtype=torch.int32, device=device),
+        tickets=torch.zeros(2, dtype=torch.int32, device=device),
         arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
     )

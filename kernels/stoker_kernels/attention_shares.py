@@ -2,11 +2,11 @@
 
 A stream is one (row, KV head), a unit 64 of its keys, counted from the row's first key on; a row without keys has one
 unit too, for its output has to be written. Two ways to cut: where the streams are fewer than the CTAs, each stream into
-equal pieces of its own, one per CTA (*pieces*: no CTA works on two streams); else the whole line, wherever the cuts fall
-(*line*: every CTA moves the same bytes, and at most its first and its last stream are shared).
+equal pieces of its own, one per CTA (*pieces*: no CTA works on two streams); else the whole line, wherever the cuts
+fall (*line*: every CTA moves the same bytes, and at most its first and its last stream are shared).
 
 Invariants: each unit lies in exactly one share; shares follow the line, so that the shares of a stream are those of
-neighbouring CTAs in the order of its keys. CTA c starts at unit c · `per_cta` of the line, in which pieces count as whole.
+neighbouring CTAs in the order of its keys. CTA c starts at unit c · `per_cta` of the line, where pieces count as whole.
 Knows nothing of what is done with a share.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -18,8 +18,7 @@ import triton.language as tl
 
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
 
-UNIT = 64
-SHARE_FIELDS = 8  # row, slot, head, block, units, len, per_cta, 0
+UNIT = tl.constexpr(64)
 
 
 @triton.jit
@@ -41,20 +40,19 @@ def share_plan_kernel(
     BLOCK_CTAS: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
-    """Write `[num_ctas, 8]` int32 shares; a CTA without work has `units` 0. One program.
+    """Write `[num_ctas, 8]` int32 shares: row, slot, head, block, units, len, per_cta, 0. One program.
 
-    `window` > 0: keys that no layer sees, in whole units, are left out. No CTA gets fewer than `min_units` units of a
-    stream that has as many.
+    A CTA without work has `units` 0, and nothing in its other fields. `window` > 0: keys that no layer sees, in whole
+    units, are left out. No CTA gets fewer than `min_units` units of a stream that has as many.
     """
-    UNIT_KEYS: tl.constexpr = 64
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     rows = tl.arange(0, BLOCK_ROWS)
     live = rows < num_rows
     seq_lens = tl.load(seq_lens_ptr + rows, mask=live, other=0)
     slots = tl.load(seq_slots_ptr + rows, mask=live, other=0)
-    first_block = tl.where(window > 0, tl.maximum(seq_lens - window, 0) // UNIT_KEYS, 0)
-    units = tl.maximum(tl.cdiv(seq_lens, UNIT_KEYS) - first_block, 1)
+    first_block = tl.where(window > 0, tl.maximum(seq_lens - window, 0) // UNIT, 0)
+    units = tl.maximum(tl.cdiv(seq_lens, UNIT) - first_block, 1)
     units = tl.where(live, units, 0)
     share = tl.maximum(tl.cdiv(tl.sum(units, 0) * num_kv_heads, num_ctas), min_units)
 

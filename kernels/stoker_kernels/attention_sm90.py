@@ -1,14 +1,15 @@
 """Decode attention for SM 9.0 in CUDA: host side of csrc/sm90_decode.
 
-Invariants: a launch's size depends on host integers alone; the plan and the launch of a step use the same `StreamConfig`;
+Invariants: a launch's size depends on host integers alone; plan and launch of a step use the same `StreamConfig`;
 nothing is allocated. Results are the same bit for bit from launch to launch.
-Knows nothing of what takes over where `refusal` says no.
+Knows nothing of what takes over where `cache_refusal` says no.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from stoker_kernels import cuda
 from stoker_kernels.attention_config import StreamConfig
 from stoker_kernels.attention_meta import AttentionMeta
-from stoker_kernels.attention_shares import SHARE_FIELDS, UNIT, share_plan_kernel
+from stoker_kernels.attention_shares import share_plan_kernel
 from stoker_kernels.pdl import launch_options, pdl_on
 
 if TYPE_CHECKING:
@@ -26,18 +27,21 @@ if TYPE_CHECKING:
 
 STEM, ARCH = "sm90_decode", "sm_90a"
 HEAD_DIM, MAX_GROUP = 128, 8
+UNIT = 64  # keys
 CONSUMER_WARPS = 4
 Q_BYTES = MAX_GROUP * (HEAD_DIM * 2 + 16)
 HEADER_BYTES = 32
 THREADS = 32 * CONSUMER_WARPS + 32
+LOG2E = math.log2(math.e)
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 _POINTERS = (
-    "out q k v page_table seq_lens seq_slots shares partial partial_lse arrivals k_scale v_scale sinks".split()
+    *("out", "q", "k", "v", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
+    *("k_scale", "v_scale", "sinks"),
 )
 _NUMBERS = (
-    "window plan_window rows kv_heads group q_stride out_stride table_stride page_shift page_rows head_rows pages "
-    "box_rows stages prefetch".split()
+    *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
+    *("page_rows", "head_rows", "pages", "box_rows", "stages", "prefetch"),
 )
 
 
@@ -64,8 +68,8 @@ def available(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group:
     )
 
 
-def refusal(inputs: Inputs) -> str | None:
-    """None where the kernels read these tensors, else why not. `available` has been asked before."""
+def cache_refusal(inputs: Inputs) -> str | None:
+    """None where tensor maps describe the cache and rows can be copied 16 bytes at a time, else why not."""
     q, k = inputs.q, inputs.k_cache
     page_stride, head_stride, token_stride, _ = (stride * k.element_size() for stride in k.stride())
     row = HEAD_DIM * (1 if inputs.fp8 else 2)
@@ -94,7 +98,7 @@ def shared_bytes(kv_bytes: int, stages: int) -> int:
 def num_ctas(meta: AttentionMeta, num_kv_heads: int, config: StreamConfig) -> int:
     """CTAs of the step's launches: all that are resident, or as many as the bounds can give work."""
     most = meta.num_decodes * num_kv_heads * max(1, triton.cdiv(meta.max_seq_len, UNIT * config.min_units))
-    resident = config.ctas_per_sm * _sm_count(meta.seq_lens.device)
+    resident = config.ctas_per_sm * sm_count(meta.seq_lens.device)
     return int(min(resident, most, meta.workspace.shares.shape[0]))
 
 
@@ -136,27 +140,23 @@ def launch_streams(inputs: Inputs, meta: AttentionMeta, plan_window: int, config
         config.prefetch,
     )  # fmt: skip
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
-    maps = [_cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
+    maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
     name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
     chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(kv_bytes, config.stages), THREADS, device.index or 0)
     cuda.launch(chosen, num_ctas(meta, kv_heads, config), [*maps, arguments], device, pdl=pdl_on(device))
 
 
-LOG2E = 1.4426950408889634
-
-
 @functools.cache
-def _cache_map(address: int, rows: int, kv_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+def cache_map(address: int, rows: int, kv_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+    """The tensor map of a cache as rows of one token and head each."""
     return cuda.tensor_map_at(address, rows, HEAD_DIM, HEAD_DIM, kv_bytes, box_rows)
 
 
 @functools.cache
-def _sm_count(device: torch.device) -> int:
+def sm_count(device: torch.device) -> int:
+    """SMs of a device; for the interpreter, which has none, a small number: any is right."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-assert SHARE_FIELDS * 4 == 32, "the kernel reads a share as two int4"

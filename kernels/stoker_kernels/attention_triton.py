@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from stoker_kernels import attention_sm90
+from stoker_kernels import attention_sm90, attention_sm90_prefill
 from stoker_kernels.attention_config import (
     DecodeConfig,
     PrefillConfig,
@@ -83,13 +83,11 @@ def paged_attention(
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
     inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
     _check(inputs, meta)
-    head_dim, kv_bytes, sm = q.shape[2], 1 if fp8 else k_cache.element_size(), sm_of(q.device)
     rows = meta.seq_lens.shape[0]
     if meta.num_decodes > 0:
         _decode(inputs, meta)
     if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
-        mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, rows - meta.num_decodes)
-        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm, mean_tokens))
+        _prefill(inputs, meta)
     return out
 
 
@@ -98,7 +96,9 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     num_kv_heads, head_dim = inputs.k_cache.shape[1], inputs.q.shape[2]
     kv_bytes, device = 1 if inputs.fp8 else inputs.k_cache.element_size(), inputs.q.device
     streams = meta.num_decodes * num_kv_heads
-    if attention_sm90.available(device, inputs.kv_dtype, head_dim, inputs.group) and not attention_sm90.refusal(inputs):
+    if attention_sm90.available(device, inputs.kv_dtype, head_dim, inputs.group) and not attention_sm90.cache_refusal(
+        inputs
+    ):
         shares = stream_config(kv_bytes, streams)
         plan_window = meta.planned_window if meta.planned_shares else None
         if plan_window is None:
@@ -110,6 +110,17 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     if meta.planned_window is None or meta.planned_shares:
         launch_plan(meta, num_kv_heads, inputs.window, config)
     launch_decode(inputs, meta, config)
+
+
+def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Run the chunks and the padding."""
+    q = inputs.q
+    if attention_sm90_prefill.refusal(inputs) is None:
+        attention_sm90_prefill.launch_tiles(inputs, meta)
+        return
+    mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, meta.seq_lens.shape[0] - meta.num_decodes)
+    kv_bytes = 1 if inputs.fp8 else inputs.k_cache.element_size()
+    launch_prefill(inputs, meta, prefill_config(q.shape[2], kv_bytes, sm_of(q.device), mean_tokens))
 
 
 def plan_attention(

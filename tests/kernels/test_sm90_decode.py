@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.emulator.build import cache_maps, compile_emulated
 
-from stoker_kernels import nvcc
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_sm90 import LOG2E, DecodeArguments
 from stoker_kernels.reference_attention import reference_attention
 
-EMULATOR = Path(__file__).parent / "emulator"
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-
-
-class TensorMap(ctypes.Structure):
-    """CUtensorMap of emulator/cuda.h."""
-
-    _fields_ = [("base", ctypes.c_void_p)] + [
-        (name, ctypes.c_int64) for name in ("rows", "row_bytes", "row_stride", "box_rows", "element_bytes")
-    ]
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel's source beside the emulator's headers, compiled for the CPU."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++")
-    folder = tmp_path_factory.mktemp("emulator")
-    for path in [*EMULATOR.iterdir(), nvcc.SOURCES / "sm90_decode.cuh"]:
-        shutil.copy(path, folder)
-    command = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-I.", "-o", "decode.so", "decode.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / "decode.so"))
+    library = compile_emulated("sm90_decode.cuh", "decode.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(DecodeArguments)
     return library
 
@@ -103,12 +82,7 @@ def run(
         window, plan.window, len(batch.rows), kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
         page.bit_length() - 1, kv_heads * page, page, pages, box, stages, 2,
     )  # fmt: skip
-    row_bytes = dim * batch.k.element_size()
-    maps = [
-        TensorMap(t.data_ptr(), pages * kv_heads * page, row_bytes, row_bytes, box, t.element_size())
-        for t in (batch.k, batch.v)
-    ]
-    kernels.decode(fp8, ctas, seed, *(ctypes.byref(item) for item in (*maps, arguments)))
+    kernels.decode(fp8, ctas, seed, *(ctypes.byref(item) for item in (*cache_maps(batch), arguments)))
     assert not arrivals.any()
     return out
 

@@ -49,7 +49,41 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return packed;
 }
 
+// Half of a named barrier: counts this thread, and does not wait.
+template <int id>
+__device__ __forceinline__ void named_barrier_arrive(int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
+}
+
 #if __CUDA_ARCH__ >= 900
+
+// Registers of each thread of a warpgroup from here on.
+template <int count>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// Matrix descriptor of B with N contiguous, in 128-byte swizzle: rows of 64 columns, one per k; groups of 8 rows are
+// 1024 bytes apart, the next 64 columns `columns_apart` bytes. A step of 16 along K adds 128 to the descriptor.
+__device__ __forceinline__ uint64_t wgmma_descriptor_columns(uint32_t address, uint32_t columns_apart) {
+  const uint64_t stride_groups = 1024 >> 4, swizzle_128 = 1, leading = columns_apart >> 4;
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (leading << 16) | (stride_groups << 32) | (swizzle_128 << 62);
+}
+
+// A box of a 3-D map: [outer][middle][inner], inner 128 bytes.
+__device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      ::"r"(destination),
+      "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier)
+      : "memory");
+}
 
 // Four e4m3 values of a register: the lower two and the upper two as pairs of f16.
 __device__ __forceinline__ void unpack_e4m3(uint32_t packed, uint32_t& low, uint32_t& high) {

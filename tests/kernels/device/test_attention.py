@@ -13,8 +13,10 @@ import torch
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_config import DecodeConfig, StreamConfig, decode_config
-from stoker_kernels.attention_sm90 import num_ctas, plan_shares
+from stoker_kernels.attention_sm90 import ARCH, STEM, available, num_ctas, plan_shares
 from stoker_kernels.attention_triton import launch_plan, plan_attention
+from stoker_kernels.cuda import missing_cubin
+from stoker_kernels.dispatch import sm_of
 from stoker_kernels.pdl import enable_pdl
 from stoker_kernels.reference_attention import reference_attention
 
@@ -214,7 +216,46 @@ def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_serves_other_lengths(device: torch.device) -> None:
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def test_sm90_decode_is_what_runs_and_takes_every_option(cache: torch.dtype, device: torch.device) -> None:
+    if sm_of(device) != 90:
+        pytest.skip("made for SM 9.0")
+    assert available(device, cache, 128, 7), missing_cubin(STEM, ARCH)
+    shape = Shape(64, 4, 28, 128, cache, torch.bfloat16)
+    sinks = torch.linspace(-2.0, 4.0, 28, device=device)
+    for seed, lengths in enumerate(([1], [0], [256] * 16, [300] * 128, [65, 0, 9000, 64, 1], range(1, 700, 3))):
+        batch = random_batch(shape, [(1, n) for n in lengths], decodes=len(lengths), seed=seed, device=device)
+        for options in ({}, {"window": 100}, {"softcap": 5.0, "sinks": sinks}):
+            show_errors(batch, options)
+            check(batch, **options)
+
+
+def show_errors(batch: AttentionBatch, options: dict[str, Any]) -> None:
+    """Print where the result is wrong, by row, head and dimension."""
+    got = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options).float()
+    want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options, **options)
+    wrong = ~((got - want).abs() < 2e-2 * (1 + want.abs()))
+    if wrong.any():
+        print(f"{len(batch.rows)} rows, {options.keys()}: {int(wrong.sum())} of {wrong.numel()} values are wrong")
+        for name, dims in (("rows", (1, 2)), ("heads", (0, 2)), ("dimensions", (0, 1))):
+            print(f"  {name}: {wrong.sum(dims).nonzero().flatten().tolist()[:40]}")
+        row, head = wrong.sum(2).nonzero()[0].tolist()
+        print(
+            f"  row {row} ({batch.rows[row]}), head {head}:", got[row, head, :8].tolist(), want[row, head, :8].tolist()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [False, True])
+def test_a_graph_serves_other_lengths(device: torch.device, pdl: bool) -> None:
+    enable_pdl(pdl)
+    try:
+        replay_with_other_lengths(device)
+    finally:
+        enable_pdl(False)
+
+
+def replay_with_other_lengths(device: torch.device) -> None:
     shape = Shape(64, 4, 28, 128, torch.bfloat16, torch.bfloat16)
     rows = [(1, 6000)] * 8
     batch = random_batch(shape, rows, decodes=8, device=device)

@@ -65,6 +65,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Index thread;
+  std::vector<std::vector<std::function<void()>>> products;  // committed groups of wgmma, and the open one, last
   bool done = false;
 };
 
@@ -82,7 +83,6 @@ struct Cta {
   std::map<int, Barrier> barriers;  // named ones, and those of warps and warpgroups, by kind · 1000 + number
   std::map<uint32_t, Mbarrier> mbarriers;
   std::vector<std::function<void()>> copies;
-  std::vector<std::vector<uint64_t>> exchange;
   ucontext_t scheduler;
   bool progress = false;
 };
@@ -100,7 +100,8 @@ inline std::function<void()> entry;
 
 inline void yield() { swapcontext(&fiber->context, &cta->scheduler); }
 
-inline void rendezvous(int key, int threads) {
+// Counts this thread in; the generation that it belongs to.
+inline int arrive(int key, int threads) {
   Barrier& barrier = cta->barriers[key];
   if (barrier.arrived != 0 && barrier.threads != threads) fail("a barrier with two thread counts");
   barrier.threads = threads;
@@ -109,9 +110,13 @@ inline void rendezvous(int key, int threads) {
     barrier.arrived = 0;
     ++barrier.generation;
     cta->progress = true;
-    return;
   }
-  while (barrier.generation == generation) yield();
+  return generation;
+}
+
+inline void rendezvous(int key, int threads) {
+  const int generation = arrive(key, threads);
+  while (cta->barriers[key].generation == generation) yield();
 }
 
 inline int lane() { return fiber->thread.x % 32; }
@@ -176,6 +181,7 @@ inline void run_cta(int threads) {
     constexpr size_t size = 256 * 1024;
     f.stack = std::make_unique<char[]>(size);
     f.thread.x = i;
+    f.products.resize(1);
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = size;
@@ -232,6 +238,13 @@ inline void __syncwarp() { emulator::rendezvous(3200 + emulator::warp(), 32); }
 inline void __threadfence() {}
 template <typename T> T __shfl_sync(unsigned, T x, int from) { return emulator::gather(x, 32)[from & 31]; }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return emulator::gather(x, 32)[emulator::lane() ^ mask]; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned ballot = 0;
+  const auto all = emulator::gather<int>(x, 32);
+  for (int i = 0; i < 32; ++i) ballot |= static_cast<unsigned>(all[i] != 0) << i;
+  return ballot;
+}
 inline bool __any_sync(unsigned, bool x) {
   bool any = false;
   for (const int y : emulator::gather<int>(x, 32)) any |= y != 0;

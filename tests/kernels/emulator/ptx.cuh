@@ -14,6 +14,9 @@ inline void grid_dependency_wait() {}
 inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
+template <int id> void named_barrier_arrive(int threads) { emulator::arrive(10 + id, threads); }
+template <int> void registers_decrease() {}
+template <int> void registers_increase() {}
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
 
@@ -134,6 +137,8 @@ inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, 
   emulator::copy_later(barrier, bytes, [=] { std::memcpy(emulator::shared(destination), source, bytes); });
 }
 
+inline uint32_t swizzled(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
+
 // A box of 128 bytes × the map's rows; rows outside are zero. The swizzle is one of addresses.
 inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
   const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
@@ -142,7 +147,7 @@ inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int
     for (int row = 0; row < m.box_rows; ++row) {
       for (int chunk = 0; chunk < 8; ++chunk) {
         const uint32_t at = destination + row * 128 + chunk * 16;
-        unsigned char* to = emulator::shared(at ^ ((at >> 7 & 7) << 4));
+        unsigned char* to = emulator::shared(swizzled(at));
         const int64_t from = static_cast<int64_t>(inner) * m.element_bytes + chunk * 16;
         if (outer + row < m.rows && outer + row >= 0 && from < m.row_bytes) {
           std::memcpy(to, m.base + (outer + row) * m.row_stride + from, 16);
@@ -153,5 +158,83 @@ inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int
     }
   });
 }
+
+inline void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer, uint32_t barrier) {
+  const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
+  if (destination % 1024) emulator::fail("a misaligned box");
+  if (middle + m.box_rows > m.rows) emulator::fail("a box past the middle dimension");
+  emulator::copy_later(barrier, m.box_outer * m.box_rows * 128, [=] {
+    for (int i = 0; i < m.box_outer * m.box_rows; ++i) {
+      const int64_t row = middle + i % m.box_rows, plane = outer + i / m.box_rows;
+      for (int chunk = 0; chunk < 8; ++chunk) {
+        unsigned char* to = emulator::shared(swizzled(destination + i * 128 + chunk * 16));
+        const unsigned char* from = m.base + plane * m.outer_stride + row * m.row_stride + inner * m.element_bytes;
+        plane < m.outer ? std::memcpy(to, from + chunk * 16, 16) : std::memset(to, 0, 16);
+      }
+    }
+  });
+}
+
+// ---- wgmma: a product is done when it is waited for, from what shared memory holds then -------------------------
+
+inline uint64_t wgmma_descriptor(uint32_t address) { return (address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+inline uint64_t wgmma_descriptor_columns(uint32_t address, uint32_t apart) {
+  return (address >> 4) | static_cast<uint64_t>(apart >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::fiber->products.emplace_back(); }
+template <int pending>
+void wgmma_wait() {
+  emulator::rendezvous(12900 + threadIdx.x / 128, 128);
+  auto& groups = emulator::fiber->products;
+  while (groups.size() > pending + 1) {
+    for (const auto& product : groups.front()) product();
+    groups.erase(groups.begin());
+  }
+}
+template <int count> void wgmma_results(float (&)[count]) {}
+
+inline float operand(uint64_t descriptor, int line, int k, bool columns) {
+  const uint32_t base = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
+  const uint32_t groups = (descriptor >> 32 & 0x3FFF) << 4;
+  const uint32_t at = columns ? line / 64 * leading + k / 8 * groups + k % 8 * 128 + line % 64 * 2
+                              : line / 8 * groups + line % 8 * 128 + k * 2;
+  return from_bf16(shared_16(swizzled(base + at)));
+}
+
+template <int count, typename A>
+void multiply_later(float (&d)[count], A a, uint64_t b, bool columns, bool accumulate) {
+  float* result = d;
+  const int lane = emulator::lane(), warp = emulator::warp() % 4;
+  emulator::fiber->products.back().push_back([=] {
+    for (int i = 0; i < count; ++i) {
+      const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = accumulate ? result[i] : 0.0f;
+      for (int k = 0; k < 16; ++k) sum += a(row, k) * operand(b, column, k, columns);
+      result[i] = sum;
+    }
+  });
+}
+
+template <typename T, int N>
+struct Wgmma {
+  static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    multiply_later(d, [=](int row, int k) { return operand(a, row, k, false); }, b, false, accumulate);
+  }
+};
+
+template <int N>
+struct WgmmaRegisters {
+  static void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    struct Fragment {
+      uint32_t a[4];
+    };
+    const auto all = emulator::gather(Fragment{{a[0], a[1], a[2], a[3]}}, 32);
+    const auto element = [=](int row, int k) {
+      return from_bf16(all[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8 % 2] >> 16 * (k % 2));
+    };
+    multiply_later(d, element, b, true, accumulate);
+  }
+};
 
 }  // namespace stoker
