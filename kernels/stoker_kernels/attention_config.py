@@ -29,6 +29,20 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Decode by equal shares (`attention_shares`): a ring of `stages` units of 64 keys in each resident CTA.
+
+    No CTA gets fewer than `min_units` units of a stream that has as many. `prefetch` units of a CTA are asked of L2
+    before the kernel's predecessor is complete.
+    """
+
+    stages: int
+    ctas_per_sm: int
+    min_units: int
+    prefetch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillConfig:
     """`block_m` rows of (token, head of the group) against `block_n` keys."""
 
@@ -67,6 +81,15 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
 def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
     """Every configuration that `decode_config` gives for some number of streams."""
     return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
+
+
+def stream_config(kv_bytes: int, streams: int) -> StreamConfig:
+    """The configuration for `kv_bytes` a cached element and `streams` = rows · KV heads, head dimension 128.
+
+    192 KB of an SM's shared memory hold keys and values in flight; the prefetch stays below 20 MB of the L2.
+    """
+    prefetch = (4 if streams <= 256 else 2) * (2 // kv_bytes)
+    return StreamConfig(stages=6 // kv_bytes, ctas_per_sm=2, min_units=4, prefetch=prefetch)
 
 
 def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> PrefillConfig:

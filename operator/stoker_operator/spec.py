@@ -16,6 +16,13 @@ from typing import Any
 
 from stoker_operator.quantity import quantity
 from stoker_operator.reader import Reader
+from stoker_operator.spec_operations import (
+    Autoscaling,
+    RolloutPolicy,
+    autoscaling_problems,
+    read_autoscaling,
+    read_rollout,
+)
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -151,6 +158,8 @@ class InferenceService:
     placement: Placement
     cache: Cache
     drain: Drain
+    autoscaling: Autoscaling | None = None
+    rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -209,6 +218,8 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
         placement=_placement(spec.mapping("placement")),
         cache=_cache(spec.mapping("cache")),
         drain=_drain(spec.mapping("drain")),
+        autoscaling=read_autoscaling(spec.mapping("autoscaling")) if "autoscaling" in spec.raw else None,
+        rollout=read_rollout(spec.mapping("rollout")),
         status=reader.mapping("status").raw,
     )
     spec.finish()
@@ -339,6 +350,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    if service.autoscaling is not None:
+        found.extend(autoscaling_problems(service.autoscaling, service.replicas))
     return found
 
 

@@ -172,6 +172,23 @@ FLAGS: tuple[Flag, ...] = (
         words=True,
     ),
     Flag("chat-template", "chat_template", text, MODEL, "Jinja file or source, in place of the model's own", "FILE"),
+    Flag(
+        "tool-call-parser",
+        "tool_call_parser",
+        text,
+        MODEL,
+        "how the model writes tool calls, such as hermes; auto: see the chat template; none: never",
+        "NAME",
+    ),
+    Flag(
+        "reasoning-parser",
+        "reasoning_parser",
+        text,
+        MODEL,
+        "how the model marks its reasoning, such as qwen3; auto: see the chat template; none: not at all",
+        "NAME",
+    ),
+    Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(
         "gpu-memory-utilization",

@@ -21,12 +21,13 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from stoker_runtime.api.app import create_app
+from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.state import Phase, ServerState, Service
@@ -57,7 +58,6 @@ class ReadySizes(Protocol):
     def num_pages(self) -> int:
         """KV pages."""
         ...
-
 
 
 class OwnedEngine(EngineClient, Protocol):
@@ -162,13 +162,13 @@ class Server:
         engine = asyncio.ensure_future(self._start_engine(self.config.engine))
         try:
             with phases.measure("tokenizer"):
-                tokenizer, template, defaults = await asyncio.to_thread(load_text_side, self.config)
+                text_side = await asyncio.to_thread(load_text_side, self.config)
             with phases.measure("engine"):
                 self._engine = await engine
         except BaseException:
             engine.cancel()
             raise
-        service = self._service(self._engine, tokenizer, template, defaults)
+        service = self._service(self._engine, text_side)
         self.state.service = service
         self.state.detail = "the warm-up completion is running"
         with phases.measure("warm-up"):
@@ -178,14 +178,14 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
+        dialect = service.dialect
+        log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
-    def _service(
-        self, engine: OwnedEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
-    ) -> Service:
+    def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
         limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
-        return Service(engine, tokenizer, template, limits, defaults)
+        return Service(engine, text_side.tokenizer, text_side.template, limits, text_side.defaults, text_side.dialect)
 
     async def _drain(self) -> None:
         state, patience = self.state, self.config.drain_seconds
@@ -209,7 +209,16 @@ async def _empty(state: ServerState, seconds: float) -> bool:
     return True
 
 
-def load_text_side(config: ServerConfig) -> tuple[Tokenizer, ChatTemplate, SamplingDefaults]:
+class TextSide(NamedTuple):
+    """What the API process needs of the model's files."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+    dialect: Dialect
+
+
+def load_text_side(config: ServerConfig) -> TextSide:
     """What the API process needs of the model's files. Raises ModelError or ConfigError."""
     source = config.engine.tokenizer or config.engine.model
     tokenizer = Tokenizer.load(source)
@@ -217,7 +226,7 @@ def load_text_side(config: ServerConfig) -> tuple[Tokenizer, ChatTemplate, Sampl
         config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
     )
     defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
-    return tokenizer, template, defaults
+    return TextSide(tokenizer, template, defaults, choose_dialect(config, template))
 
 
 async def warm_up(service: Service) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from fake_engine import FakeEngine
 
 from stoker_runtime.api.app import create_app
+from stoker_runtime.api.dialect import choose_dialect
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.chat_template import ChatTemplate
@@ -52,12 +53,14 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
         **settings,  # type: ignore[arg-type]
     )
     state = ServerState(config, ServerMetrics("byte-model"))
+    chat_template = ChatTemplate({"default": template} if template else {}, {}, "test")
     state.service = Service(
         engine,
         Tokenizer.synthetic(512),
-        ChatTemplate({"default": template} if template else {}, {}, "test"),
+        chat_template,
         Limits(engine.max_model_len, engine.vocab_size, priorities=False),
         SamplingDefaults(),
+        choose_dialect(config, chat_template),
     )
     state.metrics.attach(engine.stats, page_size=16, num_pages=100)
     state.phase = Phase.READY

@@ -30,6 +30,11 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},
     {"resources": {"gpus": 0, "memory": "600Mi"}, "runtime": {"shmSize": "512Mi"}},
     {"runtime": {"args": ["--dtype", "bfloat16", "--portable"], "env": [{"name": "A", "value": ""}]}},
+    {"autoscaling": {"max": 4}},
+    {"autoscaling": {"engine": "External", "max": 4}, "replicas": 3},
+    {"autoscaling": {"min": 2, "max": 2, "targets": {"queued": 0}, "scaleDown": {"maxPods": 3, "period": "30m"}}},
+    {"rollout": {"autoRollback": False, "progressDeadline": "1h"}},
+    {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},
     {"placement": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a/b": "c"}, "schedulerName": "x"}},
 ]

@@ -18,6 +18,7 @@ from stoker_runtime.api.prompts import check_template_variables, encode, templat
 from stoker_runtime.api.protocol import DetokenizeBody, TokenizeBody
 from stoker_runtime.api.sampling import check_ids
 from stoker_runtime.api.state import Phase, ServerState
+from stoker_runtime.api.tools import shown_tools
 from stoker_runtime.errors import RequestError, StokerError
 from stoker_runtime.metrics import CONTENT_TYPE
 from stoker_runtime.version import VERSION
@@ -56,8 +57,8 @@ async def tokenize(state: ServerState, request: HttpRequest) -> Response:
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         text = service.template.render(
-            template_messages(body.messages),
-            tools=body.tools,
+            template_messages(body.messages, service.dialect.history),
+            tools=shown_tools(body.tools or ()),
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
             extra=check_template_variables(body.chat_template_kwargs),

@@ -41,10 +41,15 @@ def json_text(text: str) -> str:
     return quoted if quoted.isascii() else quoted.translate(_LINE_ENDS)
 
 
+def json_line(payload: Any) -> str:
+    """`payload` as JSON that no line splitter cuts."""
+    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return body if body.isascii() else body.translate(_LINE_ENDS)
+
+
 def event(payload: Any) -> bytes:
     """One event."""
-    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {body if body.isascii() else body.translate(_LINE_ENDS)}\n\n".encode()
+    return f"data: {json_line(payload)}\n\n".encode()
 
 
 class EventFormat(Protocol):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.generation import Generation, Work
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
@@ -40,6 +41,7 @@ class Service:
     template: ChatTemplate
     limits: Limits
     defaults: SamplingDefaults
+    dialect: Dialect
 
 
 @dataclass(slots=True)
