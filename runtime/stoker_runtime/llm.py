@@ -25,11 +25,13 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
-from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import Constraint, FinishReason, Request, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
     from stoker_runtime.detokenizer import Detokenizer
     from stoker_runtime.tokenizer import Tokenizer
 
@@ -98,6 +100,7 @@ class LLM:
         self._config = config
         self._names = itertools.count()
         self._tokenizer: Tokenizer | None = None
+        self._alphabet: LLTokenizer | None = None
 
     def __enter__(self) -> LLM:
         return self
@@ -208,6 +211,8 @@ class LLM:
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"There are {len(prompts)} prompts and {len(each)} parameters.", param="params")
+        for constraint in {one.constraint for one in each if one.constraint is not None}:
+            self._check(constraint)
         now = time.monotonic()
         running: list[Running] = []
         try:
@@ -218,6 +223,13 @@ class LLM:
             self._clear(running)
             raise
         return running
+
+    def _check(self, constraint: Constraint) -> None:
+        from stoker_runtime.sampling import grammar
+
+        if self._alphabet is None:
+            self._alphabet = grammar.build_byte_tokenizer(self.tokenizer)
+        grammar.check(constraint, self._alphabet)
 
     def _run(self, running: list[Running], take: Callable[[StepOutput], None]) -> None:
         try:
@@ -259,7 +271,7 @@ class _Record:
         """Read the new tokens; whether a stop string was found in them."""
         sequence, detokenizer = self._sequence, self._detokenizer
         fresh = sequence.tokens[sequence.prompt_length + self._read :]
-        spoken = fresh[:-1] if sequence.finish is FinishReason.STOP else fresh
+        spoken = fresh[:-1] if sequence.finish is FinishReason.STOP and not sequence.complete else fresh
         for token in spoken:
             self._read += 1
             self._text.append(detokenizer.push((token,), search=self._read >= sequence.params.min_tokens))

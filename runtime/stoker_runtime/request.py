@@ -22,12 +22,33 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class ConstraintKind(StrEnum):
+    """The languages in which a constraint can be written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the whole output must match: `text` is a JSON schema as JSON, a regular expression, or a grammar (Lark, GBNF).
+
+    Whether it can be enforced at all, `sampling.grammar.check` tells.
+    """
+
+    kind: ConstraintKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off.
 
     `logprobs` is the number of top alternatives to report (None: none at all, 0: the sampled token only).
     `stop_token_ids` are ids after which the sequence ends; EOS ids are added by the engine unless `ignore_eos`.
+    With a `constraint` every token is legal under it, and the sequence ends where it allows nothing more, whatever
+    `min_tokens` and `ignore_eos` say.
     """
 
     max_tokens: int = 16
@@ -45,6 +66,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field and its range."""
@@ -97,7 +119,8 @@ class TokenOutput:
 
     `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
     a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
-    has none). `queue_seconds`, from arrival to admission, comes with the first output.
+    has none). `queue_seconds`, from arrival to admission, comes with the first output. `complete`: the sequence
+    ended because its constraint allows nothing more; its last token is part of the answer.
     """
 
     request_id: str
@@ -109,6 +132,7 @@ class TokenOutput:
     cached_tokens: int = 0
     queue_seconds: float | None = None
     error: str | None = None
+    complete: bool = False
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ class Tokenizer:
     def __init__(self, rust: RustTokenizer, files: TokenizerFiles, source: str) -> None:
         """`source` is the file or folder for messages. Raises ModelError when the decoder's kind is unknown."""
         self._rust = rust
+        self._plain: RustTokenizer | None = None
         self.source = source
         self.special_tokens = files.special
         self.chat_templates = files.templates
@@ -101,6 +102,15 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`; special tokens written out in it are matched as such."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of `text` as nothing but text: a special token written out in it is cut into pieces."""
+        if self._plain is None:
+            # A copy, because the switch belongs to the tokenizer and not to the call.
+            self._plain = RustTokenizer.from_str(self._rust.to_str())
+            self._plain.encode_special_tokens = True
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:

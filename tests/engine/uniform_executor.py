@@ -4,7 +4,8 @@ The device is simulated as the real one behaves: batches run in order at their l
 the position and a row of the page table; results come later. A KV entry is a fingerprint of the whole prefix up to
 its position, so that any read of a page that was not written by this sequence, or by one with the same prefix, is
 seen at once. Since tokens depend on (seed, position) alone, the whole true text of a sequence is known beforehand:
-`truth` gives it, and preemption, chunking and caching must never change it.
+`truth` gives it, and preemption, chunking and caching must never change it. Under a constraint the token is the next
+legal one, and a batch with constrained slots waits for its masks as on the real device.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from stoker_runtime.engine.executor_protocol import StepResult
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch, PrefillChunk, SlotAssign
 
@@ -30,16 +34,33 @@ class Slot:
 
 
 class UniformLaunched:
-    """A batch whose tokens are known but not yet handed out."""
+    """A batch whose tokens are known but not yet handed out, or wait for their masks."""
 
     def __init__(self, executor: UniformExecutor, batch: Batch, result: StepResult, ready_at: float) -> None:
         self.batch = batch
+        self.masks: MaskRows | None = None
         self._executor = executor
         self._result = result
         self._ready_at = ready_at
+        self._sampled = False
+        rows = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
+        if any(executor.slots[slot].assign.params.constraint is not None for slot in rows):
+            sampled = len(batch.sampled_slots)
+            words = np.full((sampled, -(-executor.vocab_size // 32)), -1, dtype=np.int32)
+            self.masks = MaskRows(words, list(range(sampled)))
+        else:
+            self.sample()
+
+    def sample(self) -> None:
+        """Choose the tokens, once."""
+        assert not self._sampled, "sampled twice"
+        self._sampled = True
+        words = None if self.masks is None else self.masks.words
+        self._executor.choose(self.batch, words, self._result)
 
     def result(self) -> StepResult:
         """The tokens, once, in launch order, not before the step's time has passed."""
+        assert self._sampled, "read before it sampled"
         assert self._executor.unread.popleft() is self, "results are read out of order or twice"
         time.sleep(max(0.0, self._ready_at - time.monotonic()))
         return self._result
@@ -73,12 +94,14 @@ class UniformExecutor:
         self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.unread: deque[UniformLaunched] = deque()
         self.batches = 0
+        self.sampled = 0
         self.idles = 0
         self.closed = False
 
     def execute(self, batch: Batch) -> UniformLaunched:
         """Verify and run one batch."""
         assert batch.step == self.batches + 1, "a step was skipped"
+        assert self.sampled == self.batches, "the step before has not sampled"
         self.batches += 1
         self._verify_shape(batch)
         for assign in batch.assigns:
@@ -111,14 +134,28 @@ class UniformExecutor:
         """Nothing to free."""
         self.closed = True
 
-    def sample(self, assign: SlotAssign, position: int) -> int:
+    def sample(self, assign: SlotAssign, position: int, words: NDArray[np.int32] | None = None) -> int:
         """The token at `position`: uniform over the vocabulary, stop ids masked until `min_tokens`."""
         digest = hashlib.blake2b(f"{assign.seed}/{position}".encode(), digest_size=8).digest()
         token = int.from_bytes(digest, "little") % self.vocab_size
+        if words is not None and assign.params.constraint is not None:
+            legal = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
+            # Nothing is legal for a sequence that has just ended; its token is thrown away.
+            return int(np.roll(legal, -token).argmax() + token) % self.vocab_size
         if position - assign.prompt_length < assign.params.min_tokens:
             while token in assign.stop_token_ids:
                 token = (token + 1) % self.vocab_size
         return token
+
+    def choose(self, batch: Batch, words: NDArray[np.int32] | None, result: StepResult) -> None:
+        """Sample a token for each row that gets one."""
+        self.sampled += 1
+        logprobs: list[TokenLogprobs | None] = []
+        for row, slot_id in enumerate(batch.sampled_slots):
+            slot = self.slots[slot_id]
+            result.tokens.append(self._sample_into(slot, None if words is None else words[row]))
+            logprobs.append(self._logprobs(slot))
+        result.logprobs = logprobs if any(each is not None for each in logprobs) else None
 
     def _verify_shape(self, batch: Batch) -> None:
         rows = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
@@ -161,27 +198,16 @@ class UniformExecutor:
         return decodes + chunks
 
     def _run(self, batch: Batch) -> StepResult:
-        tokens: list[int] = []
-        logprobs: list[TokenLogprobs | None] = []
-        prompt_logprobs: list[list[TokenLogprobs]] = []
         for slot_id in batch.decodes:
             slot = self.slots[slot_id]
             assert slot.last_token is not None, f"slot {slot_id} decodes before it sampled"
             self._forward(slot, slot.position, (slot.last_token,))
-            tokens.append(self._sample_into(slot))
-            logprobs.append(self._logprobs(slot))
+        prompt_logprobs: list[list[TokenLogprobs]] = []
         for chunk in batch.prefills:
             slot = self.slots[chunk.slot]
             self._forward(slot, chunk.start, chunk.token_ids)
-            if chunk.sample:
-                tokens.append(self._sample_into(slot))
-                logprobs.append(self._logprobs(slot))
             prompt_logprobs.append(self._score(slot, chunk))
-        return StepResult(
-            tokens,
-            logprobs if any(each is not None for each in logprobs) else None,
-            prompt_logprobs if any(prompt_logprobs) else [],
-        )
+        return StepResult([], None, prompt_logprobs if any(prompt_logprobs) else [])
 
     def _forward(self, slot: Slot, start: int, token_ids: tuple[int, ...]) -> None:
         stop = start + len(token_ids)
@@ -202,11 +228,11 @@ class UniformExecutor:
     def _entry(self, slot: Slot, position: int) -> int | None:
         return self.kv[slot.pages[position // self.page_size]][position % self.page_size]
 
-    def _sample_into(self, slot: Slot) -> int:
+    def _sample_into(self, slot: Slot, words: NDArray[np.int32] | None) -> int:
         capacity = min(self.max_model_len, self.num_pages * self.page_size)
         assert slot.position < capacity, "a token beyond what a sequence can hold"
         assert slot.position - slot.assign.prompt_length < slot.assign.params.max_tokens, "a token beyond max_tokens"
-        slot.last_token = self.sample(slot.assign, slot.position)
+        slot.last_token = self.sample(slot.assign, slot.position, words)
         return slot.last_token
 
     def _logprobs(self, slot: Slot) -> TokenLogprobs | None:

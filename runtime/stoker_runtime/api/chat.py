@@ -25,6 +25,7 @@ from stoker_runtime.api.prompts import check_template_variables, encode, fit, te
 from stoker_runtime.api.protocol import ChatBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.structured import read_constraint
 from stoker_runtime.api.tools import ToolUse, tool_use
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.errors import RequestError
@@ -37,6 +38,7 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
+    constraint = await read_constraint(service, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -46,7 +48,7 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
     prompt, max_tokens = fit(rendered, asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service)
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id)
+    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
     work = replace(work, visible=reading.visible(service.tokenizer))
     layout = ChatFormat(body, answer_id, model, service.tokenizer, reading)
     if body.stream:

@@ -23,6 +23,7 @@ from stoker_runtime.api.prompts import completion_prompts, fit
 from stoker_runtime.api.protocol import CompletionBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_text
 from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.structured import read_constraint
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.tokenizer import Tokenizer
@@ -34,10 +35,11 @@ async def create_completion(state: ServerState, request: HttpRequest) -> Respons
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
+    constraint = await read_constraint(service, body)
     prompts, asked = await _prompts(service, body)
     # The engine gives nothing for nothing: an answer of no tokens is one token that is not shown.
     answer_id = public_id("cmpl", body)
-    work = make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id)
+    work = make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id, constraint)
     if body.echo and body.logprobs is not None:
         asked_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
         work = replace(work, params=replace(work.params, prompt_logprobs=asked_logprobs))

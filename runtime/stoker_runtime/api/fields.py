@@ -110,14 +110,43 @@ class StreamOptions(Body):
     UNSUPPORTED: ClassVar = {"include_obfuscation": (None, False)}
 
 
+Schema = dict[str, Any] | bool
+
+
+class JsonSchemaFormat(Body):
+    """A named JSON schema. Every schema is enforced strictly, whatever `strict` says."""
+
+    name: str
+    schema_: Schema | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
-    """The shape of the answer; only free text so far."""
+    """The shape of the answer, as OpenAI asks for it; structural tags as vLLM does."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: dict[str, Any] | None = None
-    structures: list[Any] | None = None
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
-    format: Any = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Body):
+    """The shape of the answer, as vLLM asks for it; one of the first six."""
+
+    json_: Schema | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
+    disable_additional_properties: bool | None = None
+
+    UNSUPPORTED: ClassVar = {"disable_additional_properties": (None, False)}
 
 
 class SamplingFields(Body):
@@ -153,14 +182,14 @@ class SamplingFields(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
-    structural_tag: Any = None
+    structural_tag: dict[str, Any] | str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: str | None = None
@@ -180,14 +209,7 @@ class SamplingFields(Body):
         "bad_words": (None, []),
         "use_beam_search": (None, False),
         "early_stopping": (None, False),
-        "structured_outputs": (None, {}),
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "guided_decoding_backend": (None,),
-        "guided_whitespace_pattern": (None,),
-        "structural_tag": (None,),
+        "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),
         "session_id": (None,),
         "logits_processors": (None, []),
         "kv_transfer_params": (None, {}),

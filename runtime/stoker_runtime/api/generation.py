@@ -210,7 +210,7 @@ class Generation:
         """The text that the output makes certain, and how many of its tokens count: those up to a stop string."""
         work, detokenizer, tokens = self.work, choice.detokenizer, output.tokens
         # The id that ended the sequence is counted but is no part of the text.
-        silent = output.finish is FinishReason.STOP and not work.include_stop
+        silent = output.finish is FinishReason.STOP and not output.complete and not work.include_stop
         spoken = tokens[:-1] if silent else tokens
         if not work.stops:
             choice.tokens += len(tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -19,6 +20,7 @@ from stoker_runtime.api.sampling import build_params
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.validation import parse_body
 from stoker_runtime.errors import RequestError
+from stoker_runtime.request import Constraint
 
 B = TypeVar("B", bound=Body)
 
@@ -46,11 +48,13 @@ def make_work(
     max_tokens: int,
     logprobs: int | None,
     label: str,
+    constraint: Constraint | None = None,
 ) -> Work:
-    """The work that `body` asks for. Raises RequestError naming the field that cannot be served."""
+    """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
+    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults)
     return Work(
         prompts=tuple(prompts),
-        params=build_params(body, max_tokens, logprobs, service.limits, service.defaults),
+        params=params if constraint is None else replace(params, constraint=constraint),
         n=body.n or 1,
         stops=body.stop,
         include_stop=bool(body.include_stop_str_in_output),

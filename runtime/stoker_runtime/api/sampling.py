@@ -71,11 +71,6 @@ def build_params(
     body: SamplingFields, max_tokens: int, logprobs: int | None, limits: Limits, defaults: SamplingDefaults
 ) -> SamplingParams:
     """The parameters of each choice but its seed. Raises RequestError naming the field."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"response_format.type {body.response_format.type!r} is not supported by this server; only 'text' is.",
-            param="response_format",
-        )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of other than n is not supported by this server.", param="best_of")
     if body.priority and not limits.priorities:

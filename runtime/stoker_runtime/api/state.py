@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.generation import Generation, Work
@@ -42,6 +43,7 @@ class Service:
     limits: Limits
     defaults: SamplingDefaults
     dialect: Dialect
+    constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
 
 
 @dataclass(slots=True)

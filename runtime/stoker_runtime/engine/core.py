@@ -188,7 +188,7 @@ def step_message(output: StepOutput, stats: EngineStats, received: int) -> Step:
             for each in output.started
         ],
         finished=[
-            Finished(each.handle, each.finish, each.stop_token, each.error)
+            Finished(each.handle, each.finish, each.stop_token, each.error, each.complete)
             for each in output.finished
             if each.finish is not None
         ],

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch
@@ -30,8 +33,28 @@ class StepResult:
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class MaskRows:
+    """Which tokens the rows of a batch may get: `words [R, ceil(V/32)]`, bit i of word w allowing token 32·w + i.
+
+    `rows[i]` is the row of `batch.sampled_slots[i]`. All is allowed until something else is written.
+    """
+
+    words: NDArray[np.int32]
+    rows: list[int]
+
+
 class Launched(Protocol):
     """A batch on its way through the device."""
+
+    @property
+    def masks(self) -> MaskRows | None:
+        """For a batch with constrained slots, where their masks are to be written before `sample`; else None."""
+        ...
+
+    def sample(self) -> None:
+        """Choose tokens under the masks. Called once, exactly when `masks` is not None, and before `result`."""
+        ...
 
     @property
     def batch(self) -> Batch:
@@ -63,7 +86,11 @@ class Executor(Protocol):
     vocab_size: int
 
     def execute(self, batch: Batch) -> Launched:
-        """Launch one step and return at once. Errors are raised as `Launched.result` describes."""
+        """Launch one step and return at once. Errors are raised as `Launched.result` describes.
+
+        A batch with slots whose parameters have a constraint is launched up to its logits: its tokens are chosen
+        when `Launched.sample` is called, which is before the next `execute`.
+        """
         ...
 
     def idle(self) -> bool:

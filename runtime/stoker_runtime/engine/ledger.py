@@ -115,6 +115,7 @@ class Ledger:
     def _finish(self, finished: Finished) -> None:
         if (part := self._close(finished.handle)) is not None:
             part.finish, part.stop_token, part.error = finished.reason, finished.stop_token, finished.error
+            part.complete = finished.complete
             part.stream.notify(part)
 
     def _close(self, handle: int) -> Part | None:

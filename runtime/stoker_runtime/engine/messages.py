@@ -19,7 +19,15 @@ import msgpack
 
 from stoker_runtime import errors
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import (
+    Constraint,
+    ConstraintKind,
+    EngineStats,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +123,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence ended."""
+    """A sequence ended; `complete` as in TokenOutput."""
 
     handle: int
     reason: FinishReason
     stop_token: int | None = None
     error: str | None = None
+    complete: bool = False
 
 
 @dataclass(slots=True)
@@ -143,7 +152,7 @@ class Step:
 
 Message = Hello | Add | Abort | Stop | Ready | Failed | Refused | Step
 
-_PARAMS = tuple(each.name for each in fields(SamplingParams))
+_PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "constraint")
 _STATS = tuple(each.name for each in fields(EngineStats))
 _READY = tuple(each.name for each in fields(Ready))
 _REASONS = tuple(FinishReason)
@@ -201,6 +210,7 @@ def _to_wire(message: Message) -> tuple[Any, ...]:
 
 
 def _request_to_wire(request: Request) -> tuple[Any, ...]:
+    constraint = request.params.constraint
     return (
         request.id,
         array("i", request.prompt_token_ids).tobytes(),
@@ -208,14 +218,18 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.arrival,
         request.priority,
         request.cache_salt,
+        None if constraint is None else (constraint.kind.value, constraint.text),
     )
 
 
 def _request_from_wire(values: list[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt = values
+    name, prompt, params, arrival, priority, cache_salt, constraint = values
     tokens = array("i")
     tokens.frombytes(prompt)
-    return Request(name, tuple(tokens), SamplingParams(*params), arrival, priority, cache_salt)
+    known = dict(zip(_PARAMS, params, strict=True))
+    if constraint is not None:
+        known["constraint"] = Constraint(ConstraintKind(constraint[0]), constraint[1])
+    return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:
@@ -225,7 +239,10 @@ def _step_to_wire(step: Step) -> tuple[Any, ...]:
         step.handles.tobytes(),
         step.tokens.tobytes(),
         [(each.handle, each.cached_tokens, each.queue_seconds) for each in step.started],
-        [(each.handle, _REASON_CODES[each.reason], each.stop_token, each.error) for each in step.finished],
+        [
+            (each.handle, _REASON_CODES[each.reason], each.stop_token, each.error, each.complete)
+            for each in step.finished
+        ],
         [_logprobs_to_wire(each) for each in step.logprobs],
         [(handle, [_logprobs_to_wire(each) for each in entries]) for handle, entries in step.prompt_logprobs],
     )

@@ -1,5 +1,8 @@
 """The step: schedule, execute, commit. One step ahead: a step is launched before the last one's tokens are read.
 
+A step with constrained sequences is launched up to its logits. The tokens of the step before decide what it may sample,
+so its masks are computed, and the rest of it launched, once they are read: while its forward pass runs.
+
 Invariants: `add`, `abort` and `step` are called by one thread, one after the other. A failed step ends every
 sequence that it may have touched; whether the loop can go on, the executor's exception tells.
 Knows nothing of processes, sockets or text.
@@ -8,15 +11,21 @@ Knows nothing of processes, sockets or text.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.constraints import Constraints
 from stoker_runtime.engine.executor_protocol import Executor, Launched
 from stoker_runtime.errors import EngineError
 from stoker_runtime.request import EngineStats, Request
+from stoker_runtime.sampling.grammar import GrammarCompiler, build_tokenizer
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 class StepLoop:
@@ -25,6 +34,7 @@ class StepLoop:
     def __init__(self, executor: Executor, config: EngineConfig) -> None:
         self.executor = executor
         self.scheduler = Scheduler(scheduler_config(executor, config))
+        self._constraints = Constraints(self.scheduler, GrammarCompiler(lambda: load_trie(executor, config)))
         self._launched: Launched | None = None
         self._step_seconds = 0.0
         self._batch_tokens = 0
@@ -37,10 +47,14 @@ class StepLoop:
 
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request; errors as `Scheduler.add`."""
-        return self.scheduler.add(request, client=client, handle=handle)
+        sequence = self.scheduler.add(request, client=client, handle=handle)
+        if request.params.constraint is not None:
+            self._constraints.add(sequence, request.params.constraint)
+        return sequence
 
     def abort(self, sequence: Sequence) -> bool:
         """End a sequence at once; False when it had ended."""
+        self._constraints.forget(sequence)
         return self.scheduler.abort(sequence)
 
     def step(self) -> StepOutput:
@@ -49,6 +63,7 @@ class StepLoop:
         launched = self.executor.execute(batch) if batch is not None else None
         finished, self._launched = self._launched, launched
         output = self.scheduler.commit(finished.batch, finished.result()) if finished else StepOutput()
+        self._constraints.enforce(output, launched)
         self._measure(launched, finished)
         return output
 
@@ -56,7 +71,10 @@ class StepLoop:
         """After `step` raised: end what it touched, and return it."""
         self._launched = None
         reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        return self.scheduler.fail(f"The engine failed in a step: {reason}")
+        failed = self.scheduler.fail(f"The engine failed in a step: {reason}")
+        for sequence in failed:
+            self._constraints.forget(sequence)
+        return failed
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since start."""
@@ -72,6 +90,14 @@ class StepLoop:
             self._batch_tokens = finished.batch.num_tokens
         if finished is not None or launched is not None:
             self._mark = now
+
+
+def load_trie(executor: Executor, config: EngineConfig) -> LLTokenizer:
+    """The model's tokens as grammars need them. Raises ModelError when the model has no tokenizer."""
+    from stoker_runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(config.tokenizer or config.model)
+    return build_tokenizer(tokenizer, executor.vocab_size, executor.eos_token_ids)
 
 
 def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfig:

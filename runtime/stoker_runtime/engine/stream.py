@@ -19,6 +19,7 @@ class Part:
 
     __slots__ = (
         "cached_tokens",
+        "complete",
         "error",
         "finish",
         "logprobs",
@@ -41,6 +42,7 @@ class Part:
         self.finish: FinishReason | None = None
         self.stop_token: int | None = None
         self.error: str | None = None
+        self.complete = False
 
     def take(self) -> TokenOutput:
         """The news as one output; the buffer is empty then."""
@@ -54,6 +56,7 @@ class Part:
             cached_tokens=self.cached_tokens,
             queue_seconds=self.queue_seconds,
             error=self.error,
+            complete=self.complete,
         )
         self.tokens.clear()
         self.logprobs.clear()

@@ -9,6 +9,7 @@ Knows nothing of requests, text or why a batch is what it is.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from stoker_kernels import dispatch
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import MemoryPlan
@@ -31,7 +33,7 @@ from stoker_runtime.sampling.logprobs import (
     PendingPromptLogprobs,
     to_host,
 )
-from stoker_runtime.sampling.sampler import GREEDY, SAMPLE
+from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE
 from stoker_runtime.scheduler.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
@@ -78,7 +80,10 @@ class Executor:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Launched:
-        """Launch one step: upload what changed, run the forward pass, sample, start the read-back."""
+        """Launch one step: upload what changed, run the forward pass, sample, start the read-back.
+
+        A step with constrained slots is launched up to its logits; its `sample` launches the rest.
+        """
         self._apply(batch)
         if not batch.prefills:
             return self._decode(batch)
@@ -158,23 +163,36 @@ class Executor:
         return pending
 
     def _read_back(self, batch: Batch, shape: StepShape, logits: torch.Tensor) -> Launched:
-        """Start the copies to the host: the tokens, and log-probabilities of the rows whose slots ask for them."""
-        body = self.body
-        rows = sampled_rows(batch, shape)
+        """The launched step, on its way to the host; where its rows are constrained, waiting for their masks first."""
         host = self._host_tokens[batch.step % STAGES][: shape.rows]
-        host.copy_(body.ring[: shape.rows], non_blocking=True)
-        logprobs = None
+        launched = Launched(batch, host, sampled_rows(batch, shape))
+        if shape.mode == MASKED:
+            launched.masks = MaskRows(self.body.sampler.masks.open(shape.rows), launched.rows)
+            launched.choose = partial(self._choose, launched, shape, logits)
+        else:
+            self._start_copies(launched, shape, logits)
+        return launched
+
+    @torch.inference_mode()
+    def _choose(self, launched: Launched, shape: StepShape, logits: torch.Tensor) -> None:
+        """The second half of a constrained step."""
+        self.body.sampler.masks.upload()
+        self.body.choose(shape, logits)
+        self._start_copies(launched, shape, logits)
+
+    def _start_copies(self, launched: Launched, shape: StepShape, logits: torch.Tensor) -> None:
+        """Start the copies to the host: the tokens, and log-probabilities of the rows whose slots ask for them."""
+        body, batch, rows = self.body, launched.batch, launched.rows
+        launched.tokens.copy_(body.ring[: shape.rows], non_blocking=True)
         wanted = body.sampler.logprob_slots(batch.sampled_slots)
         if wanted:
             tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted]
             picked = torch.tensor([rows[index] for index in wanted], device=self.device)
             packed = token_logprobs(logits[picked], body.ring[picked], max(tops))
-            logprobs = PendingLogprobs(to_host(packed), wanted, tops)
-        event = None
+            launched.logprobs = PendingLogprobs(to_host(packed), wanted, tops)
         if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        return Launched(batch, host, rows, event, logprobs)
+            launched.event = torch.cuda.Event()
+            launched.event.record()
 
     def describe(self) -> dict[str, str]:
         """What the start-up log and `/version` say of this rank."""

@@ -1,16 +1,18 @@
 """A step on its way through the device, and what the host reads of it in the end.
 
-Invariants: `result()` is called once per step, in launch order; everything it reads was copied before `event`.
+Invariants: `result()` is called once per step, in launch order, for one with `masks` after `sample()`; everything it
+reads was copied before `event`.
 Knows nothing of how the step was run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from stoker_runtime.engine.executor_protocol import StepResult
+from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs
 from stoker_runtime.scheduler.batch import Batch
 
@@ -22,9 +24,17 @@ class Launched:
     batch: Batch
     tokens: torch.Tensor
     rows: list[int]
-    event: torch.cuda.Event | None
+    event: torch.cuda.Event | None = None
     logprobs: PendingLogprobs | None = None
     prompt_logprobs: list[PendingPromptLogprobs] = field(default_factory=list)
+    masks: MaskRows | None = None
+    choose: Callable[[], None] | None = None
+
+    def sample(self) -> None:
+        """Launch what waited for the masks."""
+        assert self.choose is not None, "only a step with constrained rows waits"
+        self.choose()
+        self.choose = None
 
     def result(self) -> StepResult:
         """Wait for the tokens; they come in `batch.sampled_slots` order."""

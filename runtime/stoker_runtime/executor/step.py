@@ -1,5 +1,7 @@
 """The body of a step on the device: gather by slot → forward → logits → sample → scatter back.
 
+A step with constrained rows (mode `MASKED`) ends at its logits; `choose` is its second half, run once masks are there.
+
 Invariants: reads and writes buffers that are allocated once; it neither waits for the device nor depends on values
 there, so a CUDA graph may capture it for a padded shape. Padded rows and tokens change nothing.
 Knows nothing of batches, uploads or read-back.
@@ -17,7 +19,7 @@ from stoker_runtime.executor.inputs import ForwardInputs
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.sampling.sampler import Sampler
+from stoker_runtime.sampling.sampler import MASKED, Sampler
 
 
 class StepBody:
@@ -65,9 +67,8 @@ class StepBody:
         meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, rows, 1)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
         logits = self.decoder.logits(self.decoder.forward(inputs, self.kv))
-        sampled = self.sampler(logits, row_slots, out.positions, shape.mode)
-        slots = self.slots
-        commit_tokens(row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], self._ones[:rows])
+        if shape.mode != MASKED:
+            self.choose(shape, logits)
         return logits
 
     def mixed(
@@ -84,13 +85,24 @@ class StepBody:
         wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
         hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
         logits = self.decoder.logits(hidden[:rows])
-        last_positions = out.positions.index_select(0, out.logits_rows)
-        # Rows that end within their prompt sample nothing: a token of theirs must not count for penalties.
-        sampled_slots = self.ragged.sampled_slots(rows, tokens)
-        sampled = self.sampler(logits, sampled_slots, last_positions, shape.mode)
-        slots = self.slots
-        commit_tokens(packed.row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], out.advance)
+        if shape.mode != MASKED:
+            self.choose(shape, logits)
         return logits, hidden[rows:]
+
+    def choose(self, shape: StepShape, logits: torch.Tensor) -> None:
+        """Sample a token for each row of the step that gave `logits [rows, V]`, and scatter it to its slot."""
+        rows, tokens, slots = shape.rows, shape.total_tokens, self.slots
+        if shape.prefills == 0:
+            row_slots, advance = self.row_slots[:rows], self._ones[:rows]
+            sampled_slots, positions = row_slots, self.ragged.positions[:rows]
+        else:
+            out = self.ragged.outputs(rows, tokens)
+            row_slots, advance = self.ragged.rows(rows, tokens).row_slots, out.advance
+            # Rows that end within their prompt sample nothing: a token of theirs must not count for penalties.
+            sampled_slots = self.ragged.sampled_slots(rows, tokens)
+            positions = out.positions.index_select(0, out.logits_rows)
+        sampled = self.sampler(logits, sampled_slots, positions, shape.mode)
+        commit_tokens(row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], advance)
 
     def quiesce(self, shape: StepShape) -> None:
         """Make a run of `shape` harmless: every row is padding."""

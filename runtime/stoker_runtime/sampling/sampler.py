@@ -1,9 +1,10 @@
 """Chooses the next token of each row on the device, from parameters that rest there by slot.
 
-Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`) depends on the parameters of its slots alone, never
-on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no upload as long
-as the row that the device holds for it is plainly greedy too.
-Knows nothing of text or stop conditions.
+Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`, `MASKED`) depends on the parameters of its slots
+alone, never on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no
+upload as long as the row that the device holds for it is plainly greedy too.
+A batch with constrained slots is `MASKED`: it needs the masks of its rows in `masks`, and nothing else is new in it.
+Knows nothing of text, of grammars or of stop conditions.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from stoker_kernels.sampling import (
     pack_slot_sampling,
     sample,
 )
+from stoker_runtime.sampling.masks import TokenMasks
 from stoker_runtime.scheduler.batch import SlotAssign
 
 GREEDY = "greedy"
 SAMPLE = "sample"
 ADJUST = "adjust"
-MODES = (GREEDY, SAMPLE, ADJUST)
+MASKED = "masked"
+MODES = (GREEDY, SAMPLE, ADJUST, MASKED)
 
 
 class Sampler:
-    """Per-slot sampling parameters and the three ways through them."""
+    """Per-slot sampling parameters and the four ways through them."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
         self.mode = GREEDY
+        self.masks = TokenMasks(slots, vocab, device)
         self._device = device
         self._vocab = vocab
         self._state = SamplingState.allocate(slots, vocab, device)
@@ -51,6 +55,8 @@ class Sampler:
             slot, params = assign.slot, assign.params
             update = slot_sampling(assign)
             need = ADJUST if update.adjusted else GREEDY if params.temperature == 0.0 else SAMPLE
+            if params.constraint is not None:
+                need = MASKED
             self._needs[slot] = MODES.index(need)
             if need != GREEDY or self._set[slot]:
                 updates.append(update)
@@ -87,15 +93,18 @@ class Sampler:
         """Tokens `[R]` int32 for `logits [R, V]`; `positions [R]` is each row's last computed position."""
         if mode == GREEDY:
             return argmax(logits)
-        return sample(logits, self._state, row_slots, positions, adjust=mode == ADJUST)
+        bitmask = self.masks.rows(len(logits)) if mode == MASKED else None
+        return sample(logits, self._state, row_slots, positions, adjust=mode in (ADJUST, MASKED), bitmask=bitmask)
 
 
 def slot_sampling(assign: SlotAssign) -> SlotSampling:
     """What the device has to know of a sequence's parameters.
 
-    Until `min_tokens` are out, the ids that would end the sequence are impossible.
+    Until `min_tokens` are out, the ids that would end the sequence are impossible. Under a constraint that is for the
+    mask to say, which knows when nothing else is left.
     """
     params = assign.params
+    suppressed = assign.stop_token_ids if params.constraint is None else ()
     first_free = assign.prompt_length + params.min_tokens - 1 if params.min_tokens else 0
     return SlotSampling(
         slot=assign.slot,
@@ -108,7 +117,7 @@ def slot_sampling(assign: SlotAssign) -> SlotSampling:
         presence_penalty=params.presence_penalty,
         seed=assign.seed,
         bias=params.logit_bias,
-        suppressed=assign.stop_token_ids,
+        suppressed=suppressed,
         suppress_until=first_free,
         prompt=assign.history[: assign.prompt_length],
         output=assign.history[assign.prompt_length :],

@@ -98,6 +98,17 @@ class Scheduler:
         self._end(sequence, FinishReason.ABORT)
         return True
 
+    def end(self, sequence: Sequence, reason: FinishReason, output: StepOutput) -> None:
+        """End a sequence for a reason that lies outside of tokens and counts, as part of a step's output."""
+        if len(sequence.tokens) == sequence.prompt_length:
+            output.started.append(sequence)
+        self._finish(sequence, reason, output)
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences of the newest launched batch that get a token from it, as `Batch.sampled_slots` orders them."""
+        return self._flights[-1].sampled
+
     def schedule(self) -> Batch | None:
         """Decide the next step; None when no sequence can run. The caller launches it before any other call."""
         self._settle()
@@ -258,7 +269,8 @@ class Scheduler:
             if sequence is None:
                 break
             cached = placement.lookup(sequence)
-            if len(sequence.tokens) < sequence.awaited or placement.is_being_computed(sequence, cached, draft):
+            unready = sequence.held or len(sequence.tokens) < sequence.awaited
+            if unready or placement.is_being_computed(sequence, cached, draft):
                 deferred.append(sequence)
             elif placement.place(sequence, cached, self._reserve(), draft):
                 self._note_admission(sequence)
@@ -308,7 +320,9 @@ class Scheduler:
 
     def _commit_chunk(self, chunk: PrefillChunk, sequence: Sequence, output: StepOutput) -> None:
         if chunk.sample:
-            if len(sequence.tokens) == sequence.prompt_length + 1 and sequence.finish is not FinishReason.ABORT:
+            # A chunk that runs output again, after a preemption, starts nothing.
+            first = chunk.start + len(chunk.token_ids) == sequence.prompt_length < len(sequence.tokens)
+            if first and sequence.finish is not FinishReason.ABORT:
                 output.started.append(sequence)
         elif chunk.start + len(chunk.token_ids) == sequence.limit and sequence.finish is None:
             output.started.append(sequence)

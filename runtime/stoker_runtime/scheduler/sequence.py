@@ -27,11 +27,13 @@ class Sequence:
         "awaited",
         "cached_tokens",
         "client",
+        "complete",
         "computed",
         "error",
         "event",
         "finish",
         "handle",
+        "held",
         "keys",
         "limit",
         "milestone",
@@ -70,6 +72,8 @@ class Sequence:
         self.slot = NO_SLOT
         self.pages: list[int] = []
         self.queued = False
+        self.held = False
+        """Not to be admitted yet: its constraint is being compiled."""
         self.computed = 0
         self.event = 0
         """A decode from `computed >= event` on needs a page, or is the last one."""
@@ -88,6 +92,8 @@ class Sequence:
         self.finish: FinishReason | None = None
         self.stop_token: int | None = None
         self.error: str | None = None
+        self.complete = False
+        """It ended because its constraint allows nothing more."""
         self.cached_tokens = 0
         self.admitted: float | None = None
 

@@ -1,0 +1,121 @@
+"""Which constraint a body asks for: response_format, structured_outputs, or vLLM's older guided_* fields.
+
+Invariants: at most one is asked for, and it can be enforced, or the request is refused with the field's name.
+Knows nothing of engines, and nothing of tools.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stoker_runtime.api.fields import ResponseFormat, SamplingFields, Schema, StructuredOutputs
+from stoker_runtime.api.state import Service
+from stoker_runtime.api.structural_tags import structural_tag
+from stoker_runtime.errors import RequestError
+from stoker_runtime.request import Constraint, ConstraintKind
+from stoker_runtime.sampling.grammar import choice, json_schema
+from stoker_runtime.tokenizer import Tokenizer
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+Asked = tuple[str, Constraint]
+"""A field and the constraint that it asks for."""
+
+
+async def read_constraint(service: Service, body: SamplingFields) -> Constraint | None:
+    """The constraint of `body`, checked. Raises RequestError for two at once, and for what cannot be enforced."""
+    asked = [
+        *_of_response_format(body.response_format, service.tokenizer),
+        *_of_structured_outputs(body.structured_outputs, service.tokenizer),
+        *_of_guided(body, service.tokenizer),
+    ]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise RequestError(f"{asked[0][0]} and {asked[1][0]} exclude each other.", param=asked[1][0])
+    param, constraint = asked[0]
+    return await service.constraints.check(constraint, service.tokenizer, param)
+
+
+def _of_response_format(format_: ResponseFormat | None, tokenizer: Tokenizer) -> list[Asked]:
+    name = "response_format"
+    if format_ is None or format_.type == "text":
+        return []
+    if format_.type == "json_object":
+        return [(name, json_schema(ANY_OBJECT))]
+    if format_.type == "structural_tag":
+        tags = format_.model_dump(exclude_unset=True, exclude_none=True)
+        return [(name, structural_tag(tags, tokenizer, name))]
+    described = format_.json_schema
+    if described is None or described.schema_ is None:
+        missing = f"{name}.json_schema" if described is None else f"{name}.json_schema.schema"
+        raise RequestError(f"{missing} is required where {name}.type is 'json_schema'.", param=missing)
+    return [(f"{name}.json_schema.schema", json_schema(described.schema_))]
+
+
+def _of_structured_outputs(wanted: StructuredOutputs | None, tokenizer: Tokenizer) -> list[Asked]:
+    if wanted is None:
+        return []
+    name = "structured_outputs"
+    blanks = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
+    asked: list[Asked] = []
+    if wanted.json_ is not None:
+        asked.append((f"{name}.json", json_schema(_schema(wanted.json_, f"{name}.json"), blanks)))
+    if wanted.json_object:
+        asked.append((f"{name}.json_object", json_schema(ANY_OBJECT, blanks)))
+    asked += _plain(f"{name}.", wanted.regex, wanted.choice, wanted.grammar)
+    asked += _tags(f"{name}.structural_tag", wanted.structural_tag, tokenizer)
+    if not asked:
+        raise RequestError(
+            f"{name} needs one of json, regex, choice, grammar, json_object and structural_tag.", param=name
+        )
+    return asked
+
+
+def _of_guided(body: SamplingFields, tokenizer: Tokenizer) -> list[Asked]:
+    asked: list[Asked] = []
+    if body.guided_json is not None:
+        schema = _schema(body.guided_json, "guided_json")
+        asked.append(("guided_json", json_schema(schema, body.guided_whitespace_pattern)))
+    elif body.guided_whitespace_pattern is not None:
+        raise RequestError(
+            "guided_whitespace_pattern is only allowed with guided_json.", param="guided_whitespace_pattern"
+        )
+    asked += _plain("guided_", body.guided_regex, body.guided_choice, body.guided_grammar)
+    return asked + _tags("structural_tag", body.structural_tag, tokenizer)
+
+
+def _plain(prefix: str, regex: str | None, options: list[str] | None, grammar: str | None) -> list[Asked]:
+    asked: list[Asked] = []
+    if regex is not None:
+        asked.append((f"{prefix}regex", Constraint(ConstraintKind.REGEX, regex)))
+    if options is not None:
+        asked.append((f"{prefix}choice", choice(options)))
+    if grammar is not None:
+        asked.append((f"{prefix}grammar", Constraint(ConstraintKind.GRAMMAR, grammar)))
+    return asked
+
+
+def _tags(name: str, tags: dict[str, Any] | str | None, tokenizer: Tokenizer) -> list[Asked]:
+    if tags is None:
+        return []
+    found = _parse(tags, name) if isinstance(tags, str) else tags
+    if not isinstance(found, dict):
+        raise RequestError(f"{name} must be an object.", param=name)
+    return [(name, structural_tag(found, tokenizer, name))]
+
+
+def _schema(schema: Schema | str, name: str) -> Schema:
+    """A schema that may come as its JSON text."""
+    found = _parse(schema, name) if isinstance(schema, str) else schema
+    if not isinstance(found, (dict, bool)):
+        raise RequestError(f"{name} must be a JSON schema, that is an object.", param=name)
+    return found
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is not valid JSON: {error}.", param=name) from error
