@@ -13,11 +13,12 @@ import triton.language as tl
 from stoker_kernels.aot_registry import I32, I64, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_kernels.triton_kernel import kernel
 
 TOKENS_PER_PROGRAM = 256
 
 
-@triton.jit
+@kernel
 def prepare_ragged_kernel(
     row_slots, query_start, starts, host_ids,
     last_token, position, page_table,

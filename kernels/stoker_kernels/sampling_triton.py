@@ -30,6 +30,7 @@ from stoker_kernels.sampling_state import (
     SamplingState,
     padded_tiles,
 )
+from stoker_kernels.triton_kernel import kernel
 
 __all__ = ["apply", "argmax", "sample", "token_logprobs"]
 
@@ -119,7 +120,7 @@ def sample(
     return out
 
 
-@triton.jit
+@kernel
 def _apply_kernel(
     packed,
     fields,
