@@ -125,7 +125,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 
 def _register() -> None:
-    scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}", "tile_rank": f"*{I32}"}
+    scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}:1", "tile_rank": f"*{I32}"}
     for dtype in (BF16, FP16, FP32):
         inputs = {"logits": f"*{dtype}", "tokens": f"*{I32}", "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
         register_aot(_tile_kernel, inputs, [{"TILE": TILE}], compact=dtype == BF16)
