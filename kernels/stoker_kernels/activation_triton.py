@@ -140,12 +140,13 @@ def _quant_warps(block: int) -> int:
 def _register() -> None:
     integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
     for dtype in (BF16, FP16):
-        register_aot(
-            _act_and_mul_kernel,
-            integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
-            [{"KIND": kind, "BLOCK": _BLOCK} for kind in (SILU, GELU, GELU_TANH)],
-            compact=dtype == BF16,
-        )
+        for kind in (SILU, GELU, GELU_TANH):
+            register_aot(
+                _act_and_mul_kernel,
+                integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
+                [{"KIND": kind, "BLOCK": _BLOCK}],
+                compact=dtype == BF16,
+            )
         for block in (2048, 4096, 8192, 16384, 32768):
             register_aot(
                 _silu_and_mul_quant_kernel,

@@ -21,10 +21,9 @@ SMS = (75, 80, 86, 89, 90, 100, 103, 120)
 class AotSpec:
     """One kernel, one set of argument types, and the sets of constants to compile it with.
 
-    `signature` maps a runtime argument to its type: "*bf16" for a pointer (16-byte aligned), "i32",
-    "i32:16", "fp32". `constants` are sets of constexprs and of arguments passed as None. `options` are
-    launch options, as num_warps. `compact` specs are those that the test of every commit compiles; the
-    command compiles all.
+    `signature` maps a runtime argument to its type: "*bf16" for a pointer (16-byte aligned), "i32", "i32:16", "fp32".
+    `constants` are sets of constexprs and of arguments passed as None. `options` are launch options, as num_warps.
+    The test of every commit compiles `compact` specs with their first constants; the command compiles everything.
     """
 
     kernel: Any

@@ -14,7 +14,9 @@ import triton
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, SMS, register_aot
 from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_configs, padded_dim, prefill_configs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention_meta import MAX_SHARES
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_shares import share_plan_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS
 
 PAGE = 64
@@ -116,6 +118,16 @@ def _register_plan(rows: int) -> None:
         pointers | numbers,
         [{"MIN_SPLIT": least, "MAX_SPLIT": most, "BLOCK_ROWS": rows} for least, most in splits],
         options={"num_warps": 4},
+        compact=rows == 256,
+    )
+    register_aot(
+        share_plan_kernel,
+        dict.fromkeys(("seq_lens_ptr", "seq_slots_ptr", "shares_ptr"), "*i32")
+        | dict.fromkeys(("num_rows", "num_kv_heads", "window", "num_ctas", "min_units"), I32),
+        [{"BLOCK_ROWS": rows, "BLOCK_CTAS": triton.next_power_of_2(MAX_SHARES)}],
+        options={"num_warps": 4},
+        min_sm=90,
+        max_sm=90,
         compact=rows == 256,
     )
 

@@ -154,26 +154,41 @@ def tensor_map_at(
     address: int, rows: int, columns: int, row_stride: int, element_size: int, box_rows: int
 ) -> ctypes.Array[ctypes.c_char]:
     """`tensor_map` from numbers: address in bytes, the rest in elements."""
+    return _encoded(address, (columns, rows), (row_stride,), element_size, (box_rows,))
+
+
+def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of `[outer, middle, columns]`, columns contiguous: boxes of box[0] × box[1] × 128 bytes, as above."""
+    outer, middle, columns = tensor.shape
+    strides = (tensor.stride(1), tensor.stride(0))
+    return _encoded(tensor.data_ptr(), (columns, middle, outer), strides, tensor.element_size(), (box[1], box[0]))
+
+
+def _encoded(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
+) -> ctypes.Array[ctypes.c_char]:
+    """Sizes innermost first, in elements; strides and box without the innermost dimension."""
+    rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
     encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(storage, offset)
     status = _encode_tiled()(
         ctypes.c_void_p(ctypes.addressof(encoded)),
         ctypes.c_int(_BFLOAT16 if element_size == 2 else _UINT8),
-        ctypes.c_uint32(2),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(row_stride * element_size),
-        (ctypes.c_uint32 * 2)(128 // element_size, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*(stride * element_size for stride in strides)),
+        (ctypes.c_uint32 * rank)(128 // element_size, *box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
     if status != 0:
-        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, [{rows}, {columns}], "
-                        f"row stride {row_stride}, {element_size}-byte elements, {box_rows} rows a box")
+        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, sizes {sizes}, "
+                        f"strides {strides}, {element_size}-byte elements, a box of {box}")
     return encoded
 
 

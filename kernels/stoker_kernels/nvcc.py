@@ -25,6 +25,8 @@ TARGETS = {
     "sm90_bf16_gemm_cluster": ("sm_90a",),
     "sm90_e4m3_gemm_cluster": ("sm_90a",),
     "sm80_bf16_gemm_small": ("sm_80", "sm_90a"),
+    "sm90_decode": ("sm_90a",),
+    "sm90_prefill": ("sm_90a",),
 }
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")
 

@@ -150,7 +150,8 @@ def _choose(values: Tensor, params: Tensor, positions: list[int]) -> Tensor:
     totals = weights.sum(dim=-1).tolist()
     seeds = params[:, [Param.SEED_LOW, Param.SEED_HIGH]].tolist()
     points = [
-        _draw(*seed, positions[row], total) for seed, row, total in zip(seeds, random.tolist(), totals, strict=True)
+        _draw(low, high, positions[row], total)
+        for (low, high), row, total in zip(seeds, random.tolist(), totals, strict=True)
     ]
     limit = torch.tensor(points, device=values.device)[:, None]
     tokens[random] = (weights.cumsum(dim=-1) <= limit).sum(dim=-1)

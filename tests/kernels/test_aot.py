@@ -32,7 +32,7 @@ def _compiled(sm: int) -> dict[str, Any]:
 @pytest.mark.parametrize("sm", SMS)
 def test_it_compiles_for(sm: int) -> None:
     compiled = _compiled(sm)
-    assert len(compiled) > 20
+    assert len(compiled) > 15
     for name, kernel in compiled.items():
         assert kernel.asm["cubin"].startswith(b"\x7fELF"), name
         waits = "griddepcontrol.wait" in kernel.asm["ptx"]
