@@ -24,9 +24,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from stoker_runtime.api.app import create_app
+from stoker_runtime.api.app import Application
 from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
@@ -121,7 +120,7 @@ class Server:
         self._catch_signals()
         listener = open_port(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
-        http = HttpServer(_uvicorn_config(create_app(self.state)))
+        http = HttpServer(uvicorn_config(Application(self.state)))
         serving = asyncio.create_task(http.serve([listener]))
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stop.wait())
@@ -260,7 +259,7 @@ def _model_names(config: ServerConfig) -> tuple[str, ...]:
     return config.served_model_names or (config.engine.model,)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: Application) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -268,6 +267,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(GOODBYE_SECONDS),
         backlog=4096,
