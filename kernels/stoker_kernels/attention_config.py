@@ -74,13 +74,28 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
             return DecodeConfig(block_n=32, num_warps=2, stages=5, programs_per_sm=4)
         return DecodeConfig(stages=5, programs_per_sm=3)
     if row <= 128:
-        return DecodeConfig(stages=5, programs_per_sm=5) if sm == 90 else DecodeConfig(stages=7, programs_per_sm=4)
+        if sm == 90:
+            return DecodeConfig(stages=5, programs_per_sm=5, cvt=kv_bytes == 1)
+        return DecodeConfig(stages=7, programs_per_sm=4)
     return DecodeConfig(stages=7 if sm in (80, 87, 100, 103) else 5)
 
 
 def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
     """Every configuration that `decode_config` gives for some number of streams."""
     return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
+
+
+def prefers_shares(kv_bytes: int, streams: int) -> bool:
+    """Whether `sm90_decode` was measured faster than the Triton kernel for `streams` = rows · KV heads, on an H200.
+
+    Few streams of long contexts gain a third; e4m3 gains a tenth where streams are many. In between Triton wins.
+    """
+    return streams <= 32 or (kv_bytes == 1 and streams >= 4096)
+
+
+def prefers_wide_tiles(tokens: int) -> bool:
+    """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: below, its 126-row tiles stay half empty."""
+    return tokens >= 512
 
 
 def stream_config(kv_bytes: int, streams: int) -> StreamConfig:
@@ -102,7 +117,7 @@ def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> P
         if dim > 128 or kv_bytes > 2:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, stages=3)
         if kv_bytes == 1 or mean_tokens < 4096:
-            return PrefillConfig(block_m=64, num_warps=4)
+            return PrefillConfig(block_m=64, num_warps=4, cvt=kv_bytes == 1)
         return PrefillConfig()
     if dim > 128 or kv_bytes > 2:
         return PrefillConfig(block_m=64, block_n=16, num_warps=4, stages=2)

@@ -21,6 +21,8 @@ from stoker_kernels.attention_config import (
     PrefillConfig,
     decode_config,
     padded_dim,
+    prefers_shares,
+    prefers_wide_tiles,
     prefill_config,
     stream_config,
 )
@@ -96,9 +98,8 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     num_kv_heads, head_dim = inputs.k_cache.shape[1], inputs.q.shape[2]
     kv_bytes, device = 1 if inputs.fp8 else inputs.k_cache.element_size(), inputs.q.device
     streams = meta.num_decodes * num_kv_heads
-    if attention_sm90.available(device, inputs.kv_dtype, head_dim, inputs.group) and not attention_sm90.cache_refusal(
-        inputs
-    ):
+    shared = _by_shares(device, inputs.kv_dtype, head_dim, inputs.group, streams)
+    if shared and attention_sm90.cache_refusal(inputs) is None:
         shares = stream_config(kv_bytes, streams)
         plan_window = meta.planned_window if meta.planned_shares else None
         if plan_window is None:
@@ -112,13 +113,19 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     launch_decode(inputs, meta, config)
 
 
+def _by_shares(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, streams: int) -> bool:
+    """Whether the decode rows of a step are planned for `attention_sm90`."""
+    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(kv_dtype.itemsize, streams)
+
+
 def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
     """Run the chunks and the padding."""
     q = inputs.q
-    if attention_sm90_prefill.refusal(inputs) is None:
+    tokens = q.shape[0] - meta.num_decodes
+    if prefers_wide_tiles(tokens) and attention_sm90_prefill.refusal(inputs) is None:
         attention_sm90_prefill.launch_tiles(inputs, meta)
         return
-    mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, meta.seq_lens.shape[0] - meta.num_decodes)
+    mean_tokens = tokens // max(1, meta.seq_lens.shape[0] - meta.num_decodes)
     kv_bytes = 1 if inputs.fp8 else inputs.k_cache.element_size()
     launch_prefill(inputs, meta, prefill_config(q.shape[2], kv_bytes, sm_of(q.device), mean_tokens))
 
@@ -129,7 +136,7 @@ def plan_attention(
     """`stoker_kernels.attention.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
     group = meta.workspace.partial.shape[1] // num_kv_heads
-    shares = attention_sm90.available(device, kv_dtype, head_dim, group)
+    shares = _by_shares(device, kv_dtype, head_dim, group, streams)
     if streams > 0 and shares:
         attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize, streams))
     elif streams > 0:

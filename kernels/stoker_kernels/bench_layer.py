@@ -261,14 +261,14 @@ def main() -> int:
     parser.add_argument("--work", default="7b:bf16,7b:fp8", help="model:dtype, several by commas")
     parser.add_argument("--tokens", default="1,16,64,128")
     parser.add_argument("--unchecked", action="store_true", help="skip the checks: they have just been run")
-    parser.add_argument("--trigger-first", action="store_true", help="trigger dependents before the wait, not after")
+    parser.add_argument("--trigger-late", action="store_true", help="trigger dependents after the wait, not before")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     families = list(FAMILIES) if options.unchecked else check_all()
     torch.cuda.init()
     pdl.enable_pdl(True)
-    if options.trigger_first:
-        pdl.TRIGGER_FIRST = triton.language.constexpr(True)
+    if options.trigger_late:
+        pdl.TRIGGER_FIRST = triton.language.constexpr(False)
     tokens = tuple(int(m) for m in options.tokens.split(","))
     samples: list[dict[str, Any]] = []
     with torch.inference_mode():

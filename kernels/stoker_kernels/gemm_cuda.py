@@ -68,7 +68,7 @@ def route(
         tile = choose(weight.data.dtype == FP8, n, k, m)
         operands = Operands(data, weight.data, y, bias, weight.scale, x_scale)
         if tile is not None and gemm_small.refusal(operands) is None:
-            gemm_small.launch(tile, operands, pdl=pdl_on(data.device))
+            gemm_small.launch(gemm_small.fitted(tile, weight.data), operands, pdl=pdl_on(data.device))
             return y
     if weight.kind == "dense":
         return _dense(data, weight.data, bias, y)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -181,12 +181,34 @@ def load(tile: Tile, dtype: torch.dtype, device: torch.device) -> cuda.Kernel:
 
 def cut(tile: Tile, weight: torch.Tensor) -> StreamK | ClusterSplit:
     """`partition` of this weight on its device."""
-    (n, k), size = weight.shape, weight.element_size()
-    slots = workspace(weight.device).sms * tile.ctas_per_sm
-    if tile.family == "cluster":
-        room = SHARED_LIMIT if tile.ctas_per_sm == 1 else PAIR_BYTES
-        slots = cuda.resident_clusters(load(tile, weight.dtype, weight.device), tile.cluster, room)
-    return partition(tile, n, k * size, slots)
+    n, k = weight.shape
+    return partition(tile, n, k * weight.element_size(), _slots(tile, weight.dtype, weight.device))
+
+
+def _slots(tile: Tile, dtype: torch.dtype, device: torch.device) -> int:
+    if tile.family != "cluster":
+        return workspace(device).sms * tile.ctas_per_sm
+    room = SHARED_LIMIT if tile.ctas_per_sm == 1 else PAIR_BYTES
+    return cuda.resident_clusters(load(tile, dtype, device), tile.cluster, room)
+
+
+def fitted(tile: Tile, weight: torch.Tensor) -> Tile:
+    """`tile`, or with the largest smaller cluster that can cut this weight on its device; one of 1 always can."""
+    if tile.family != "cluster":
+        return tile
+    return _fitted(tile, *weight.shape, weight.dtype, weight.device)
+
+
+@functools.cache
+def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    for size in range(tile.cluster, 1, -1):
+        smaller = replace(tile, cluster=size)
+        try:
+            partition(smaller, n, k * dtype.itemsize, _slots(smaller, dtype, device))
+        except ValueError:
+            continue
+        return smaller
+    return replace(tile, cluster=1)
 
 
 def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:

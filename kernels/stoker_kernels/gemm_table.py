@@ -1,8 +1,8 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
-Rows come from `python -m stoker_kernels.bench_gemm` with a cold L2. Our kernels overlap with their neighbours by
-programmatic dependent launch and need no second kernel for their sums or scales, so they are taken up to 2 µs (e4m3:
-4 µs, cuBLAS there needs a kernel for the scales) behind an isolated cuBLAS.
+Rows come from `python -m stoker_kernels.bench_layer`: the tile with which the whole chain of a decode layer is
+shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32 and 128 below
+7B); a token tile between two timed ones has its neighbour's row.
 Invariants: a shape that was not measured is treated as the measured one of its dtype whose N and K are nearest by
 ratio; the answer for given (dtype, N, K, M) never changes within a process.
 Does not know: what the shapes belong to, nor whether a kernel takes the operands (`gemm_small.refusal`).
@@ -40,24 +40,27 @@ class Row:
 
 
 BF16: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2", "64x2", "64x2", "64x2", "64x2"), 32),
-    (3584, 3584): Row(("64x2-", "64x2-", "64x2", "64x2", "64x2"), 32),
-    (37888, 3584): Row(("128x1-", "64x2", "64x2", "64x2", "128x1"), 64),
-    (3584, 18944): Row(("64x2-", "64x2-", "64x1-", "64x2", "128x1"), 128),
-    (2048, 1536): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x1"), 32),
-    (1536, 1536): Row(("64x1-", "64x1-", "64x1-", "64x1-", "64x1-"), 16),
-    (17920, 1536): Row(("256x1", "128x2", "128x2", "128x1", "128x1"), 64),
-    (1536, 8960): Row(("64x2-", "64x2-", "64x2-", "64x2", "64x2"), 64),
-    (4096, 1024): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x2"), 32),
-    (1024, 2048): Row(("64x2", "64x2", "64x2", "64x1", "64x1-"), 16),
-    (6144, 1024): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x1"), 32),
-    (1024, 3072): Row(("64x2", "64x2", "64x2-", "64x1", "64x1"), 64),
+    (4608, 3584): Row(("128x2k3", "64x1k3=", "64x1k3=", "64x2", "64x1"), 32),
+    (3584, 3584): Row(("64x1k4=", "64x1k4=", "64x1k4=", "64x1-", "64x1"), 32),
+    (37888, 3584): Row(("64x1k2=", "64x1k2", "64x1k2", "64x1", "128x1"), 64),
+    (3584, 18944): Row(("64x2k4=", "64x1k4=", "64x1k4=", "64x2", "128x1"), 64),
+    (152064, 3584): Row(("128x1k2=", "128x1k1", "128x1k1", "128x2k1", "128x1"), 64),
+    (2048, 1536): Row(("64x2k3=", "64x2k3=", "64x2k3=", "64x1", "64x2"), 32),
+    (1536, 1536): Row(("64x2k4=", "64x2k4=", "64x1k4=", "64x1-", "64x1-"), 16),
+    (17920, 1536): Row(("64x2k2=", "64x2k2=", "128x2k2", "128x1", "128x1"), 32),
+    (1536, 8960): Row(("64x2k8=", "64x2k8=", "64x2k4-", "64x2", "64x1"), 32),
+    (151936, 1536): Row(("128x1k2=", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
+    (4096, 1024): Row(("64x2k2=", "64x2k2=", "64x2k2-", "64x1", "64x2"), 16),
+    (1024, 2048): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
+    (6144, 1024): Row(("64x2k1=", "64x2k1=", "64x2k1=", "64x1", "64x1"), 32),
+    (1024, 3072): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
+    (151936, 1024): Row(("128x1k2", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
 }
 E4M3: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2-", "128x1-", "128x1-", "128x1-", "64x1"), 32),
-    (3584, 3584): Row(("64x2-", "64x2-", "64x1-", "64x2", "64x2"), 64),
-    (37888, 3584): Row(("64x1", "64x2", "128x2", "128x2", "128x1"), 64),
-    (3584, 18944): Row(("64x2", "64x2", "64x1-", "64x2", "128x1"), 64),
+    (4608, 3584): Row(("128x2k3", "64x2k3=", "64x2k3=", "128x1k3", "64x1"), 64),
+    (3584, 3584): Row(("64x2k3=", "64x2k2-", "64x2k2-", "128x1k4", "64x2"), 64),
+    (37888, 3584): Row(("64x2k2-", "64x2k2=", "64x2k2=", "128x1k2", "128x1"), 64),
+    (3584, 18944): Row(("128x2k4", "64x2k3=", "64x2k3=", "128x2k4", "64x2"), 32),
 }
 
 

@@ -20,7 +20,7 @@ from stoker_kernels.dispatch import sm_of
 PDL_MIN_SM = 90
 # Trigger before the wait instead of after it: the kernel after next then starts, and a GEMM there fills its ring, while
 # the kernel before still runs. Safe because waiting means completion, of the predecessor and so of all before it.
-TRIGGER_FIRST = tl.constexpr(False)
+TRIGGER_FIRST = tl.constexpr(True)
 _enabled = False
 
 

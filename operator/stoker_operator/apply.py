@@ -122,6 +122,8 @@ def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
         "Scheduled",
         "Fits",
         "AutoscalingActive",
+        "EndpointReady",
+        "Monitored",
     }
     there = dict(earlier)
     if "conditions" in there:

@@ -67,15 +67,20 @@ DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudge
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+INGRESS = Kind("networking.k8s.io/v1", "Ingress", "ingresses")
 # Kinds that a cluster may lack.
+HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-OPTIONAL = (SCALED_OBJECT,)
+OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, POD_MONITOR, PROMETHEUS_RULE)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 BY_NAME = {
     kind.kind: kind
     for kind in (
         SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET, AUTOSCALER,
-        CONTROLLER_REVISION, *OPTIONAL,
+        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, *OPTIONAL,
     )
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from stoker_operator.spec import InferenceService
 Object = Mapping[str, Any]
 CHILDREN = (
     kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, kinds.JOB,
-    kinds.DISRUPTION_BUDGET, kinds.AUTOSCALER, kinds.CONTROLLER_REVISION,
+    kinds.DISRUPTION_BUDGET, kinds.AUTOSCALER, kinds.CONTROLLER_REVISION, kinds.NETWORK_POLICY, kinds.INGRESS,
 )  # fmt: skip
 
 

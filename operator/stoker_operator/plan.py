@@ -20,6 +20,7 @@ from stoker_operator.diagnose import Trouble, first_trouble
 from stoker_operator.fit import Fit, assess
 from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.plan_cache import CachePlan, plan_cache
+from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan_rollout import RolloutPlan, plan_rollout
 from stoker_operator.plan_scaling import scaling_actions, scaling_condition
 from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
@@ -62,7 +63,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     state = observed.rollout
     answered = _answered(service, observed)
     trouble = first_trouble(_pods_that_count(observed))
-    blocking = _blocking(service, cache, fit if too_large else None, rolling, state, trouble)
+    blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, trouble)
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
     scaling = scaling_condition(service, observed, settings)
@@ -74,9 +75,14 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *rolling.workload,
             *rolling.records,
             *scaling_actions(service, observed, settings),
+            *endpoint_actions(service, observed),
             *released,
         ),
-        conditions=(*_conditions(service, observed, cache, fit, blocking, trouble), *([scaling] if scaling else [])),
+        conditions=(
+            *_conditions(service, observed, cache, fit, blocking, trouble),
+            *endpoint_conditions(service, observed),
+            *([scaling] if scaling else []),
+        ),
         requeue_after=_requeue(cache, blocking),
         cache=cache,
         rollout=state,
@@ -138,10 +144,11 @@ def _blocking(
     cache: CachePlan,
     too_large: Fit | None,
     rolling: RolloutPlan,
-    state: Rollout,
+    observed: Observed,
     trouble: Trouble | None,
 ) -> Finding | None:
     """The first thing, in the order things happen, that keeps this generation from being rolled out."""
+    state = observed.rollout
     if cache.model is None:
         return cache.finding or Finding("Fetching", "The model is being fetched.")
     if too_large is not None:
@@ -158,7 +165,7 @@ def _blocking(
     if not state.current:
         return Finding("RollingOut", "The Deployment's controller has not taken up the newest revision yet.")
     if not state.settled:
-        return _rolling(state)
+        return _rolling(service, observed)
     if service.suspend:
         return Finding("Suspended", "spec.suspend is true: no pods run; the cache and the address are kept.")
     if state.desired == 0:
@@ -166,7 +173,8 @@ def _blocking(
     return None
 
 
-def _rolling(state: Rollout) -> Finding:
+def _rolling(service: InferenceService, observed: Observed) -> Finding:
+    state = observed.rollout
     text = f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready"
     old = state.total - state.updated
     if old:
@@ -175,7 +183,20 @@ def _rolling(state: Rollout) -> Finding:
         text += f"; {state.terminating} terminate"
     if state.failed:
         return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
+    keys = service.endpoint.api_keys
+    if keys is not None and any(_waits_for_volumes(pod) for pod in _pods_that_count(observed)):
+        # A volume's Secret that is missing shows in no pod's status, only in the kubelet's events.
+        text += f". A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
+        return Finding("RollingOut", text)
     return Finding("RollingOut", f"{text}.")
+
+
+def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
+    """Whether a node has the pod and none of its containers was ever started."""
+    status = pod.get("status", {})
+    statuses = status.get("initContainerStatuses") or ()
+    waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
+    return status.get("phase") == "Pending" and "PodInitializing" in waiting
 
 
 def _unanswered(observed: Observed) -> Finding:
@@ -210,7 +231,7 @@ def _conditions(
 def _serving(service: InferenceService, state: Rollout) -> str:
     return (
         f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready, and one answered a "
-        f"completion; clients use {manifests.service_url(service)}."
+        f"completion; clients use {manifests.public_url(service)}."
     )
 
 

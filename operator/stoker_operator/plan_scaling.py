@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Condition, Delete, ensure
+from stoker_operator.actions import Action, Condition
 from stoker_operator.manifests.identity import FIELD_MANAGER
+from stoker_operator.plan_endpoint import converge
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import InferenceService
@@ -51,15 +52,8 @@ def _is_ours(deployment: Object) -> bool:
 def scaling_actions(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
     """The autoscaler's object, and the end of those that are not wanted any more."""
     wanted = _wanted(service, observed, settings)
-    keep = (wanted["kind"], wanted["metadata"]["name"]) if wanted else None
-    actions: list[Action] = [
-        Delete(kind, name, item["metadata"]["uid"], "spec.autoscaling does not ask for it any more")
-        for (kind, name), item in observed.children.items()
-        if kind in _KINDS and (kind, name) != keep and "deletionTimestamp" not in item["metadata"]
-    ]
-    if wanted is not None:
-        actions += ensure(observed.child(wanted), wanted, "it sets the number of pods by their queue")
-    return actions
+    listed = [(wanted, "it sets the number of pods by their queue")] if wanted is not None else []
+    return converge(observed, listed, _KINDS, "spec.autoscaling does not ask for it any more")
 
 
 def _wanted(service: InferenceService, observed: Observed, settings: Settings) -> manifests.Manifest | None:

@@ -26,7 +26,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     state = plan.rollout
     status: Status = {
         "observedGeneration": service.generation,
-        "url": manifests.service_url(service),
+        "url": manifests.public_url(service),
         "replicas": state.total,
         "readyReplicas": state.ready,
         "updatedReplicas": state.updated,

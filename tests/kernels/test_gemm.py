@@ -81,6 +81,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
     monkeypatch.setattr("stoker_kernels.cuda.AOT", tmp_path)
     for element in ("bf16", "e4m3"):
         (tmp_path / f"sm90_{element}_gemm_small.sm_90a.cubin").touch()
+        (tmp_path / f"sm90_{element}_gemm_cluster.sm_90a.cubin").touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
     assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}

@@ -112,6 +112,7 @@ class World:
             manifests.web_service(service),
             manifests.metrics_service(service),
             manifests.disruption_budget(service),
+            manifests.network_policy(service),
             manifests.deployment(service, self.settings, model, variant),
         ]
         self.children = {(item["kind"], item["metadata"]["name"]): live(item) for item in built}

@@ -97,6 +97,7 @@ def test_every_flag_that_is_refused_exists() -> None:
         "--max-model-len",
         "--max-num-seqs",
         "--drain-seconds",
+        "--api-key-file",
     } <= refused
     assert "--api-key" in refused
     for name in refused:

@@ -35,6 +35,9 @@ GOOD: list[dict[str, Any]] = [
     {"autoscaling": {"min": 2, "max": 2, "targets": {"queued": 0}, "scaleDown": {"maxPods": 3, "period": "30m"}}},
     {"rollout": {"autoRollback": False, "progressDeadline": "1h"}},
     {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}},
+    {"endpoint": {"ingress": {"host": "*.a.b"}, "tls": {"secretName": "t"}, "networkPolicy": False}},
+    {"endpoint": {"httpRoute": {"parentRefs": [{"name": "gw", "port": 443}], "hostnames": ["a.b"]}}},
+    {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},
     {"placement": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a/b": "c"}, "schedulerName": "x"}},
 ]

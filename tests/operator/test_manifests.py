@@ -65,6 +65,7 @@ def all_of(service: InferenceService, settings: Settings, model: FetchedModel) -
         manifests.web_service(service),
         manifests.metrics_service(service),
         manifests.disruption_budget(service),
+        manifests.network_policy(service),
         manifests.volume_claim(service, settings),
         manifests.prefetch_job(service, settings, "uid-volume", 1),
         deployment(service, settings, model),
@@ -127,6 +128,59 @@ def test_gpu_requests_equal_limits(service: Build, settings: Settings, model: Fe
     engine = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"][0]
     assert engine["resources"]["requests"]["nvidia.com/mig-3g.40gb"] == "1"
     assert engine["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {"ingress": {"className": "nginx", "host": "llm.example.com"}, "tls": {"secretName": "llm-tls"}},
+        {"httpRoute": {"parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["llm.example.com"]}},
+    ],
+    ids=["ingress", "http-route"],
+)
+def test_the_edge(service: Build, golden: Any, endpoint: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    built = service(endpoint=endpoint)
+    if built.endpoint.ingress is not None:
+        golden("ingress", [manifests.ingress(built, built.endpoint.ingress), manifests.network_policy(built)])
+    if built.endpoint.http_route is not None:
+        golden("http-route", [manifests.http_route(built, built.endpoint.http_route)])
+
+
+def test_what_prometheus_is_told(service: Build, golden: Any) -> None:
+    golden("monitoring", [manifests.pod_monitor(service()), manifests.prometheus_rule(service())])
+    suspended = manifests.prometheus_rule(service(suspend=True))
+    assert "StokerNoPodAnswers" not in str(suspended)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ({}, "http://demo.default.svc:8000/v1"),
+        ({"ingress": {"host": "a.b"}}, "http://a.b/v1"),
+        ({"ingress": {"host": "a.b"}, "tls": {"secretName": "t"}}, "https://a.b/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g"}]}}, "http://demo.default.svc:8000/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g"}], "hostnames": ["a.b"]}}, "http://a.b/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g", "port": 443}], "hostnames": ["a.b"]}}, "https://a.b/v1"),
+        (
+            {"httpRoute": {"parentRefs": [{"name": "g", "sectionName": "https-main"}], "hostnames": ["a.b"]}},
+            "https://a.b/v1",
+        ),
+    ],
+)
+def test_the_url(service: Build, endpoint: dict[str, Any], url: str) -> None:
+    assert manifests.public_url(service(endpoint=endpoint)) == url
+
+
+def test_api_keys_are_a_mounted_file(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(endpoint={"auth": {"apiKeysSecretRef": {"name": "keys", "key": "k"}}})
+    pod = deployment(built, settings, model)["spec"]["template"]["spec"]
+    engine = pod["containers"][0]
+    place = engine["args"].index("--api-key-file")
+    assert engine["args"][place + 1] == "/etc/stoker/api-keys/keys"
+    [volume] = [item for item in pod["volumes"] if item["name"] == "api-keys"]
+    assert volume["secret"] == {"secretName": "keys", "items": [{"key": "k", "path": "keys"}], "defaultMode": 0o440}
+    assert {"name": "api-keys", "mountPath": "/etc/stoker/api-keys", "readOnly": True} in engine["volumeMounts"]
+    assert "api-keys" not in str(pod["initContainers"])
 
 
 def test_the_startup_budget_grows_with_the_weights(service: Build, settings: Settings, model: FetchedModel) -> None:

@@ -29,7 +29,14 @@ def test_nothing_there_yet_makes_everything_that_needs_no_model(
 ) -> None:
     plan = make_plan(service(), Observed(), settings, NOW)
     kinds = [action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)]
-    assert kinds == ["ServiceAccount", "Service", "Service", "PodDisruptionBudget", "PersistentVolumeClaim"]
+    assert kinds == [
+        "ServiceAccount",
+        "Service",
+        "Service",
+        "PodDisruptionBudget",
+        "PersistentVolumeClaim",
+        "NetworkPolicy",
+    ]
     assert all(action.reason for action in plan.actions)
     assert condition(plan, "Ready").reason == "CreatingVolume"
 

@@ -24,6 +24,8 @@ DEPLOYMENT = ("apps/v1", "Deployment")
 PORT = 8000
 GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
+KEYS_FOLDER = "/etc/stoker/api-keys"
+KEYS_FILE = "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,18 @@ def _strategy(service: InferenceService, variant: Variant) -> dict[str, Any]:
 
 def _engine_pod(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     tmp, tmp_mount = pod.scratch("4Gi")
-    volumes = [
+    volumes: list[dict[str, Any]] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
         tmp,
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
     ]
     mounts = [pod.models_mount(read_only=True), tmp_mount, {"name": "shm", "mountPath": "/dev/shm"}]
+    keys = service.endpoint.api_keys
+    if keys is not None:
+        items = [{"key": keys.key, "path": KEYS_FILE}]
+        # Group-readable: the pod's fsGroup is the engine's own group.
+        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        mounts.append({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True})
     drain = service.drain
     return pod.base_spec(service) | {
         "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
@@ -135,6 +143,8 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--max-model-len", str(runtime.context_length)]
     if runtime.max_concurrency:
         arguments += ["--max-num-seqs", str(runtime.max_concurrency)]
+    if service.endpoint.api_keys is not None:
+        arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
     period = 2
     return {
