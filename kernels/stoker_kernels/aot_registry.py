@@ -14,6 +14,8 @@ from typing import Any
 I32, I64, FP32, FP16, BF16 = "i32", "i64", "fp32", "fp16", "bf16"
 # Integers that are multiples of 16 (strides, row lengths): without the mark their loads would be scalar.
 I32_DIVISIBLE = "i32:16"
+# A pointer into a packed upload, that may start at any element.
+I32_ANYWHERE = f"*{I32}:1"
 SMS = (75, 80, 86, 89, 90, 100, 103, 120)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import triton
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, SMS, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, SMS, register_aot
 from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_configs, padded_dim, prefill_configs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import MAX_SHARES
@@ -45,9 +45,9 @@ _DECODE = {
     "arrivals_ptr": "*i32",
 }
 _PREFILL = {
-    "seq_slots_ptr": "*i32",
-    "query_start_ptr": "*i32",
-    "seq_lens_ptr": "*i32",
+    "seq_slots_ptr": I32_ANYWHERE,
+    "query_start_ptr": I32_ANYWHERE,
+    "seq_lens_ptr": I32_ANYWHERE,
     "num_rows": I32,
     "num_tokens": I32,
     "first_token": I32,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 UNIT = tl.constexpr(64)
 
@@ -26,7 +27,7 @@ def _pieces(units, cut, num_kv_heads):
     return tl.sum(tl.cdiv(units, cut), 0) * num_kv_heads
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_kv_heads", "window", "num_ctas", "min_units"])
+@kernel(do_not_specialize=["num_rows", "num_kv_heads", "window", "num_ctas", "min_units"])
 def share_plan_kernel(
     seq_lens_ptr,
     seq_slots_ptr,

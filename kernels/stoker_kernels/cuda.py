@@ -1,8 +1,8 @@
 """CUDA kernels from cubins: loading, tensor maps and launches by the driver API, with no compiler and no extension.
 
 Invariants: a launch goes to torch's current stream of the tensor's device, never synchronises, and can be captured;
-cubins come from `_aot/`, written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per process, at its
-first `kernel()`, which has to come before a graph capture.
+cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per
+process, at its first `kernel()`, which has to come before a graph capture.
 Does not know: what any kernel computes.
 """
 
@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-AOT = Path(__file__).parent / "_aot"
+from stoker_kernels.aot_index import aot_folder
+
 TENSOR_MAP_BYTES = 128
+FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
 _BFLOAT16, _UINT8 = 9, 0  # CUtensorMapDataType
 _SWIZZLE_128B, _PROMOTION_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
 
@@ -42,7 +44,7 @@ class Kernel:
 
 def cubin_path(stem: str, arch: str) -> Path:
     """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies."""
-    return AOT / f"{stem}.{arch}.cubin"
+    return aot_folder() / f"{stem}.{arch}.cubin"
 
 
 def missing_cubin(stem: str, arch: str) -> str | None:
@@ -79,6 +81,23 @@ def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, dev
     ):
         _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, value))
     return Kernel(name, function, shared_bytes, threads)
+
+
+@functools.cache
+def load_cubin(path: Path, entry: str, shared_bytes: int, device: int) -> Any:
+    """Kernel `entry` of the cubin at `path`, allowed `shared_bytes` of dynamic shared memory on CUDA device `device`.
+
+    Raises CudaError. For kernels whose carve-out the driver chooses.
+    """
+    from cuda.bindings import driver
+
+    library = _checked("cuLibraryLoadData", driver.cuLibraryLoadData(path.read_bytes(), [], [], 0, [], [], 0))
+    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(library, entry.encode()))
+    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    if shared_bytes > FREE_SHARED_BYTES:
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, limit, shared_bytes))
+    return function
 
 
 @functools.cache

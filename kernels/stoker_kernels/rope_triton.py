@@ -18,9 +18,10 @@ from torch import Tensor
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.fp8_triton import fp8_storage, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit
+@kernel
 def _qk_norm_rope_kv_write_kernel(
     qkv,
     positions,

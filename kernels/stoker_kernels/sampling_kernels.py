@@ -30,9 +30,10 @@ from stoker_kernels.sampling_device import (
     integer_weights,
     weight_scale,
 )
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit
+@kernel
 def tile_max_kernel(
     logits,
     row_slots,
@@ -71,7 +72,7 @@ def tile_max_kernel(
         tl.store(tile_arg + row * tiles + tile, tile * TILE + index)
 
 
-@triton.jit
+@kernel
 def best_tile_kernel(tile_max, tile_arg, out, tiles, TILES: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     """The argmax of each row from its tiles'."""
     pdl_wait(LAUNCH_PDL)
@@ -91,7 +92,7 @@ def _peak(tile_max, tile_arg, row, tiles, TILES: tl.constexpr):
     return peak, tl.min(tl.where(best == peak, arg, 0x7FFFFFFF), axis=0)
 
 
-@triton.jit
+@kernel
 def tile_mass_kernel(
     logits,
     row_slots,
@@ -130,7 +131,7 @@ def tile_mass_kernel(
             tl.store(tile_mass + row * tiles + tile, tl.sum(integer_weights(value, peak, factor, least), axis=0))
 
 
-@triton.jit
+@kernel
 def choose_kernel(
     logits,
     row_slots,

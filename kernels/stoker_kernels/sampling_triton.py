@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.logprobs_triton import token_logprobs
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.sampling_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
@@ -30,6 +30,7 @@ from stoker_kernels.sampling_state import (
     SamplingState,
     padded_tiles,
 )
+from stoker_kernels.triton_kernel import kernel
 
 __all__ = ["apply", "argmax", "sample", "token_logprobs"]
 
@@ -119,7 +120,7 @@ def sample(
     return out
 
 
-@triton.jit
+@kernel
 def _apply_kernel(
     packed,
     fields,
@@ -211,8 +212,8 @@ def _shape(logits: Tensor) -> tuple[int, int]:
 
 def _register() -> None:
     state = {
-        "row_slots": f"*{I32}",
-        "positions": f"*{I32}",
+        "row_slots": I32_ANYWHERE,
+        "positions": I32_ANYWHERE,
         "fields": f"*{I32}",
         "bias_ids": f"*{I32}",
         "bias_values": f"*{FP32}",

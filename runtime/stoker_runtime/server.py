@@ -19,14 +19,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from stoker_runtime.api.app import create_app
+from stoker_runtime.api.app import Application
 from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
@@ -35,6 +34,7 @@ from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.process_clock import process_age
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.tokenizer import Tokenizer
 
@@ -59,7 +59,10 @@ class ReadySizes(Protocol):
         """KV pages."""
         ...
 
-
+    @property
+    def description(self) -> Mapping[str, str]:
+        """What the engine says of itself."""
+        ...
 class OwnedEngine(EngineClient, Protocol):
     """An engine that this process started and must close."""
 
@@ -77,10 +80,9 @@ StartEngine = Callable[[EngineConfig], Awaitable[OwnedEngine]]
 
 
 class Phases:
-    """Seconds of each phase of a start, for one line of the log."""
+    """Seconds of each phase of a start, for one line of the log. The total counts from the process's beginning."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
         self._parts: list[str] = []
 
     @contextmanager
@@ -90,9 +92,15 @@ class Phases:
         yield
         self._parts.append(f"{name} {time.monotonic() - began:.2f}")
 
+    def detail(self, description: Mapping[str, str]) -> None:
+        """Put the phases that an engine tells of itself (`seconds.NAME`) behind the last one measured."""
+        told = [(name.partition(".")[2], text) for name, text in description.items() if name.startswith("seconds.")]
+        if told:
+            self._parts[-1] += f" [{', '.join(f'{name} {text}' for name, text in told)}]"
+
     def summary(self) -> str:
-        """`3.1 s: tokenizer 0.2, …`."""
-        return f"{time.monotonic() - self._began:.2f} s ({', '.join(self._parts)})"
+        """`3.10 s (tokenizer 0.20, engine 2.70 [import 2.10, …], …)`."""
+        return f"{process_age():.2f} s ({', '.join(self._parts)})"
 
 
 class HttpServer(uvicorn.Server):
@@ -121,7 +129,7 @@ class Server:
         self._catch_signals()
         listener = open_port(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
-        http = HttpServer(_uvicorn_config(create_app(self.state)))
+        http = HttpServer(uvicorn_config(Application(self.state)))
         serving = asyncio.create_task(http.serve([listener]))
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stop.wait())
@@ -165,6 +173,7 @@ class Server:
                 text_side = await asyncio.to_thread(load_text_side, self.config)
             with phases.measure("engine"):
                 self._engine = await engine
+            phases.detail(self._engine.ready.description)
         except BaseException:
             engine.cancel()
             raise
@@ -260,7 +269,7 @@ def _model_names(config: ServerConfig) -> tuple[str, ...]:
     return config.served_model_names or (config.engine.model,)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: Application) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -268,6 +277,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(GOODBYE_SECONDS),
         backlog=4096,

@@ -62,7 +62,8 @@ class UniformLaunched:
         """The tokens, once, in launch order, not before the step's time has passed."""
         assert self._sampled, "read before it sampled"
         assert self._executor.unread.popleft() is self, "results are read out of order or twice"
-        time.sleep(max(0.0, self._ready_at - time.monotonic()))
+        if (left := self._ready_at - time.monotonic()) > 0:
+            time.sleep(left)
         return self._result
 
 
@@ -139,9 +140,9 @@ class UniformExecutor:
         digest = hashlib.blake2b(f"{assign.seed}/{position}".encode(), digest_size=8).digest()
         token = int.from_bytes(digest, "little") % self.vocab_size
         if words is not None and assign.params.constraint is not None:
-            legal = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size]
+            legal = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size].nonzero()[0]
             # Nothing is legal for a sequence that has just ended; its token is thrown away.
-            return int(np.roll(legal, -token).argmax() + token) % self.vocab_size
+            return int(legal[int.from_bytes(digest, "big") % len(legal)]) if len(legal) else 0
         if position - assign.prompt_length < assign.params.min_tokens:
             while token in assign.stop_token_ids:
                 token = (token + 1) % self.vocab_size

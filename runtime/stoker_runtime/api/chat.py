@@ -13,12 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-
 from stoker_runtime.api.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.completions import finish_part
 from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
 from stoker_runtime.api.prompts import check_template_variables, encode, fit, template_messages
@@ -32,7 +30,7 @@ from stoker_runtime.errors import RequestError
 from stoker_runtime.tokenizer import Tokenizer
 
 
-async def create_chat_completion(state: ServerState, request: HttpRequest) -> Response:
+async def create_chat_completion(state: ServerState, request: Request) -> Response | EventStream:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
     body = await read_request(state, request, ChatBody)
     model = state.check_model(body.model)
@@ -55,7 +53,7 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:
         deltas = await collect(request.receive, generation)
-        return JSONResponse(layout.whole(deltas, generation))
+        return json_response(layout.whole(deltas, generation))
 
 
 def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> Reading:

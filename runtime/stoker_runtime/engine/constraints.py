@@ -30,6 +30,8 @@ from stoker_runtime.scheduler.sequence import Sequence
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
+WORTH_THREADS = 4
+"""Fewer grammars than this advance faster one after the other than by waking threads."""
 COMPILE_WAIT_SECONDS = 0.005
 """How long a loop without other work waits for a grammar before it looks for messages again."""
 
@@ -91,7 +93,7 @@ class Constraints:
         pairs = [(sequence, token) for sequence, token in got if sequence in matchers]
         if not pairs:
             return
-        taken = self._pool().consume_token_par([(matchers[sequence], token) for sequence, token in pairs])
+        taken = self._consume([(matchers[sequence], token) for sequence, token in pairs])
         for (sequence, token), legal in zip(pairs, taken, strict=True):
             if not legal or matchers[sequence].is_error():
                 self._refuse(sequence, f"it ended at token {token}: {explain(matchers[sequence])}", output)
@@ -109,8 +111,7 @@ class Constraints:
             return
         words = masks.words
         assert words.flags.c_contiguous, "rows are addressed by their number"
-        targets = [(matcher, row) for _, matcher, row in constrained]
-        self._pool().unsafe_compute_mask_ptr(targets, words.ctypes.data, words.strides[0], len(words))
+        self._fill([(matcher, row) for _, matcher, row in constrained], words)
         for sequence, matcher, row in constrained:
             if matcher.is_error() or not words[row].any():
                 reason = explain(matcher) or "its vocabulary lacks the text"
@@ -144,6 +145,19 @@ class Constraints:
         if len(sequence.tokens) - sequence.prompt_length < params.min_tokens:
             barred += [token for token in sequence.stops if token < config.vocab_size]
         return barred
+
+    def _consume(self, pairs: list[tuple[LLMatcher, int]]) -> list[bool]:
+        if len(pairs) < WORTH_THREADS:
+            return [matcher.consume_token(token) for matcher, token in pairs]
+        return self._pool().consume_token_par(pairs)
+
+    def _fill(self, targets: list[tuple[LLMatcher, int]], words: NDArray[np.int32]) -> None:
+        start, size = words.ctypes.data, words.strides[0]
+        if len(targets) < WORTH_THREADS:
+            for matcher, row in targets:
+                matcher.unsafe_compute_mask_ptr(start + row * size, size)
+        else:
+            self._pool().unsafe_compute_mask_ptr(targets, start, size, len(words))
 
     def _pool(self) -> LLExecutor:
         if self._threads is None:
