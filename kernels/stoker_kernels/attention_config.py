@@ -94,8 +94,8 @@ def prefers_shares(kv_bytes: int, streams: int) -> bool:
 
 
 def prefers_wide_tiles(tokens: int) -> bool:
-    """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: below, its 126-row tiles stay half empty."""
-    return tokens >= 512
+    """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: in padded steps, all below, it lost time."""
+    return tokens > 2048
 
 
 def stream_config(kv_bytes: int, streams: int) -> StreamConfig:
