@@ -73,7 +73,7 @@ def test_every_feature_matches(spread: float, masked: bool, device: torch.device
     _compare(_logits(len(updates) + 1, 77, spread, torch.float32), updates, device, steps=1, masked=masked)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_tiles_match(dtype: torch.dtype, device: torch.device) -> None:
     updates = _updates(2 * TILE + 55)
     _compare(_logits(len(updates) + 1, 2 * TILE + 55, 2.0, dtype), updates, device, steps=1)
@@ -85,7 +85,6 @@ def test_a_nucleus_larger_than_the_candidates_matches(device: torch.device) -> N
         SlotSampling(0, temperature=1.5, seed=1, top_p=0.98),
         SlotSampling(1, temperature=1.0, seed=2, top_k=CANDIDATES + 1000),
         SlotSampling(2, temperature=1.0, seed=3, top_k=CANDIDATES + 1000, top_p=0.1),
-        SlotSampling(3, temperature=1.0, seed=4, top_k=vocab - 1),
     ]
     _compare(_logits(len(updates) + 1, vocab, 0.5, torch.float32), updates, device, steps=1)
 
