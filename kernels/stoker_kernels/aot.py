@@ -169,8 +169,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The command: compile for the SMs named and say how many, how large and how long."""
     parser = argparse.ArgumentParser(prog="python -m stoker_kernels.aot", description="Compile every Triton kernel.")
     parser.add_argument("--sm", type=int, action="append", choices=SMS, help="an SM, as 90; repeatable (default: all)")
-    parser.add_argument("--out", type=Path, default=aot_folder(), help="the folder to write to, one folder an SM "
-                        "(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=aot_folder(), help="the folder to write to, one folder an SM (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     parser.add_argument("--compact", action="store_true", help="only the specs of the quick test")
     options = parser.parse_args(arguments)
