@@ -16,7 +16,6 @@ import torch
 from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attention_triton, dispatch, pdl
 from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.gemm import LinearWeight
-from stoker_kernels.quant import quantize_weight
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_kernels.triton_kernel import PrecompiledKernel
@@ -167,10 +166,6 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
         logits = torch.empty((rows, body.decoder.spec.vocab), dtype=torch.bfloat16)
         for top in (0, 1, 5, 16):
             token_logprobs(logits, body.ring[:rows], top)
-    for parameter in (body.decoder.spec.parameters()):
-        if len(parameter.shape) == 2 and body.decoder.weights.layers[0].qkv.kind != "dense":
-            quantize_weight(torch.empty(parameter.shape, dtype=torch.bfloat16), "fp8_channel")
-            break
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])
