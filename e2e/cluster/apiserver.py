@@ -57,9 +57,17 @@ class Running:
             end(process)
 
 
-def start(folder: Path, *, controllers: Sequence[str] = (), say: Say = to_stderr) -> Running:
+def start(
+    folder: Path,
+    *,
+    controllers: Sequence[str] = (),
+    controller_flags: Sequence[str] = (),
+    front_proxy: bool = False,
+    say: Say = to_stderr,
+) -> Running:
     """Start etcd, kube-apiserver and, when `controllers` are named, kube-controller-manager with those alone.
 
+    `front_proxy` lets APIServices with a backend of their own be registered; it needs the openssl command.
     Raises BuildError when binaries cannot be had, StartError when one does not come up.
     """
     given = os.environ.get("KUBECONFIG", "")
@@ -71,16 +79,18 @@ def start(folder: Path, *, controllers: Sequence[str] = (), say: Say = to_stderr
     running = Running(folder / "kubeconfig")
     atexit.register(running.stop)
     try:
-        _start_etcd_and_apiserver(running, folder, binaries)
+        _start_etcd_and_apiserver(running, folder, binaries, front_proxy)
         if controllers:
-            _start_controllers(running, folder, binaries["kube-controller-manager"], controllers)
+            _start_controllers(
+                running, folder, binaries["kube-controller-manager"], [*_only(controllers), *controller_flags]
+            )
     except BaseException:
         running.stop()
         raise
     return running
 
 
-def _start_etcd_and_apiserver(running: Running, folder: Path, binaries: dict[str, Path]) -> None:
+def _start_etcd_and_apiserver(running: Running, folder: Path, binaries: dict[str, Path], front_proxy: bool) -> None:
     client, peer, secure = free_ports(3)
     etcd = f"http://127.0.0.1:{client}"
     command = [str(binaries["etcd"]), "--name=test", f"--data-dir={folder / 'etcd'}", "--unsafe-no-fsync"]
@@ -95,6 +105,7 @@ def _start_etcd_and_apiserver(running: Running, folder: Path, binaries: dict[str
     running.url, running.token = f"https://127.0.0.1:{secure}", secrets.token_urlsafe(24)
     keys = _write_keys(folder, running.token)
     command = [str(binaries["kube-apiserver"]), f"--etcd-servers={etcd}", *_apiserver_flags(folder, keys, secure)]
+    command += _front_proxy_flags(folder / "front-proxy") if front_proxy else []
     running.processes["kube-apiserver"] = spawn(command, folder / "kube-apiserver.log")
     certificate = folder / "tls" / "apiserver.crt"
     _wait(
@@ -129,9 +140,44 @@ def _apiserver_flags(folder: Path, keys: Path, secure: int) -> list[str]:
     ]
 
 
-def _start_controllers(running: Running, folder: Path, binary: Path, controllers: Sequence[str]) -> None:
+def _front_proxy_flags(folder: Path) -> list[str]:
+    """The authority that backends of APIServices trust, and the client certificate that the API server shows them."""
+    folder.mkdir(exist_ok=True)
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
+    openssl("req", "-x509", *key, "-subj", "/CN=front-proxy-ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder)
+    signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "extendedKeyUsage=clientAuth"]
+    name = "front-proxy-client"
+    openssl(
+        "req", "-x509", *key, "-subj", f"/CN={name}", *signed, "-keyout", "client.key", "-out", "client.crt", cwd=folder
+    )
+    return [
+        f"--requestheader-client-ca-file={folder / 'ca.crt'}",
+        f"--requestheader-allowed-names={name}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={folder / 'client.crt'}",
+        f"--proxy-client-key-file={folder / 'client.key'}",
+    ]
+
+
+def openssl(*arguments: str, cwd: Path) -> None:
+    """Run openssl in `cwd`. Raises StartError with its own words."""
+    try:
+        done = subprocess.run(["openssl", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise StartError("the openssl command is missing; install the package openssl") from None
+    if done.returncode:
+        raise StartError(f"openssl {arguments[0]}: {done.stderr.strip()}")
+
+
+def _only(controllers: Sequence[str]) -> list[str]:
+    return [f"--controllers={','.join(controllers)}"]
+
+
+def _start_controllers(running: Running, folder: Path, binary: Path, flags: Sequence[str]) -> None:
     (secure,) = free_ports(1)
-    command = [str(binary), f"--kubeconfig={running.kubeconfig}", f"--controllers={','.join(controllers)}"]
+    command = [str(binary), f"--kubeconfig={running.kubeconfig}", *flags]
     command += ["--leader-elect=false", "--bind-address=127.0.0.1", f"--secure-port={secure}", "--v=1"]
     command += [f"--authentication-kubeconfig={running.kubeconfig}", f"--authorization-kubeconfig={running.kubeconfig}"]
     command += [f"--cert-dir={folder / 'tls'}"]

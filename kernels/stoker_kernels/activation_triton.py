@@ -18,6 +18,7 @@ from stoker_kernels.fp8_triton import fp8_storage, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
+from stoker_kernels.triton_kernel import kernel
 
 SILU, GELU, GELU_TANH = 0, 1, 2
 MAX_QUANT_COLUMNS = 65536
@@ -36,7 +37,7 @@ def _activate(gate, KIND: tl.constexpr):
     return result
 
 
-@triton.jit
+@kernel
 def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -49,7 +50,7 @@ def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _silu_and_mul_quant_kernel(
     x,
     out,
@@ -139,13 +140,14 @@ def _quant_warps(block: int) -> int:
 
 def _register() -> None:
     integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16, FP32):
-        register_aot(
-            _act_and_mul_kernel,
-            integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
-            [{"KIND": kind, "BLOCK": _BLOCK} for kind in (SILU, GELU, GELU_TANH)],
-            compact=dtype == BF16,
-        )
+    for dtype in (BF16, FP16):
+        for kind in (SILU, GELU, GELU_TANH):
+            register_aot(
+                _act_and_mul_kernel,
+                integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
+                [{"KIND": kind, "BLOCK": _BLOCK}],
+                compact=dtype == BF16,
+            )
         for block in (2048, 4096, 8192, 16384, 32768):
             register_aot(
                 _silu_and_mul_quant_kernel,

@@ -1,7 +1,7 @@
 """Compiles every Triton kernel of the package with no GPU present: `python -m stoker_kernels.aot --sm 90 --out DIR`.
 
-Each kernel of each spec in the registry becomes a cubin and a JSON file beside it: the entry's name, threads, shared
-memory, scratch, the order of its arguments, and the constants it was compiled with.
+Each kernel of each spec in the registry becomes a cubin and a JSON file beside it, which tells how to launch it and
+what it was compiled for; `index.json` holds them all (`aot_index`).
 
 Invariants: a file's name is the kernel's and a hash of all that shaped it, so that a second run writes the same
 files; no path of the building machine is in the result.
@@ -14,29 +14,33 @@ import argparse
 import hashlib
 import importlib
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker_kernels.aot_index import Cubin, aot_folder, sm_folder, split_type, write_index
 from stoker_kernels.aot_registry import SMS, AotSpec, specs
+from stoker_kernels.pdl import PDL_MIN_SM
 
 # The modules that register kernels when they are imported.
 KERNEL_MODULES = (
     "activation_triton",
-    "attention_triton",
+    "attention_aot",
     "embedding_triton",
+    "gemm_fp8_triton",
     "logprobs_triton",
     "norm_triton",
+    "quant_triton",
     "ragged_triton",
     "rope_triton",
     "sampling_triton",
     "slots_triton",
 )
-PDL_MIN_SM = 90
-POINTER_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +54,31 @@ class Variant:
     @property
     def name(self) -> str:
         """`kernel-0123456789ab`: the same for the same kernel, types, constants and options."""
-        shaped_by = [self.sm, self.spec.signature, self.constants, self.spec.options, self.spec.kernel.cache_key]
+        shaped_by = [self.sm, self.spec.signature, self.constants, self.spec.options, self.spec.kernel.source]
         digest = hashlib.sha256(json.dumps(shaped_by, sort_keys=True, default=str).encode()).hexdigest()
         return f"{self.spec.kernel.__name__.strip('_')}-{digest[:12]}"
 
+    @property
+    def arguments(self) -> dict[str, str]:
+        """What a launch passes, in order: name → type."""
+        names = (name for name in self.spec.kernel.arg_names if name not in self.constants)
+        return {name: self.spec.signature[name] for name in names}
+
 
 def variants(sm: int, *, compact: bool = False) -> Iterator[Variant]:
-    """Everything to compile for an SM; with `compact` only the specs that stand for the others in a quick test."""
+    """Everything to compile for an SM; with `compact` what stands for the rest in a quick test."""
     for module in KERNEL_MODULES:
         importlib.import_module(f"stoker_kernels.{module}")
     for spec in specs():
         if not spec.min_sm <= sm <= spec.max_sm or (compact and not spec.compact):
             continue
-        for constants in spec.constants:
-            for pdl in _pdl_choices(spec, sm, compact):
-                yield Variant(spec, constants | pdl, sm)
+        for constants in spec.constants[: 1 if compact else None]:
+            yield Variant(spec, {**constants, **_pdl_choice(spec, sm)}, sm)
 
 
-def _pdl_choices(spec: AotSpec, sm: int, compact: bool) -> list[dict[str, bool]]:
-    if "LAUNCH_PDL" not in spec.kernel.arg_names:
-        return [{}]
-    if sm < PDL_MIN_SM:
-        return [{"LAUNCH_PDL": False}]
-    return [{"LAUNCH_PDL": True}] if compact else [{"LAUNCH_PDL": False}, {"LAUNCH_PDL": True}]
+def _pdl_choice(spec: AotSpec, sm: int) -> dict[str, bool]:
+    """Programmatic launch wherever the device has it: that is how the executor launches there."""
+    return {"LAUNCH_PDL": sm >= PDL_MIN_SM} if "LAUNCH_PDL" in spec.kernel.arg_names else {}
 
 
 def compile_variant(variant: Variant) -> Any:
@@ -92,10 +98,9 @@ def compile_variant(variant: Variant) -> Any:
     signature, attributes = {}, {}
     for index, name in enumerate(names):
         kind = "constexpr" if name in variant.constants else variant.spec.signature[name]
-        base, _, mark = kind.partition(":")
-        signature[name] = base
-        if base.startswith("*") or mark:
-            attributes[(index,)] = [["tt.divisibility", int(mark or POINTER_ALIGNMENT)]]
+        signature[name], divisor = split_type(kind)
+        if divisor > 1:
+            attributes[(index,)] = [["tt.divisibility", divisor]]
     source = ASTSource(variant.spec.kernel, signature, dict(variant.constants), attributes)
     options = dict(variant.spec.options)
     if variant.constants.get("LAUNCH_PDL"):
@@ -104,45 +109,75 @@ def compile_variant(variant: Variant) -> Any:
 
 
 def write_variant(variant: Variant, folder: Path) -> Path:
-    """Compile one variant and write `NAME.cubin` and `NAME.json`; a file already there is kept. Returns the cubin."""
+    """Compile one variant and write `NAME.cubin` and `NAME.json`; a file already there is kept. Returns the cubin.
+
+    Raises ValueError for a kernel that needs scratch memory, which the loader does not give.
+    """
     cubin = folder / f"{variant.name}.cubin"
     description = cubin.with_suffix(".json")
     if cubin.exists() and description.exists():
         return cubin
     compiled = compile_variant(variant)
     metadata = compiled.metadata
-    record = {
-        "entry": metadata.name,
-        "sm": variant.sm,
-        "threads": metadata.num_warps * 32,
-        "shared": metadata.shared,
-        "global_scratch": metadata.global_scratch_size,
-        "profile_scratch": metadata.profile_scratch_size,
-        "launch_pdl": metadata.launch_pdl,
-        "arguments": {
-            name: variant.spec.signature[name]
-            for name in variant.spec.kernel.arg_names
-            if name not in variant.constants
-        },
-        "constants": dict(variant.constants),
-    }
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise ValueError(f"{metadata.name} needs scratch memory in global memory")
+    record = Cubin(
+        file=cubin.name,
+        kernel=variant.spec.kernel.identity,
+        source=variant.spec.kernel.source,
+        entry=metadata.name,
+        threads=metadata.num_warps * 32,
+        shared=metadata.shared,
+        launch_pdl=metadata.launch_pdl,
+        arguments=variant.arguments,
+        constants=dict(variant.constants),
+        options=dict(variant.spec.options),
+    )
     cubin.write_bytes(compiled.asm["cubin"])
-    description.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    description.write_text(json.dumps(asdict(record), indent=1, sort_keys=True) + "\n")
     return cubin
+
+
+def write_all(wanted: Iterable[Variant], folder: Path, jobs: int) -> list[Path]:
+    """Compile `wanted` in `jobs` processes, write the index of exactly those, and remove cubins of other sources."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = list(wanted)
+    if jobs > 1:
+        # Forked, because a variant holds functions: each process writes its share, and all find the rest written.
+        context = multiprocessing.get_context("fork")
+        shares = [context.Process(target=_write_share, args=(wanted[at::jobs], folder)) for at in range(jobs)]
+        for share in shares:
+            share.start()
+        for share in shares:
+            share.join()
+        if any(share.exitcode for share in shares):
+            raise RuntimeError("compiling failed; the messages above tell where")
+    files = [write_variant(variant, folder) for variant in wanted]
+    write_index(folder, (Cubin(**json.loads(file.with_suffix(".json").read_text())) for file in files))
+    for stale in {*folder.glob("*.cubin")} - {*files}:
+        stale.with_suffix(".json").unlink(missing_ok=True)
+        stale.unlink()
+    return files
+
+
+def _write_share(share: list[Variant], folder: Path) -> None:
+    for variant in share:
+        write_variant(variant, folder)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command: compile for the SMs named and say how many, how large and how long."""
     parser = argparse.ArgumentParser(prog="python -m stoker_kernels.aot", description="Compile every Triton kernel.")
     parser.add_argument("--sm", type=int, action="append", choices=SMS, help="an SM, as 90; repeatable (default: all)")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write to, one folder an SM")
+    parser.add_argument(
+        "--out", type=Path, default=aot_folder(), help="the folder to write to, one folder an SM (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     parser.add_argument("--compact", action="store_true", help="only the specs of the quick test")
     options = parser.parse_args(arguments)
     for sm in options.sm or SMS:
-        folder = options.out / f"sm_{sm}"
-        folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        files = [write_variant(variant, folder) for variant in variants(sm, compact=options.compact)]
+        files = write_all(variants(sm, compact=options.compact), sm_folder(options.out, sm), options.jobs)
         size = sum(file.stat().st_size for file in files)
         seconds = time.monotonic() - start
         print(f"sm_{sm}: {len(files)} kernels, {size / 1e6:.1f} MB, {seconds:.0f} s", flush=True)

@@ -11,10 +11,12 @@ from typing import Any
 
 import triton
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, SMS, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, SMS, register_aot
 from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, decode_configs, padded_dim, prefill_configs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention_meta import MAX_SHARES
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_shares import share_plan_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS
 
 PAGE = 64
@@ -43,9 +45,9 @@ _DECODE = {
     "arrivals_ptr": "*i32",
 }
 _PREFILL = {
-    "seq_slots_ptr": "*i32",
-    "query_start_ptr": "*i32",
-    "seq_lens_ptr": "*i32",
+    "seq_slots_ptr": I32_ANYWHERE,
+    "query_start_ptr": I32_ANYWHERE,
+    "seq_lens_ptr": I32_ANYWHERE,
     "num_rows": I32,
     "num_tokens": I32,
     "first_token": I32,
@@ -116,6 +118,16 @@ def _register_plan(rows: int) -> None:
         pointers | numbers,
         [{"MIN_SPLIT": least, "MAX_SPLIT": most, "BLOCK_ROWS": rows} for least, most in splits],
         options={"num_warps": 4},
+        compact=rows == 256,
+    )
+    register_aot(
+        share_plan_kernel,
+        dict.fromkeys(("seq_lens_ptr", "seq_slots_ptr", "shares_ptr"), "*i32")
+        | dict.fromkeys(("num_rows", "num_kv_heads", "window", "num_ctas", "min_units"), I32),
+        [{"BLOCK_ROWS": rows, "BLOCK_CTAS": triton.next_power_of_2(MAX_SHARES)}],
+        options={"num_warps": 4},
+        min_sm=90,
+        max_sm=90,
         compact=rows == 256,
     )
 

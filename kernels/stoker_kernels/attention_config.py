@@ -29,6 +29,20 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Decode by equal shares (`attention_shares`): a ring of `stages` units of 64 keys in each resident CTA.
+
+    No CTA gets fewer than `min_units` units of a stream that has as many. `prefetch` units of a CTA are asked of L2
+    before the kernel's predecessor is complete.
+    """
+
+    stages: int
+    ctas_per_sm: int
+    min_units: int
+    prefetch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillConfig:
     """`block_m` rows of (token, head of the group) against `block_n` keys."""
 
@@ -60,13 +74,37 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
             return DecodeConfig(block_n=32, num_warps=2, stages=5, programs_per_sm=4)
         return DecodeConfig(stages=5, programs_per_sm=3)
     if row <= 128:
-        return DecodeConfig(stages=5, programs_per_sm=5) if sm == 90 else DecodeConfig(stages=7, programs_per_sm=4)
+        if sm == 90:
+            return DecodeConfig(stages=5, programs_per_sm=5, cvt=kv_bytes == 1)
+        return DecodeConfig(stages=7, programs_per_sm=4)
     return DecodeConfig(stages=7 if sm in (80, 87, 100, 103) else 5)
 
 
 def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
     """Every configuration that `decode_config` gives for some number of streams."""
     return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
+
+
+def prefers_shares(kv_bytes: int, streams: int) -> bool:
+    """Whether `sm90_decode` was measured faster than the Triton kernel for `streams` = rows · KV heads, on an H200.
+
+    Few streams of long contexts gain a third; e4m3 gains a tenth where streams are many. In between Triton wins.
+    """
+    return streams <= 32 or (kv_bytes == 1 and streams >= 4096)
+
+
+def prefers_wide_tiles(tokens: int) -> bool:
+    """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: in padded steps, all below, it lost time."""
+    return tokens > 2048
+
+
+def stream_config(kv_bytes: int, streams: int) -> StreamConfig:
+    """The configuration for `kv_bytes` a cached element and `streams` = rows · KV heads, head dimension 128.
+
+    192 KB of an SM's shared memory hold keys and values in flight; the prefetch stays below 20 MB of the L2.
+    """
+    prefetch = (4 if streams <= 256 else 2) * (2 // kv_bytes)
+    return StreamConfig(stages=6 // kv_bytes, ctas_per_sm=2, min_units=4, prefetch=prefetch)
 
 
 def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> PrefillConfig:
@@ -79,7 +117,7 @@ def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> P
         if dim > 128 or kv_bytes > 2:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, stages=3)
         if kv_bytes == 1 or mean_tokens < 4096:
-            return PrefillConfig(block_m=64, num_warps=4)
+            return PrefillConfig(block_m=64, num_warps=4, cvt=kv_bytes == 1)
         return PrefillConfig()
     if dim > 128 or kv_bytes > 2:
         return PrefillConfig(block_m=64, block_n=16, num_warps=4, stages=2)

@@ -13,14 +13,14 @@ Knows nothing of how a configuration is chosen, nor of prefill.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit(do_not_specialize=["num_rows", "window", "capacity", "target_items"])
+@kernel(do_not_specialize=["num_rows", "window", "capacity", "target_items"])
 def decode_plan_kernel(
     seq_lens_ptr,
     seq_slots_ptr,
@@ -71,7 +71,7 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
+@kernel(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
 def decode_kernel(
     q_ptr,
     k_ptr,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 # Items beyond one per row that a decode plan may use: those of one KV head on 192 SMs, 4 programs each, slack 2.
 EXTRA_ITEMS = 1536
+MAX_SHARES = EXTRA_ITEMS // 2  # CTAs of a plan by shares: each may leave two partial results
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,17 @@ class AttentionWorkspace:
     """Scratch of the op, allocated once and shared by all layers of a step.
 
     `partial [items, Hq, D]` fp32 and `partial_lse [items, Hq]` fp32 hold the KV splits of one decode call;
-    `items [items, 8]` int32 is the decode plan, `num_items [1]` int32 its length; `arrivals [max_rows, Hq]` int32
-    counts the splits that are done and is zero between calls.
+    `items [items, 8]` int32 is the decode plan, `num_items [1]` int32 its length, or `shares [768, 8]` int32 is, by
+    CTA; `tickets [2]` int32 hand out prefill tiles, `arrivals [max_rows, Hq]` int32 count the splits that are done;
+    both are zero between calls.
     """
 
     partial: Tensor
     partial_lse: Tensor
     items: Tensor
     num_items: Tensor
+    shares: Tensor
+    tickets: Tensor
     arrivals: Tensor
 
 
@@ -38,7 +42,8 @@ class AttentionMeta:
     `page_table [slots, max_pages]` int32; `seq_slots [S]` int32 gives a row's line in it; `query_start [S+1]` int32
     are token offsets; `seq_lens [S]` int32 count the keys including this step's tokens (0 = padded row).
     `max_query_len` and `max_seq_len` are host bounds, at least as large as any real value.
-    `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step.
+    `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step, by shares
+    (`attention_shares`) where `planned_shares`.
     """
 
     page_table: Tensor
@@ -50,6 +55,7 @@ class AttentionMeta:
     max_seq_len: int
     workspace: AttentionWorkspace
     planned_window: int | None = None
+    planned_shares: bool = False
 
 
 def attention_workspace(
@@ -62,6 +68,8 @@ def attention_workspace(
         partial_lse=torch.empty(items, num_q_heads, dtype=torch.float32, device=device),
         items=torch.zeros(items, 8, dtype=torch.int32, device=device),
         num_items=torch.zeros(1, dtype=torch.int32, device=device),
+        shares=torch.zeros(MAX_SHARES, 8, dtype=torch.int32, device=device),
+        tickets=torch.zeros(2, dtype=torch.int32, device=device),
         arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
     )
 

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 
 @triton.jit
@@ -31,7 +32,7 @@ def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr,
     return below - 1
 
 
-@triton.jit(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
+@kernel(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
 def prefill_kernel(
     q_ptr,
     k_ptr,

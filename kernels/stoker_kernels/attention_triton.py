@@ -15,12 +15,16 @@ import torch
 import triton
 from torch import Tensor
 
+from stoker_kernels import attention_sm90, attention_sm90_prefill
 from stoker_kernels.attention_config import (
     DecodeConfig,
     PrefillConfig,
     decode_config,
     padded_dim,
+    prefers_shares,
+    prefers_wide_tiles,
     prefill_config,
+    stream_config,
 )
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import AttentionMeta
@@ -53,6 +57,11 @@ class Inputs:
         """Query heads per KV head."""
         return int(self.q.shape[1] // self.k_cache.shape[1])
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What the cache holds, whatever it is viewed as."""
+        return torch.float8_e4m3fn if self.fp8 else self.k_cache.dtype
+
 
 def paged_attention(
     q: Tensor,
@@ -76,28 +85,63 @@ def paged_attention(
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
     inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
     _check(inputs, meta)
-    head_dim, kv_bytes, sm = q.shape[2], 1 if fp8 else k_cache.element_size(), sm_of(q.device)
     rows = meta.seq_lens.shape[0]
     if meta.num_decodes > 0:
-        config = decode_config(head_dim, kv_bytes, sm, meta.num_decodes * k_cache.shape[1])
-        if meta.planned_window is None:
-            launch_plan(meta, k_cache.shape[1], window, config)
-        launch_decode(inputs, meta, config)
+        _decode(inputs, meta)
     if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
-        mean_tokens = (q.shape[0] - meta.num_decodes) // max(1, rows - meta.num_decodes)
-        launch_prefill(inputs, meta, prefill_config(head_dim, kv_bytes, sm, mean_tokens))
+        _prefill(inputs, meta)
     return out
+
+
+def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Plan the decode rows, unless the step's plan is there and of the right kind, and run them."""
+    num_kv_heads, head_dim = inputs.k_cache.shape[1], inputs.q.shape[2]
+    kv_bytes, device = 1 if inputs.fp8 else inputs.k_cache.element_size(), inputs.q.device
+    streams = meta.num_decodes * num_kv_heads
+    shared = _by_shares(device, inputs.kv_dtype, head_dim, inputs.group, streams)
+    if shared and attention_sm90.cache_refusal(inputs) is None:
+        shares = stream_config(kv_bytes, streams)
+        plan_window = meta.planned_window if meta.planned_shares else None
+        if plan_window is None:
+            plan_window = inputs.window
+            attention_sm90.plan_shares(meta, num_kv_heads, plan_window, shares)
+        attention_sm90.launch_streams(inputs, meta, plan_window, shares)
+        return
+    config = decode_config(head_dim, kv_bytes, sm_of(device), streams)
+    if meta.planned_window is None or meta.planned_shares:
+        launch_plan(meta, num_kv_heads, inputs.window, config)
+    launch_decode(inputs, meta, config)
+
+
+def _by_shares(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, streams: int) -> bool:
+    """Whether the decode rows of a step are planned for `attention_sm90`."""
+    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(kv_dtype.itemsize, streams)
+
+
+def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Run the chunks and the padding."""
+    q = inputs.q
+    tokens = q.shape[0] - meta.num_decodes
+    if prefers_wide_tiles(tokens) and attention_sm90_prefill.refusal(inputs) is None:
+        attention_sm90_prefill.launch_tiles(inputs, meta)
+        return
+    mean_tokens = tokens // max(1, meta.seq_lens.shape[0] - meta.num_decodes)
+    kv_bytes = 1 if inputs.fp8 else inputs.k_cache.element_size()
+    launch_prefill(inputs, meta, prefill_config(q.shape[2], kv_bytes, sm_of(q.device), mean_tokens))
 
 
 def plan_attention(
     meta: AttentionMeta, *, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
 ) -> AttentionMeta:
     """`stoker_kernels.attention.plan_attention` on a GPU."""
-    if meta.num_decodes > 0:
-        sm = sm_of(meta.seq_lens.device)
-        config = decode_config(head_dim, kv_dtype.itemsize, sm, meta.num_decodes * num_kv_heads)
-        launch_plan(meta, num_kv_heads, window, config)
-    return replace(meta, planned_window=window)
+    device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
+    group = meta.workspace.partial.shape[1] // num_kv_heads
+    shares = _by_shares(device, kv_dtype, head_dim, group, streams)
+    if streams > 0 and shares:
+        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize, streams))
+    elif streams > 0:
+        launch_plan(meta, num_kv_heads, window, decode_config(head_dim, kv_dtype.itemsize, sm_of(device), streams))
+    return replace(meta, planned_window=window, planned_shares=shares)
 
 
 def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: DecodeConfig) -> None:

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoker_kernels.attention_config import DecodeConfig, PrefillConfig
+from stoker_kernels import attention_sm90, attention_sm90_prefill
+from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, StreamConfig
 from stoker_kernels.attention_meta import AttentionMeta, AttentionWorkspace, attention_workspace
 from stoker_kernels.attention_triton import Inputs, launch_decode, launch_plan, launch_prefill
 from stoker_kernels.pdl import enable_pdl
@@ -34,6 +35,14 @@ from stoker_kernels.reference_attention import reference_attention
 HBM_TBPS = 4.33  # what a read of an H200 reaches
 TOLERANCE = 1e-2  # bf16 rounds the weights and the result to 2⁻⁹
 L2_BYTES = 160e6  # pages a rotation covers: three times an H200's L2
+
+
+@dataclass(frozen=True, slots=True)
+class TileKernel:
+    """csrc/sm90_prefill: it has nothing to choose."""
+
+
+Config = DecodeConfig | StreamConfig | PrefillConfig | TileKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +67,29 @@ class Work:
 QWEN_7B = Heads("7B", 28, 4, 128)
 QWEN_06B = Heads("0.6B", 16, 8, 128)
 
-DECODE_BF16 = (
-    DecodeConfig(64, 4, 7, 128, 1024, 2),
+STREAM_BF16 = StreamConfig(3, 2, 4, 4)
+FEW_BF16 = DecodeConfig(64, 4, 7, 256, 1024, 2)
+DECODE_BF16: tuple[Config, ...] = (
+    FEW_BF16,
+    DecodeConfig(32, 2, 5, 128, 1024, 4),
     DecodeConfig(64, 4, 5, 128, 1024, 3),
-    DecodeConfig(64, 8, 7, 128, 1024, 2),
-    DecodeConfig(32, 4, 7, 128, 1024, 4),
-    DecodeConfig(32, 2, 9, 128, 1024, 3),
-    DecodeConfig(32, 2, 5, 128, 1024, 5),
-    DecodeConfig(64, 4, 7, 64, 1024, 2),
-    DecodeConfig(64, 4, 7, 256, 1024, 2),
+    STREAM_BF16,
+    StreamConfig(3, 2, 2, 4),
+    StreamConfig(3, 2, 6, 4),
+    StreamConfig(2, 3, 4, 4),
+    StreamConfig(6, 1, 4, 4),
 )
-DECODE_FP8 = (
-    DecodeConfig(64, 4, 7, 128, 1024, 4),
-    DecodeConfig(64, 4, 7, 128, 1024, 4, cvt=True),
+DECODE_FP8: tuple[Config, ...] = (
+    DecodeConfig(64, 4, 5, 128, 1024, 5),
     DecodeConfig(64, 4, 5, 128, 1024, 5, cvt=True),
-    DecodeConfig(64, 2, 7, 128, 1024, 4, cvt=True),
-    DecodeConfig(64, 4, 9, 128, 1024, 3, cvt=True),
-    DecodeConfig(64, 8, 7, 128, 1024, 4, cvt=True),
-    DecodeConfig(64, 4, 7, 64, 1024, 4, cvt=True),
-    DecodeConfig(64, 4, 7, 256, 1024, 4, cvt=True),
+    StreamConfig(6, 2, 4, 8),
+    StreamConfig(6, 2, 2, 8),
+    StreamConfig(4, 3, 4, 8),
+    StreamConfig(12, 1, 4, 8),
 )
-PREFILL_BF16 = (
-    PrefillConfig(128, 64, 8, 3),
-    PrefillConfig(128, 64, 8, 5),
-    PrefillConfig(128, 64, 8, 7),
-    PrefillConfig(64, 64, 4, 3),
+PREFILL_BF16: tuple[Config, ...] = (PrefillConfig(128, 64, 8, 5), PrefillConfig(64, 64, 4, 5), TileKernel())
+PREFILL_FP8: tuple[Config, ...] = (
     PrefillConfig(64, 64, 4, 5),
-    PrefillConfig(128, 128, 8, 3),
-    PrefillConfig(128, 32, 8, 5),
-)
-PREFILL_FP8 = (
-    PrefillConfig(128, 64, 8, 5),
-    PrefillConfig(128, 64, 8, 5, cvt=True),
     PrefillConfig(64, 64, 4, 5, cvt=True),
     PrefillConfig(128, 128, 8, 5, cvt=True),
 )
@@ -173,16 +173,28 @@ def _random_cache(shape: tuple[int, ...], fp8: bool) -> Tensor:
     return values.to(torch.float8_e4m3fn) if fp8 else values
 
 
-def runner(case: Case, config: DecodeConfig | PrefillConfig) -> Callable[[AttentionMeta], None]:
+def runner(case: Case, config: Config) -> Callable[[AttentionMeta], None]:
     """A launch of the main kernel; for decode the plan is made here, once, as a step does."""
     inputs = case.inputs()
     if isinstance(config, PrefillConfig):
         return lambda meta: launch_prefill(inputs, meta, config)
-    launch_plan(case.metas[0], case.work.heads.kv, 0, config)
+    if isinstance(config, TileKernel):
+        return lambda meta: attention_sm90_prefill.launch_tiles(inputs, meta)
+    plan_decode(case.metas[0], case.work.heads.kv, config)
+    if isinstance(config, StreamConfig):
+        return lambda meta: attention_sm90.launch_streams(inputs, meta, 0, config)
     return lambda meta: launch_decode(inputs, meta, config)
 
 
-def worst_error(case: Case, config: DecodeConfig | PrefillConfig, want: Tensor) -> float:
+def plan_decode(meta: AttentionMeta, kv_heads: int, config: DecodeConfig | StreamConfig) -> None:
+    """Plan a step for one of the decode kernels."""
+    if isinstance(config, StreamConfig):
+        attention_sm90.plan_shares(meta, kv_heads, 0, config)
+    else:
+        launch_plan(meta, kv_heads, 0, config)
+
+
+def worst_error(case: Case, config: Config, want: Tensor) -> float:
     """Largest error over 1 + |want|, into a poisoned output; NaN, or a tile that does not fit, is infinite."""
     case.out.fill_(float("nan"))
     try:
@@ -214,7 +226,7 @@ def graph_time(calls: Iterable[Callable[[], None]], replays: int = 7) -> float:
     return float(statistics.median(times[1:]))
 
 
-def measure(case: Case, config: DecodeConfig | PrefillConfig) -> float:
+def measure(case: Case, config: Config) -> float:
     """Seconds of a call with cold pages."""
     run = runner(case, config)
     return graph_time([partial(run, meta) for meta in case.metas])
@@ -224,12 +236,10 @@ CHECKED_ROWS = ((1, 1), (1, 0), (1, 63), (1, 64), (1, 65), (1, 700), (1, 2305), 
 CHECKED_CHUNKS = ((1, 1), (17, 17), (19, 83), (0, 0), (130, 130), (64, 700), (200, 257))
 
 
-def checked(
-    heads: Heads, page: int, fp8: bool, configs: Iterable[DecodeConfig | PrefillConfig], space: AttentionWorkspace
-) -> list[DecodeConfig | PrefillConfig]:
+def checked(heads: Heads, page: int, fp8: bool, configs: Iterable[Config], space: AttentionWorkspace) -> list[Config]:
     """The configurations that are right, the others printed."""
     configs = list(configs)
-    decode = isinstance(configs[0], DecodeConfig)
+    decode = not isinstance(configs[0], PrefillConfig | TileKernel)
     case = Case(Work("check", heads, CHECKED_ROWS if decode else CHECKED_CHUNKS), page, fp8, space, rotate=False)
     want = case.reference()
     good = []
@@ -242,7 +252,7 @@ def checked(
     return good
 
 
-Job = tuple[Heads, int, bool, DecodeConfig | PrefillConfig, bool]
+Job = tuple[Heads, int, bool, Config, bool]
 
 
 def compile_jobs(page: int, only: str | None) -> list[Job]:
@@ -250,11 +260,11 @@ def compile_jobs(page: int, only: str | None) -> list[Job]:
     jobs: list[Job] = []
     if only != "prefill":
         for fp8, configs in ((False, DECODE_BF16), (True, DECODE_FP8)):
-            kernels = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in configs}.values()
-            jobs += [(heads, page, fp8, c, False) for heads in (QWEN_7B, QWEN_06B) for c in kernels]
-        jobs.append((QWEN_7B, page, False, DECODE_BF16[0], True))
+            kernels = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in configs if isinstance(c, DecodeConfig)}
+            jobs += [(heads, page, fp8, c, False) for heads in (QWEN_7B, QWEN_06B) for c in kernels.values()]
+        jobs.append((QWEN_7B, page, False, FEW_BF16, True))
     if only != "decode":
-        jobs += [(QWEN_7B, page, False, c, False) for c in PREFILL_BF16]
+        jobs += [(QWEN_7B, page, False, c, False) for c in PREFILL_BF16 if isinstance(c, PrefillConfig)]
         jobs += [(QWEN_7B, page, True, c, False) for c in PREFILL_FP8]
     return jobs
 
@@ -266,8 +276,15 @@ def _compile(job: Job) -> None:
     checked(heads, page, fp8, [config], attention_workspace(1024, heads.q, heads.dim, "cuda"))
 
 
-def label(config: DecodeConfig | PrefillConfig) -> str:
-    """`64n4w7s/128m2p` for decode, `128x64n8w5s` for prefill; c where e4m3 goes by the conversion instruction."""
+def label(config: Config) -> str:
+    """`64n4w7s/128m2p` for decode in Triton, `3s2c4u4f` for decode by shares, `128x64n8w5s` for prefill.
+
+    A trailing c: e4m3 goes by the conversion instruction.
+    """
+    if isinstance(config, TileKernel):
+        return "sm90"
+    if isinstance(config, StreamConfig):
+        return f"{config.stages}s{config.ctas_per_sm}c{config.min_units}u{config.prefetch}f"
     unpack = "c" if config.cvt else ""
     if isinstance(config, DecodeConfig):
         return (
@@ -281,7 +298,7 @@ def sweep_decode(page: int, fp8: bool, works: list[Work]) -> list[dict[str, obje
     configs = DECODE_FP8 if fp8 else DECODE_BF16
     print(f"\ndecode {'fp8' if fp8 else 'bf16'} KV, page {page}; µs per call\n  " + "  ".join(map(label, configs)))
     rows = []
-    right: dict[Heads, list[DecodeConfig | PrefillConfig]] = {}
+    right: dict[Heads, list[Config]] = {}
     for work in works:
         space = attention_workspace(1024, work.heads.q, work.heads.dim, "cuda")
         if work.heads not in right:
@@ -329,7 +346,7 @@ def sweep_prefill(page: int, fp8: bool, works: list[Work]) -> list[dict[str, obj
     return rows
 
 
-def latency_table(page: int, config: DecodeConfig) -> None:
+def latency_table(page: int, config: DecodeConfig | StreamConfig) -> None:
     """Short batches with and without programmatic dependent launch, and what a plan costs."""
     for pdl in (False, True):
         enable_pdl(pdl)
@@ -339,7 +356,7 @@ def latency_table(page: int, config: DecodeConfig) -> None:
             case = Case(work, page, False, attention_workspace(1024, QWEN_7B.q, QWEN_7B.dim, "cuda"))
             line.append(f"{rows}x{keys} {measure(case, config) * 1e6:.1f}")
             meta = case.metas[0]
-        plan = graph_time([partial(launch_plan, meta, QWEN_7B.kv, 0, config)] * 20)
+        plan = graph_time([partial(plan_decode, meta, QWEN_7B.kv, config)] * 20)
         print(
             f"pdl {'on ' if pdl else 'off'} {label(config)}: "
             + ", ".join(line)
@@ -363,7 +380,8 @@ def main() -> None:
     print(f"compiled {len(jobs)} in {time.time() - begin:.0f} s on {torch.cuda.get_device_name()}", flush=True)
     rows: list[dict[str, object]] = []
     if args.only != "prefill":
-        latency_table(args.page, DECODE_BF16[0])
+        latency_table(args.page, FEW_BF16)
+        latency_table(args.page, STREAM_BF16)
         for fp8 in (False, True):
             rows += sweep_decode(args.page, fp8, decode_works())
     if args.only != "decode":

@@ -20,47 +20,90 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import torch
 
 from stoker_kernels import gemm_small
-from stoker_kernels.gemm_small import SHARED_LIMIT, Operands, Tile
+from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
 from stoker_kernels.linear_weight import FP8
 
 BANDWIDTH = 4.33e12  # bytes/s that a read-only reduction reaches on an H200
 COLD_BYTES = 256 << 20  # weights rotate through at least this much: L2 holds 50 MB
-PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
 CHECK_SECONDS = 60
 MODELS = {
     "7b": {"qkv": (4608, 3584), "o": (3584, 3584), "gate_up": (37888, 3584), "down": (3584, 18944)},
     "1.5b": {"qkv": (2048, 1536), "o": (1536, 1536), "gate_up": (17920, 1536), "down": (1536, 8960)},
     "0.6b": {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)},
 }
-FAMILIES = ("sm80-bf16", "sm90-bf16", "sm90-e4m3")
+FAMILIES = ("sm80-bf16", "sm90-bf16", "sm90-e4m3", "cluster-bf16", "cluster-e4m3")
+CLUSTER_KERNELS = ((64, 1), (64, 2), (128, 1), (128, 2))  # rows, chunks
+CLUSTER_SIZES = (1, 2, 3, 4, 8)
+RINGS = ((PAIR_BYTES, 1), (PAIR_BYTES, 2), (SHARED_LIMIT, 1))  # bytes of shared memory, CTAs an SM
 CHECK_TOKENS = (1, 3, 7, 8, 16, 33, 64, 100, 128)
 CHECK_SHAPES = ((3584, 3584), (4608, 3584), (1024, 2048), (1000, 1152), (64, 128), (20480, 1024))
 
 
 def candidates(family: str, tokens: int) -> list[Tile]:
-    """The tiles worth timing for up to `tokens` tokens, each with a ring of about 100 and about 200 KB."""
+    """The stream-K tiles worth timing for up to `tokens` tokens, each with a ring of about 100 and about 200 KB.
+
+    For the cluster families one of each kernel and cluster size, for checks: `cluster_tiles` has those worth timing.
+    """
     if family.startswith("sm80"):
         if tokens not in gemm_small.COPY_STAGES:
             return []
         return [Tile("sm80", 128, 1, tokens, gemm_small.COPY_STAGES[tokens], ctas) for ctas in (1, 2)]
+    if family.startswith("cluster"):
+        every = [
+            filled("cluster", rows, chunks, tokens, PAIR_BYTES if tokens <= 32 else SHARED_LIMIT, ctas, cluster)
+            for (rows, chunks), cluster, ctas in itertools.product(CLUSTER_KERNELS, CLUSTER_SIZES, (1, 2))
+        ]
+    else:
+        every = [
+            filled("sm90", rows, chunks, tokens, budget, ctas)
+            for (rows, chunks), (budget, ctas) in itertools.product((*CLUSTER_KERNELS, (256, 1)), RINGS)
+        ]
+    return [tile for tile in every if tile is not None]
+
+
+def cluster_tiles(tokens: int, weight: torch.Tensor) -> list[Tile]:
+    """The cluster tiles worth timing on this weight: about one or two CTAs an SM, or whole tiles dealt to all."""
     found = []
-    for (rows, chunks), (budget, ctas) in itertools.product(
-        ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1)), ((PAIR_BYTES, 1), (PAIR_BYTES, 2), (SHARED_LIMIT, 1))
-    ):
-        rings = (Tile("sm90", rows, chunks, tokens, stages, ctas) for stages in range(16, 1, -1))
-        tile = next((ring for ring in rings if ring.shared_bytes <= budget), None)
-        if tile is not None:
+    for (rows, chunks), cluster, (budget, ctas) in itertools.product(CLUSTER_KERNELS, CLUSTER_SIZES, RINGS):
+        tiles = -(-weight.shape[0] // rows)
+        tile = filled("cluster", rows, chunks, tokens, budget, ctas, cluster)
+        worth = 96 <= tiles * cluster <= 280 or (tiles > 132 and cluster <= 2)
+        if tile is not None and worth and refused_cut(tile, weight) is None:
             found.append(tile)
     return found
 
 
+def filled(
+    family: Literal["sm90", "cluster"], rows: int, chunks: int, tokens: int, budget: int, ctas: int, cluster: int = 1
+) -> Tile | None:
+    """The tile with as many stages as fit into `budget` bytes of shared memory; None for fewer than two."""
+    rings = (Tile(family, rows, chunks, tokens, stages, ctas, cluster) for stages in range(16, 1, -1))
+    return next((ring for ring in rings if ring.shared_bytes <= budget), None)
+
+
+def timed_tiles(family: str, tokens: int, weight: torch.Tensor) -> list[Tile]:
+    """The tiles of a family worth timing on this weight."""
+    return cluster_tiles(tokens, weight) if family.startswith("cluster") else candidates(family, tokens)
+
+
+def refused_cut(tile: Tile, weight: torch.Tensor) -> str | None:
+    """None where the tile can cut this weight, else why not."""
+    try:
+        gemm_small.cut(tile, weight)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def label(tile: Tile) -> str:
-    """`n128 c1 m16 s6 x2`: rows, chunks, tokens, stages, CTAs per SM."""
-    return f"{tile.family} n{tile.rows} c{tile.chunks} m{tile.tokens} s{tile.stages} x{tile.ctas_per_sm}"
+    """`n128 c1 m16 s6 x2 k4`: rows, chunks, tokens, stages, CTAs per SM, CTAs a cluster."""
+    cluster = f" k{tile.cluster}" if tile.family == "cluster" else ""
+    return f"{tile.family} n{tile.rows} c{tile.chunks} m{tile.tokens} s{tile.stages} x{tile.ctas_per_sm}{cluster}"
 
 
 def random_operands(m: int, n: int, k: int, fp8: bool, bias: bool = False) -> Operands:
@@ -127,6 +170,8 @@ def check_family(family: str) -> int:
         o = random_operands(m, n, k, fp8, bias=True)
         expected = exact(o)
         for tile in candidates(family, gemm_small.token_tile(m)):
+            if refused_cut(tile, o.weight) is not None:
+                continue
             now[0] = f"{label(tile)} M={m} N={n} K={k}"
             wrong = check_one(tile, o, expected)
             done += 1
@@ -144,14 +189,16 @@ def check_family(family: str) -> int:
 def batch_invariance(family: str) -> str:
     """Whether a token's result has the same bits at every M, for one partition."""
     fp8 = family.endswith("e4m3")
+    kind, _, _ = family.partition("-")
     tokens = [t for t in gemm_small.TOKEN_TILES if candidates(family, t)]
     o = random_operands(tokens[-1], 3584, 3584, fp8)
     results = []
     for t in tokens:
-        stages = gemm_small.COPY_STAGES[t] if family.startswith("sm80") else 4
+        stages = gemm_small.COPY_STAGES[t] if kind == "sm80" else 4
         part = Operands(o.x[:t], o.weight, torch.empty_like(o.out[:t]), None, o.w_scale,
                         None if o.x_scale is None else o.x_scale[:t])
-        gemm_small.launch(Tile("sm80" if family.startswith("sm80") else "sm90", 128, 1, t, stages), part, pdl=False)
+        tile = Tile(kind, 128, 1, t, stages, cluster=4 if kind == "cluster" else 1)  # type: ignore[arg-type]
+        gemm_small.launch(tile, part, pdl=False)
         results.append(part.out[0])
     same = all(torch.equal(results[0], other) for other in results)
     return f"token 0 has {'the same bits' if same else 'DIFFERENT bits'} at M = {tokens}"
@@ -258,7 +305,7 @@ def time_shape(model: str, shape: str, families: list[str], tokens: tuple[int, .
         operands, limit = weights.operands(m), weights.limit_us(m)
         rows = [Sample(model, shape, fp8, m, "cublas", "-", timed(blas, operands), 0.0, limit)]
         for family in families:
-            for tile in candidates(family, gemm_small.token_tile(m)):
+            for tile in timed_tiles(family, gemm_small.token_tile(m), weights.copies[0]):
                 plain, chained = (
                     timed(lambda o, t=tile, p=pdl: gemm_small.launch(t, o, pdl=p), operands)  # type: ignore[misc]
                     for pdl in (False, True)

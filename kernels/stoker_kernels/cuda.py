@@ -1,8 +1,8 @@
 """CUDA kernels from cubins: loading, tensor maps and launches by the driver API, with no compiler and no extension.
 
 Invariants: a launch goes to torch's current stream of the tensor's device, never synchronises, and can be captured;
-cubins come from `_aot/`, written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per process, at its
-first `kernel()`, which has to come before a graph capture.
+cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per
+process, at its first `kernel()`, which has to come before a graph capture.
 Does not know: what any kernel computes.
 """
 
@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-AOT = Path(__file__).parent / "_aot"
+from stoker_kernels.aot_index import aot_folder
+
 TENSOR_MAP_BYTES = 128
+FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
 _BFLOAT16, _UINT8 = 9, 0  # CUtensorMapDataType
 _SWIZZLE_128B, _PROMOTION_256B = 3, 3  # CUtensorMapSwizzle, CUtensorMapL2promotion
 
@@ -42,7 +44,7 @@ class Kernel:
 
 def cubin_path(stem: str, arch: str) -> Path:
     """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies."""
-    return AOT / f"{stem}.{arch}.cubin"
+    return aot_folder() / f"{stem}.{arch}.cubin"
 
 
 def missing_cubin(stem: str, arch: str) -> str | None:
@@ -81,34 +83,80 @@ def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, dev
     return Kernel(name, function, shared_bytes, threads)
 
 
-def launch(chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool) -> None:
-    """Launch `grid` CTAs on the current stream. `arguments`: one ctypes buffer per kernel parameter, passed by value.
+@functools.cache
+def load_cubin(path: Path, entry: str, shared_bytes: int, device: int) -> Any:
+    """Kernel `entry` of the cubin at `path`, allowed `shared_bytes` of dynamic shared memory on CUDA device `device`.
 
-    With `pdl` the kernel may start while its predecessor drains (it has to wait by itself).
+    Raises CudaError. For kernels whose carve-out the driver chooses.
     """
     from cuda.bindings import driver
 
-    config = _config(chosen, grid, pdl)
+    library = _checked("cuLibraryLoadData", driver.cuLibraryLoadData(path.read_bytes(), [], [], 0, [], [], 0))
+    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(library, entry.encode()))
+    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    if shared_bytes > FREE_SHARED_BYTES:
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, limit, shared_bytes))
+    return function
+
+
+@functools.cache
+def resident_clusters(chosen: Kernel, cluster: int, shared_bytes: int) -> int:
+    """How many clusters of `cluster` CTAs the device holds at once if each CTA takes `shared_bytes`."""
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs, config.numAttrs = [_cluster_attribute(cluster)], 1
+    count = _checked("cuOccupancyMaxActiveClusters", driver.cuOccupancyMaxActiveClusters(chosen.handle, config))
+    return int(count)
+
+
+def launch(
+    chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool, cluster: int = 1
+) -> None:
+    """Launch `grid` CTAs on the current stream. `arguments`: one ctypes buffer per kernel parameter, passed by value.
+
+    With `pdl` the kernel may start while its predecessor drains (it has to wait by itself). `cluster` CTAs in a row
+    make a cluster; `grid` is a multiple of it.
+    """
+    from cuda.bindings import driver
+
+    config = _config(chosen, grid, pdl, cluster)
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
     _checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
 
 
 @functools.cache
-def _config(chosen: Kernel, grid: int, pdl: bool) -> Any:
+def _config(chosen: Kernel, grid: int, pdl: bool, cluster: int) -> Any:
     from cuda.bindings import driver
 
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
     config.sharedMemBytes = chosen.shared_bytes
-    config.numAttrs = 0
+    attributes = [_cluster_attribute(cluster)] if cluster > 1 else []
     if pdl:
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [attribute], 1
+        attributes.append(attribute)
+    config.numAttrs = len(attributes)
+    if attributes:
+        config.attrs = attributes
     return config
+
+
+def _cluster_attribute(cluster: int) -> Any:
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+    return attribute
 
 
 def tensor_map(tensor: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_char]:
@@ -125,26 +173,41 @@ def tensor_map_at(
     address: int, rows: int, columns: int, row_stride: int, element_size: int, box_rows: int
 ) -> ctypes.Array[ctypes.c_char]:
     """`tensor_map` from numbers: address in bytes, the rest in elements."""
+    return _encoded(address, (columns, rows), (row_stride,), element_size, (box_rows,))
+
+
+def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of `[outer, middle, columns]`, columns contiguous: boxes of box[0] × box[1] × 128 bytes, as above."""
+    outer, middle, columns = tensor.shape
+    strides = (tensor.stride(1), tensor.stride(0))
+    return _encoded(tensor.data_ptr(), (columns, middle, outer), strides, tensor.element_size(), (box[1], box[0]))
+
+
+def _encoded(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
+) -> ctypes.Array[ctypes.c_char]:
+    """Sizes innermost first, in elements; strides and box without the innermost dimension."""
+    rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
     encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(storage, offset)
     status = _encode_tiled()(
         ctypes.c_void_p(ctypes.addressof(encoded)),
         ctypes.c_int(_BFLOAT16 if element_size == 2 else _UINT8),
-        ctypes.c_uint32(2),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(row_stride * element_size),
-        (ctypes.c_uint32 * 2)(128 // element_size, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*(stride * element_size for stride in strides)),
+        (ctypes.c_uint32 * rank)(128 // element_size, *box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
     if status != 0:
-        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, [{rows}, {columns}], "
-                        f"row stride {row_stride}, {element_size}-byte elements, {box_rows} rows a box")
+        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, sizes {sizes}, "
+                        f"strides {strides}, {element_size}-byte elements, a box of {box}")
     return encoded
 
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 _BLOCK = 1024
 
 
-@triton.jit
+@kernel
 def _embed_kernel(ids, table, out, hidden, vocab, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)

@@ -28,7 +28,8 @@ def _own_supports(target: Target) -> str | None:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
-    return cuda.missing_cubin(f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm_small", "sm_90a")
+    stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
+    return cuda.missing_cubin(f"{stem}_small", "sm_90a") or cuda.missing_cubin(f"{stem}_cluster", "sm_90a")
 
 
 def _cublas_supports(target: Target) -> str | None:

@@ -28,30 +28,31 @@ def table(
     x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Our kernel where `gemm_table` has measured it faster, else cuBLAS."""
-    return _linear(x, weight, bias, out, gemm_table.best_tile)
+    return route(x, weight, bias, out, gemm_table.best_tile)
 
 
 def own(
     x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Our kernel wherever it takes the operands (M ≤ 128, rows on 16 bytes), else cuBLAS."""
-    return _linear(x, weight, bias, out, lambda fp8, n, k, m: gemm_table.own_tile(fp8, n, k, m))
+    return route(x, weight, bias, out, lambda fp8, n, k, m: gemm_table.own_tile(fp8, n, k, m))
 
 
 def cublas(
     x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """cuBLAS for everything but block scales, which it lacks here."""
-    return _linear(x, weight, bias, out, lambda *_: None)
+    return route(x, weight, bias, out, lambda *_: None)
 
 
-def _linear(
+def route(
     x: torch.Tensor | Quantized,
     weight: LinearWeight,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     choose: Choose,
 ) -> torch.Tensor:
+    """`linear` with our kernels where `choose` names a tile, it takes the operands and M ≤ 128; else cuBLAS."""
     dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
     given = x
     if weight.kind != "dense" and isinstance(given, torch.Tensor):
@@ -67,7 +68,7 @@ def _linear(
         tile = choose(weight.data.dtype == FP8, n, k, m)
         operands = Operands(data, weight.data, y, bias, weight.scale, x_scale)
         if tile is not None and gemm_small.refusal(operands) is None:
-            gemm_small.launch(tile, operands, pdl=pdl_on(data.device))
+            gemm_small.launch(gemm_small.fitted(tile, weight.data), operands, pdl=pdl_on(data.device))
             return y
     if weight.kind == "dense":
         return _dense(data, weight.data, bias, y)

@@ -15,12 +15,13 @@ from torch import Tensor
 from stoker_kernels.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
+from stoker_kernels.triton_kernel import kernel
 
 _COLUMNS = 1024
 _ROWS_A_BLOCK = 128  # weight rows of a tile: one scale block
 
 
-@triton.jit
+@kernel
 def _scale_kernel(
     y, out, x_scale, w_scale, bias, columns, out_stride,
     W_STEP: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr,
@@ -40,7 +41,7 @@ def _scale_kernel(
     tl.store(out + row * out_stride + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _block_scaled_kernel(
     x, x_scale, w, w_scale, bias, out, m, n, k, x_stride, out_stride, scale_stride,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,

@@ -1,6 +1,7 @@
-"""Own GEMMs for M ≤ 128 tokens, where the bytes of the weight are the limit: host side of csrc/*_gemm_small.
+"""Own GEMMs for M ≤ 128 tokens, where the bytes of the weight are the limit: host side of csrc/*_gemm_*.
 
-A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted.
+A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted. Families:
+`sm90` and `sm80` cut the work by stream-K, `cluster` (SM 9.0) by clusters that sum in distributed shared memory.
 Invariants: nothing is allocated after `workspace(device)`; results are the same bit for bit from launch to launch, and
 the K partition does not depend on M; counters are zero between launches. The workspace serves one stream at a time.
 Does not know: which tile is fastest (`gemm_table`), nor quantization beyond its scales.
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from stoker_kernels import cuda
+from stoker_kernels.cluster_split import ClusterSplit
 from stoker_kernels.linear_weight import FP8
 from stoker_kernels.stream_k import StreamK
 
@@ -26,14 +28,18 @@ GROUP_ROWS = 64
 STAGING_PITCH = GROUP_ROWS * 2 + 16
 MAX_COUNTERS = 1 << 15  # tiles × groups: N up to 2 M
 PARTIALS_PER_SM = 2 * 256 * MAX_TOKENS * 4  # bytes: two slots of 256 rows
+PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
 COPY_STAGES = {8: 6, 16: 6, 32: 5, 64: 4}  # sm80: compiled in
 
-Family = Literal["sm90", "sm80"]
+Family = Literal["sm90", "sm80", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens."""
+    """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens.
+
+    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`).
+    """
 
     family: Family
     rows: int
@@ -41,6 +47,7 @@ class Tile:
     tokens: int
     stages: int
     ctas_per_sm: int = 1
+    cluster: int = 1
 
     @property
     def groups(self) -> int:
@@ -54,14 +61,18 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: ring, staging, barriers, flags; sm90 aligns its ring to 1024 bytes."""
+        """Dynamic shared memory: ring, staging, others' sums, barriers, flags; sm90 aligns its ring to 1024 bytes."""
         ring = self.stages * self.stage_bytes + self.groups * self.tokens * STAGING_PITCH
-        return ring + 16 + (1024 + 16 * self.stages if self.family == "sm90" else 0)
+        if self.family == "sm80":
+            return ring + 16
+        blocks = -(-(self.tokens // 8) // self.cluster)
+        sums = (self.cluster - 1) * self.groups * blocks * 2048 if self.family == "cluster" else 0
+        return ring + sums + 1024 + 16 * self.stages + 16
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA; sm90 has one producer warp more."""
-        return 2 * self.rows + (32 if self.family == "sm90" else 0)
+        """Threads of a CTA; on sm90 one producer warp more."""
+        return 2 * self.rows + (0 if self.family == "sm80" else 32)
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
@@ -69,7 +80,8 @@ class Tile:
 
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
-        return f"{self.family}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_small"
+        arch, kind = ("sm90", "cluster") if self.family == "cluster" else (self.family, "small")
+        return f"{arch}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
 class _Arguments(ctypes.Structure):
@@ -143,10 +155,16 @@ def refusal(o: Operands) -> str | None:
     return None
 
 
-def partition(tile: Tile, n: int, row_bytes: int, sms: int) -> StreamK:
-    """How a tile cuts an [n, row_bytes] weight over `sms` SMs; the same for every number of tokens."""
+def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | ClusterSplit:
+    """How a tile cuts an [n, row_bytes] weight; the same for every number of tokens.
+
+    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them. Raises ValueError for a cut that the family
+    does not have.
+    """
     tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
-    return StreamK(tiles, k_blocks, min(sms * tile.ctas_per_sm, tiles * k_blocks))
+    if tile.family == "cluster":
+        return ClusterSplit(tiles, k_blocks, min(slots, tiles), tile.cluster)
+    return StreamK(tiles, k_blocks, min(slots, tiles * k_blocks))
 
 
 @functools.cache
@@ -154,29 +172,64 @@ def _weight_map(address: int, n: int, k: int, element_size: int, rows: int) -> c
     return cuda.tensor_map_at(address, n, k, k, element_size, rows)
 
 
+def load(tile: Tile, dtype: torch.dtype, device: torch.device) -> cuda.Kernel:
+    """The tile's kernel, loaded. Raises CubinMissing."""
+    arch = "sm_90a" if torch.cuda.get_device_capability(device) == (9, 0) else "sm_80"
+    return cuda.kernel(tile.stem(dtype), arch, tile.kernel_name(dtype), tile.shared_bytes, tile.threads,
+                       device.index or 0)
+
+
+def cut(tile: Tile, weight: torch.Tensor) -> StreamK | ClusterSplit:
+    """`partition` of this weight on its device."""
+    n, k = weight.shape
+    return partition(tile, n, k * weight.element_size(), _slots(tile, weight.dtype, weight.device))
+
+
+def _slots(tile: Tile, dtype: torch.dtype, device: torch.device) -> int:
+    if tile.family != "cluster":
+        return workspace(device).sms * tile.ctas_per_sm
+    room = SHARED_LIMIT if tile.ctas_per_sm == 1 else PAIR_BYTES
+    return cuda.resident_clusters(load(tile, dtype, device), tile.cluster, room)
+
+
+def fitted(tile: Tile, weight: torch.Tensor) -> Tile:
+    """`tile`, or with the largest smaller cluster that can cut this weight on its device; one of 1 always can."""
+    if tile.family != "cluster":
+        return tile
+    return _fitted(tile, *weight.shape, weight.dtype, weight.device)
+
+
+@functools.cache
+def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    for size in range(tile.cluster, 1, -1):
+        smaller = replace(tile, cluster=size)
+        try:
+            partition(smaller, n, k * dtype.itemsize, _slots(smaller, dtype, device))
+        except ValueError:
+            continue
+        return smaller
+    return replace(tile, cluster=1)
+
+
 def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream. The operands have to be such that `refusal` is None and M ≤ tile.tokens."""
     device = o.x.device
     space = workspace(device)
-    m, k = o.x.shape
-    n = o.weight.shape[0]
-    element_size = o.weight.element_size()
-    part = partition(tile, n, k * element_size, space.sms)
+    (m, k), n = o.x.shape, o.weight.shape[0]
+    part = cut(tile, o.weight)
     arguments = _Arguments(
         o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
         _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
         m, n, k, o.x.stride(0), o.out.stride(0), 1 if o.w_scale is not None and o.w_scale.numel() > 1 else 0,
         part.tiles, part.k_blocks, tile.stages,
     )
-    arch = "sm_90a" if torch.cuda.get_device_capability(device) == (9, 0) else "sm_80"
-    chosen = cuda.kernel(tile.stem(o.weight.dtype), arch, tile.kernel_name(o.weight.dtype), tile.shared_bytes,
-                         tile.threads, device.index or 0)
+    chosen = load(tile, o.weight.dtype, device)
     if tile.family == "sm80":
         cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
         return
-    w_map = _weight_map(o.weight.data_ptr(), n, k, element_size, tile.rows)
+    w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows)
     x_map = cuda.tensor_map(o.x, tile.tokens)
-    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl)
+    cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

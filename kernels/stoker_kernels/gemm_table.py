@@ -1,8 +1,8 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
-Rows come from `python -m stoker_kernels.bench_gemm` with a cold L2. Our kernels overlap with their neighbours by
-programmatic dependent launch and need no second kernel for their sums or scales, so they are taken up to 2 µs (e4m3:
-4 µs, cuBLAS there needs a kernel for the scales) behind an isolated cuBLAS.
+Rows come from `python -m stoker_kernels.bench_layer`: the tile with which the whole chain of a decode layer is
+shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32 and 128 below
+7B); a token tile between two timed ones has its neighbour's row.
 Invariants: a shape that was not measured is treated as the measured one of its dtype whose N and K are nearest by
 ratio; the answer for given (dtype, N, K, M) never changes within a process.
 Does not know: what the shapes belong to, nor whether a kernel takes the operands (`gemm_small.refusal`).
@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from dataclasses import dataclass
 
-from stoker_kernels.gemm_small import MAX_TOKENS, SHARED_LIMIT, Tile, token_tile
+from stoker_kernels.gemm_small import (
+    MAX_TOKENS,
+    PAIR_BYTES,
+    SHARED_LIMIT,
+    TOKEN_TILES,
+    Family,
+    Tile,
+    token_tile,
+)
 
-PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
+_TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measured weight: our tile per token tile (8, 16, 32, 64, 128), and the most tokens that it is used for.
 
-    Tiles read "rows x chunks" with "-" for a ring that leaves room for a second CTA: "64x2", "128x1-".
+    Tiles read as `parse` takes them.
     """
 
     tiles: tuple[str, str, str, str, str]
@@ -31,24 +40,27 @@ class Row:
 
 
 BF16: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2", "64x2", "64x2", "64x2", "64x2"), 32),
-    (3584, 3584): Row(("64x2-", "64x2-", "64x2", "64x2", "64x2"), 32),
-    (37888, 3584): Row(("128x1-", "64x2", "64x2", "64x2", "128x1"), 64),
-    (3584, 18944): Row(("64x2-", "64x2-", "64x1-", "64x2", "128x1"), 128),
-    (2048, 1536): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x1"), 32),
-    (1536, 1536): Row(("64x1-", "64x1-", "64x1-", "64x1-", "64x1-"), 16),
-    (17920, 1536): Row(("256x1", "128x2", "128x2", "128x1", "128x1"), 64),
-    (1536, 8960): Row(("64x2-", "64x2-", "64x2-", "64x2", "64x2"), 64),
-    (4096, 1024): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x2"), 32),
-    (1024, 2048): Row(("64x2", "64x2", "64x2", "64x1", "64x1-"), 16),
-    (6144, 1024): Row(("64x2-", "64x2-", "64x1-", "64x1", "64x1"), 32),
-    (1024, 3072): Row(("64x2", "64x2", "64x2-", "64x1", "64x1"), 64),
+    (4608, 3584): Row(("128x2k3", "64x1k3=", "64x1k3=", "64x2", "64x1"), 32),
+    (3584, 3584): Row(("64x1k4=", "64x1k4=", "64x1k4=", "64x1-", "64x1"), 32),
+    (37888, 3584): Row(("64x1k2=", "64x1k2", "64x1k2", "64x1", "128x1"), 64),
+    (3584, 18944): Row(("64x2k4=", "64x1k4=", "64x1k4=", "64x2", "128x1"), 64),
+    (152064, 3584): Row(("128x1k2=", "128x1k1", "128x1k1", "128x2k1", "128x1"), 64),
+    (2048, 1536): Row(("64x2k3=", "64x2k3=", "64x2k3=", "64x1", "64x2"), 32),
+    (1536, 1536): Row(("64x2k4=", "64x2k4=", "64x1k4=", "64x1-", "64x1-"), 16),
+    (17920, 1536): Row(("64x2k2=", "64x2k2=", "128x2k2", "128x1", "128x1"), 32),
+    (1536, 8960): Row(("64x2k8=", "64x2k8=", "64x2k4-", "64x2", "64x1"), 32),
+    (151936, 1536): Row(("128x1k2=", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
+    (4096, 1024): Row(("64x2k2=", "64x2k2=", "64x2k2-", "64x1", "64x2"), 16),
+    (1024, 2048): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
+    (6144, 1024): Row(("64x2k1=", "64x2k1=", "64x2k1=", "64x1", "64x1"), 32),
+    (1024, 3072): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
+    (151936, 1024): Row(("128x1k2", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
 }
 E4M3: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2-", "128x1-", "128x1-", "128x1-", "64x1"), 32),
-    (3584, 3584): Row(("64x2-", "64x2-", "64x1-", "64x2", "64x2"), 64),
-    (37888, 3584): Row(("64x1", "64x2", "128x2", "128x2", "128x1"), 64),
-    (3584, 18944): Row(("64x2", "64x2", "64x1-", "64x2", "128x1"), 64),
+    (4608, 3584): Row(("128x2k3", "64x2k3=", "64x2k3=", "128x1k3", "64x1"), 64),
+    (3584, 3584): Row(("64x2k3=", "64x2k2-", "64x2k2-", "128x1k4", "64x2"), 64),
+    (37888, 3584): Row(("64x2k2-", "64x2k2=", "64x2k2=", "128x1k2", "128x1"), 64),
+    (3584, 18944): Row(("128x2k4", "64x2k3=", "64x2k3=", "128x2k4", "64x2"), 32),
 }
 
 
@@ -56,17 +68,38 @@ E4M3: dict[tuple[int, int], Row] = {
 def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
     """Our best tile for a product of m ≤ 128 tokens with an [n, k] weight."""
     tokens = token_tile(m)
-    text = _nearest(fp8, n, k).tiles[(8, 16, 32, 64, 128).index(tokens)]
-    rows, chunks = (int(part) for part in text.rstrip("-").split("x"))
-    budget = PAIR_BYTES if text.endswith("-") else SHARED_LIMIT
-    rings = (Tile("sm90", rows, chunks, tokens, stages) for stages in range(16, 1, -1))
-    return next(ring for ring in rings if ring.shared_bytes <= budget)
+    return parse(_nearest(fp8, n, k).tiles[TOKEN_TILES.index(tokens)], tokens)
 
 
 @functools.cache
 def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | None:
     """Our best tile where it beats cuBLAS, else None."""
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
+
+
+def parse(text: str, tokens: int) -> Tile:
+    """The tile that `text` names, with as many stages as fit.
+
+    "64x2" is 64 rows × 2 chunks by stream-K with all of an SM's shared memory; "64x2k4" the same by clusters of 4.
+    A "-" behind it takes half of the shared memory, "=" half and up to two CTAs an SM. Raises ValueError.
+    """
+    found = _TILE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a tile")
+    rows, chunks, cluster, ring = found.groups()
+    budget = PAIR_BYTES if ring else SHARED_LIMIT
+    for stages in range(16, 1, -1):
+        family: Family = "cluster" if cluster else "sm90"
+        tile = Tile(family, int(rows), int(chunks), tokens, stages, 2 if ring == "=" else 1, int(cluster or 1))
+        if tile.shared_bytes <= budget:
+            return tile
+    raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
+
+
+def text_of(tile: Tile) -> str:
+    """The text that `parse` makes this tile of."""
+    ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
+    return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
 
 
 def _nearest(fp8: bool, n: int, k: int) -> Row:

@@ -15,10 +15,11 @@ from torch import Tensor
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.sampling_device import finite
-from stoker_kernels.sampling_state import TILE
+from stoker_kernels.sampling_state import TILE, padded_tiles
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit
+@kernel
 def _tile_kernel(
     logits, tokens, tile_max, tile_sum, tile_rank, vocab, tiles, TILE: tl.constexpr, LAUNCH_PDL: tl.constexpr
 ):
@@ -39,7 +40,7 @@ def _tile_kernel(
     tl.store(tile_rank + place, tl.sum((value > chosen).to(tl.int32), axis=0))
 
 
-@triton.jit
+@kernel
 def _combine_kernel(
     logits,
     tokens,
@@ -117,24 +118,23 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
         tiles,
         top,
         TILE=TILE,
-        TILES=triton.next_power_of_2(tiles),
+        TILES=padded_tiles(tiles),
         **options,
     )
     return packed
 
 
 def _register() -> None:
-    scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}", "tile_rank": f"*{I32}"}
+    scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}:1", "tile_rank": f"*{I32}"}
     for dtype in (BF16, FP16, FP32):
         inputs = {"logits": f"*{dtype}", "tokens": f"*{I32}", "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
         register_aot(_tile_kernel, inputs, [{"TILE": TILE}], compact=dtype == BF16)
-        for tiles in (8, 16, 32, 64):
-            register_aot(
-                _combine_kernel,
-                inputs | {"packed": f"*{FP32}", "top": I32},
-                [{"TILE": TILE, "TILES": tiles}],
-                compact=dtype == BF16 and tiles == 64,
-            )
+        register_aot(
+            _combine_kernel,
+            inputs | {"packed": f"*{FP32}", "top": I32},
+            [{"TILE": TILE, "TILES": padded_tiles(1)}],
+            compact=dtype == BF16,
+        )
 
 
 _register()

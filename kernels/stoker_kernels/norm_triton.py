@@ -17,11 +17,12 @@ from stoker_kernels.fp8_triton import fp8_storage, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
+from stoker_kernels.triton_kernel import kernel
 
 MAX_HIDDEN = 65536
 
 
-@triton.jit
+@kernel
 def _rms_norm_kernel(
     x,
     residual,
@@ -126,7 +127,7 @@ def _warps(block: int) -> int:
 
 def _register() -> None:
     fixed = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16, FP32):
+    for dtype in (BF16, FP16):
         for block in (1024, 2048, 4096, 8192):
             for residual in (False, True):
                 for quant in (False, True):

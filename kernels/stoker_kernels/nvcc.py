@@ -16,13 +16,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stoker_kernels.cuda import AOT
+from stoker_kernels.aot_index import aot_folder
 
 SOURCES = Path(__file__).parent / "csrc"
 TARGETS = {
     "sm90_bf16_gemm_small": ("sm_90a",),
     "sm90_e4m3_gemm_small": ("sm_90a",),
+    "sm90_bf16_gemm_cluster": ("sm_90a",),
+    "sm90_e4m3_gemm_cluster": ("sm_90a",),
     "sm80_bf16_gemm_small": ("sm_80", "sm_90a"),
+    "sm90_decode": ("sm_90a",),
+    "sm90_prefill": ("sm_90a",),
 }
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")
 
@@ -78,7 +82,7 @@ def build(out: Path, jobs: int) -> list[str]:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=AOT, help="folder for the cubins (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=aot_folder(), help="folder for the cubins (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     options = parser.parse_args()
     for line in build(options.out, options.jobs):

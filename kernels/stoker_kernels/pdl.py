@@ -18,6 +18,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from stoker_kernels.dispatch import sm_of
 
 PDL_MIN_SM = 90
+# Trigger before the wait instead of after it: the kernel after next then starts, and a GEMM there fills its ring, while
+# the kernel before still runs. Safe because waiting means completion, of the predecessor and so of all before it.
+TRIGGER_FIRST = tl.constexpr(True)
 _enabled = False
 
 
@@ -41,6 +44,8 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 def pdl_wait(LAUNCH_PDL: tl.constexpr):
     """Wait until the preceding kernel is complete and its writes are visible; call it before any load."""
     if LAUNCH_PDL:
+        if TRIGGER_FIRST:
+            gdc_launch_dependents()
         gdc_wait()
 
 

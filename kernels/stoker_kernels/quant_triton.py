@@ -9,7 +9,6 @@ Knows nothing of what made the activations.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,11 +17,12 @@ from stoker_kernels.fp8_triton import fp8_storage, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
+from stoker_kernels.triton_kernel import kernel
 
 _BLOCK = 4096
 
 
-@triton.jit
+@kernel
 def _quantize_fp8_kernel(
     x,
     out,

@@ -10,13 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stoker_kernels.aot_registry import I32, I32_ANYWHERE, I64, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_kernels.triton_kernel import kernel
 
 TOKENS_PER_PROGRAM = 256
 
 
-@triton.jit
+@kernel
 def prepare_ragged_kernel(
     row_slots, query_start, starts, host_ids,
     last_token, position, page_table,
@@ -74,3 +76,14 @@ def prepare_ragged(rows: RaggedRows, state: SlotTensors, page_size: int, num_dec
         num_rows, num_tokens, num_decodes, state.page_table.stride(0),
         PAGE=page_size, BLOCK=TOKENS_PER_PROGRAM, **launch_options(rows.ids.device),
     )  # fmt: skip
+
+
+register_aot(
+    prepare_ragged_kernel,
+    dict.fromkeys(("row_slots", "query_start", "starts", "host_ids"), I32_ANYWHERE)
+    | dict.fromkeys(("last_token", "position", "page_table"), f"*{I32}")
+    | dict.fromkeys(("ids", "positions", "seq_lens", "advance"), f"*{I32}")
+    | dict.fromkeys(("slot_mapping", "logits_rows"), f"*{I64}")
+    | dict.fromkeys(("num_rows", "num_tokens", "num_decodes", "table_stride"), I32),
+    [{"PAGE": page, "BLOCK": TOKENS_PER_PROGRAM} for page in (16, 64)],
+)

@@ -34,6 +34,8 @@ MIN_EXPONENT = -100.0
 _PHILOX_A, _PHILOX_B = 0xD2511F53, 0xCD9E8D57
 _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
+# Rows whose weights, 8 bytes a token, exist at a time.
+ROWS_AT_ONCE = 32
 
 
 def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -52,19 +54,18 @@ def sample(
     bitmask: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One row after the other, as `sampling.sample` defines it."""
+    """As `sampling.sample` defines it."""
     tokens = torch.full_like(row_slots, -1)
-    for row, (slot, position) in enumerate(zip(row_slots.tolist(), positions.tolist(), strict=True)):
-        if slot < 0:
-            continue
-        values = _finite(logits[row])
+    for rows in (row_slots >= 0).nonzero()[:, 0].split(ROWS_AT_ONCE):
+        slots = row_slots[rows].long()
+        values = _finite(logits[rows])
         if adjust:
-            values = _adjusted(values, state, slot, position, None if bitmask is None else bitmask[row])
-        token = _choose(values, state.params[slot], position)
-        tokens[row] = token
-        if adjust and state.params[slot, Param.PENALIZED]:
-            word = state.counts[slot, token]
-            state.counts[slot, token] = word + int((int(word) & MAX_COUNT) < MAX_COUNT)
+            masks = None if bitmask is None else bitmask[rows]
+            _adjust(values, state, slots.tolist(), positions[rows].tolist(), masks)
+        chosen = _choose(values, state.params[slots], positions[rows].tolist())
+        tokens[rows] = chosen.to(torch.int32)
+        if adjust:
+            _count(state, slots, chosen)
     return tokens if out is None else out.copy_(tokens)
 
 
@@ -101,55 +102,78 @@ def _finite(logits: Tensor) -> Tensor:
     return torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=3e38, neginf=-torch.inf)
 
 
-def _float_param(params: Tensor, column: Param) -> Tensor:
-    return params[column : column + 1].view(torch.float32)[0]
+def _adjust(values: Tensor, state: SamplingState, slots: list[int], positions: list[int], masks: Tensor | None) -> None:
+    """Apply bitmask, bias and penalties to the rows in place."""
+    if masks is not None:
+        token = torch.arange(values.shape[1], device=values.device)
+        values.masked_fill_((masks[:, token // 32] >> (token % 32)) & 1 == 0, -torch.inf)
+    for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+        params = state.params[slot]
+        count = int(params[Param.BIAS_COUNT])
+        active = state.bias_until[slot, :count] > position
+        ids, bias = state.bias_ids[slot, :count][active].tolist(), state.bias_values[slot, :count][active]
+        # One after the other: an id may be both biased and suppressed.
+        for token_id, value in zip(ids, bias, strict=True):
+            values[row, token_id] += value
+        if params[Param.PENALIZED]:
+            values[row] = _penalized(values[row], state.counts[slot].to(torch.int32), params.view(torch.float32))
 
 
-def _adjusted(values: Tensor, state: SamplingState, slot: int, position: int, mask: Tensor | None) -> Tensor:
-    params = state.params[slot]
-    vocab = values.shape[0]
-    if mask is not None:
-        token = torch.arange(vocab, device=values.device)
-        values = values.masked_fill((mask[token // 32] >> (token % 32)) & 1 == 0, -torch.inf)
-    count = int(params[Param.BIAS_COUNT])
-    active = state.bias_until[slot, :count] > position
-    ids, bias = state.bias_ids[slot, :count][active].long(), state.bias_values[slot, :count][active]
-    # One after the other: an id may be both biased and suppressed.
-    for token_id, value in zip(ids, bias, strict=True):
-        values[token_id] += value
-    if not params[Param.PENALIZED]:
-        return values
-    words = state.counts[slot].to(torch.int32)
-    outputs, seen = words & MAX_COUNT, words != 0
-    repetition = _float_param(params, Param.REPETITION)
-    values = torch.where(seen, torch.where(values > 0, values / repetition, values * repetition), values)
-    values = values - outputs.float() * _float_param(params, Param.FREQUENCY)
-    return values - (outputs > 0).float() * _float_param(params, Param.PRESENCE)
+def _penalized(values: Tensor, words: Tensor, floats: Tensor) -> Tensor:
+    outputs, repetition = words & MAX_COUNT, floats[Param.REPETITION]
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(words != 0, repeated, values)
+    values = values - outputs.float() * floats[Param.FREQUENCY]
+    return values - (outputs > 0).float() * floats[Param.PRESENCE]
 
 
-def _choose(values: Tensor, params: Tensor, position: int) -> int:
-    peak = values.max()
-    temperature = _float_param(params, Param.TEMPERATURE)
-    if temperature == 0.0 or peak == -torch.inf:
-        return int(values.argmax())
-    weights = _weights(values, peak, temperature, _float_param(params, Param.MIN_P))
-    top_k, top_p = int(params[Param.TOP_K]), _float_param(params, Param.TOP_P)
+def _count(state: SamplingState, slots: Tensor, tokens: Tensor) -> None:
+    """Count the tokens of penalized slots, up to the largest count."""
+    penalized = state.params[slots, Param.PENALIZED] != 0
+    slots, tokens = slots[penalized], tokens[penalized]
+    words = state.counts[slots, tokens].to(torch.int32)
+    state.counts[slots, tokens] = (words + ((words & MAX_COUNT) < MAX_COUNT)).to(torch.int16)
+
+
+def _choose(values: Tensor, params: Tensor, positions: list[int]) -> Tensor:
+    """A token for each row of adjusted logits, by its parameters `[rows, 16]`."""
+    tokens = values.argmax(dim=-1)
+    floats = params.view(torch.float32)
+    peak = values.amax(dim=-1)
+    random = ((floats[:, Param.TEMPERATURE] > 0) & (peak > -torch.inf)).nonzero()[:, 0]
+    if len(random) == 0:
+        return tokens
+    values, params, floats = values[random], params[random], floats[random]
+    weights = _weights(values, peak[random], floats[:, Param.TEMPERATURE], floats[:, Param.MIN_P])
+    for row in range(len(random)):
+        _filter(values[row], weights[row], int(params[row, Param.TOP_K]), floats[row, Param.TOP_P])
+    totals = weights.sum(dim=-1).tolist()
+    seeds = params[:, [Param.SEED_LOW, Param.SEED_HIGH]].tolist()
+    points = [
+        _draw(low, high, positions[row], total)
+        for (low, high), row, total in zip(seeds, random.tolist(), totals, strict=True)
+    ]
+    limit = torch.tensor(points, device=values.device)[:, None]
+    tokens[random] = (weights.cumsum(dim=-1) <= limit).sum(dim=-1)
+    return tokens
+
+
+def _filter(values: Tensor, weights: Tensor, top_k: int, top_p: Tensor) -> None:
+    """Zero the weights that top-k, then top-p of what is left, drop."""
     if 0 < top_k < len(values):
-        weights = torch.where(values >= values.topk(top_k).values[-1], weights, 0)
+        weights.masked_fill_(values < values.topk(top_k).values[-1], 0)
     if top_p < 1.0:
         target = (top_p.double() * weights.sum().double()).long().clamp_min(1)
         kept = weights.nonzero()[:, 0]
         best, order = values[kept].sort(descending=True)
         last = int((weights[kept][order].cumsum(0) < target).sum())
-        weights = torch.where(values >= best[last], weights, 0)
-    point = _draw(int(params[Param.SEED_LOW]), int(params[Param.SEED_HIGH]), position, int(weights.sum()))
-    return int((weights.cumsum(0) <= point).sum())
+        weights.masked_fill_(values < best[last], 0)
 
 
 def _weights(values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
-    """int64 `2⁴⁰ · exp((value - peak) / temperature)`, truncated; 0 below `min_p · 2⁴⁰`."""
+    """int64 `2⁴⁰ · exp((value - peak) / temperature)` `[rows, V]`, truncated; 0 below `min_p · 2⁴⁰`."""
     factor = (1.0 / temperature) * torch.tensor(LOG2E, dtype=torch.float32)
-    exponent = ((values - peak) * factor).clamp_min(MIN_EXPONENT)
+    exponent = ((values - peak[:, None]) * factor[:, None]).clamp_min(MIN_EXPONENT)
     whole = exponent.floor()
     part = exponent - whole
     mantissa = torch.full_like(part, EXP2_COEFFICIENTS[0])
@@ -158,7 +182,7 @@ def _weights(values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor) -
     scale = (whole.to(torch.int32) + 127 + WEIGHT_BITS << 23).view(torch.float32)
     weights = (mantissa * scale).to(torch.int64)
     least = (min_p.double() * float(1 << WEIGHT_BITS)).long().clamp_min(1)
-    return torch.where(weights >= least, weights, 0)
+    return weights.masked_fill_(weights < least[:, None], 0)
 
 
 def _draw(seed_low: int, seed_high: int, position: int, total: int) -> int:

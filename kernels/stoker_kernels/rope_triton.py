@@ -18,9 +18,10 @@ from torch import Tensor
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.fp8_triton import fp8_storage, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit
+@kernel
 def _qk_norm_rope_kv_write_kernel(
     qkv,
     positions,
@@ -37,9 +38,9 @@ def _qk_norm_rope_kv_write_kernel(
     qkv_stride,
     page_stride,
     head_stride,
+    q_heads,
+    kv_heads,
     eps,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     ROT: tl.constexpr,
     HALF: tl.constexpr,
@@ -73,15 +74,15 @@ def _qk_norm_rope_kv_write_kernel(
 
     for step in range(HEADS):
         head = tl.program_id(1) * HEADS + step
-        if head < Q_HEADS + 2 * KV_HEADS:
+        if head < q_heads + 2 * kv_heads:
             source = qkv + row[:, None] * qkv_stride + head * D
             a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
             b = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
             c = a
             if ROT < D:
                 c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
-            is_q = head < Q_HEADS
-            is_v = head >= Q_HEADS + KV_HEADS
+            is_q = head < q_heads
+            is_v = head >= q_heads + kv_heads
             # A constant and a runtime condition do not mix in one `and`.
             if q_norm is not None:  # noqa: SIM102
                 if is_q:
@@ -92,17 +93,17 @@ def _qk_norm_rope_kv_write_kernel(
             if not is_v:
                 a, b = a * cos - b * sin, b * cos + a * sin
             if is_q:
-                target = q_out + (row[:, None] * Q_HEADS + head) * D
+                target = q_out + (row[:, None] * q_heads + head) * D
                 _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
             elif is_v:
-                kv_head = head - Q_HEADS - KV_HEADS
+                kv_head = head - q_heads - kv_heads
                 if v_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
                 v_target = v_cache + place[:, None] + kv_head * head_stride
                 _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
             else:
-                kv_head = head - Q_HEADS
+                kv_head = head - q_heads
                 if k_scale is not None:
                     inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
                     a, b, c = a * inverse, b * inverse, c * inverse
@@ -196,9 +197,9 @@ def qk_norm_rope_kv_write(
         qkv.stride(0),
         page_stride,
         head_stride,
+        num_q_heads,
+        num_kv_heads,
         eps,
-        Q_HEADS=num_q_heads,
-        KV_HEADS=num_kv_heads,
         PAGE_SIZE=k_cache.shape[2],
         INTERLEAVED=interleaved,
         TOKENS=shape.tokens,
@@ -231,7 +232,7 @@ def _check(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: 
 
 
 def _register() -> None:
-    for dtype in (BF16, FP16, FP32):
+    for dtype in (BF16, FP16):
         for cache in (dtype, "fp8e4nv", "u8"):
             for normed in (False, True):
                 for shape in (_SMALL, _MEDIUM, _LARGE):
@@ -251,19 +252,21 @@ def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
         "qkv_stride": I32_DIVISIBLE,
         "page_stride": I32_DIVISIBLE,
         "head_stride": I32_DIVISIBLE,
+        "q_heads": I32,
+        "kv_heads": I32,
         "eps": FP32,
     }
     constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": shape.tokens, "HEADS": shape.heads}
-    for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), cache != dtype, FP32)):
+    scaled = cache != dtype
+    for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), scaled, FP32)):
         if given:
             signature |= dict.fromkeys(names, f"*{kind}")
         else:
             constants |= dict.fromkeys(names)
-    heads = ({"Q_HEADS": 28, "KV_HEADS": 4}, {"Q_HEADS": 16, "KV_HEADS": 8})
     register_aot(
         _qk_norm_rope_kv_write_kernel,
         signature,
-        [constants | counts | _dimensions(128, 128) | {"PAGE_SIZE": 64} for counts in heads],
+        [constants | _dimensions(dim, dim) | {"PAGE_SIZE": page} for dim in (64, 128) for page in (16, 64)],
         options={"num_warps": shape.warps},
         min_sm=89 if cache == "fp8e4nv" else 75,
         max_sm=88 if cache == "u8" else 999,

@@ -30,14 +30,15 @@ from stoker_kernels.sampling_device import (
     integer_weights,
     weight_scale,
 )
+from stoker_kernels.triton_kernel import kernel
 
 
-@triton.jit
+@kernel
 def tile_max_kernel(
     logits,
     row_slots,
     positions,
-    slot_params,
+    fields,
     bias_ids,
     bias_values,
     bias_until,
@@ -63,7 +64,7 @@ def tile_max_kernel(
         position = tl.load(positions + row)
     if slot >= 0:
         value = adjusted_logits(
-            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask,
+            logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask,
             MAX_BIAS, TILE, ADJUST,
         )  # fmt: skip
         best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
@@ -71,7 +72,7 @@ def tile_max_kernel(
         tl.store(tile_arg + row * tiles + tile, tile * TILE + index)
 
 
-@triton.jit
+@kernel
 def best_tile_kernel(tile_max, tile_arg, out, tiles, TILES: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     """The argmax of each row from its tiles'."""
     pdl_wait(LAUNCH_PDL)
@@ -91,12 +92,12 @@ def _peak(tile_max, tile_arg, row, tiles, TILES: tl.constexpr):
     return peak, tl.min(tl.where(best == peak, arg, 0x7FFFFFFF), axis=0)
 
 
-@triton.jit
+@kernel
 def tile_mass_kernel(
     logits,
     row_slots,
     positions,
-    slot_params,
+    fields,
     bias_ids,
     bias_values,
     bias_until,
@@ -117,25 +118,25 @@ def tile_mass_kernel(
     row = tl.program_id(0)
     tile = tl.program_id(1)
     slot = tl.load(row_slots + row)
-    if slot >= 0 and float_param(slot_params, slot, TEMPERATURE) > 0.0:
+    if slot >= 0 and float_param(fields, slot, TEMPERATURE) > 0.0:
         each = tl.arange(0, TILES)
         best = tl.load(tile_max + row * tiles + each, mask=each < tiles, other=float("-inf"))
         peak = tl.max(best, axis=0)
         if peak > float("-inf"):
             value = adjusted_logits(
-                logits, row, slot, tile * TILE, vocab, tl.load(positions + row), slot_params, bias_ids, bias_values,
+                logits, row, slot, tile * TILE, vocab, tl.load(positions + row), fields, bias_ids, bias_values,
                 bias_until, counts, bitmask, MAX_BIAS, TILE, ADJUST,
             )  # fmt: skip
-            factor, least = weight_scale(slot_params, slot)
+            factor, least = weight_scale(fields, slot)
             tl.store(tile_mass + row * tiles + tile, tl.sum(integer_weights(value, peak, factor, least), axis=0))
 
 
-@triton.jit
+@kernel
 def choose_kernel(
     logits,
     row_slots,
     positions,
-    slot_params,
+    fields,
     bias_ids,
     bias_values,
     bias_until,
@@ -165,13 +166,13 @@ def choose_kernel(
     else:
         position = tl.load(positions + row)
         peak, token = _peak(tile_max, tile_arg, row, tiles, TILES)
-        if (float_param(slot_params, slot, TEMPERATURE) > 0.0) & (peak > float("-inf")):
-            factor, least = weight_scale(slot_params, slot)
+        if (float_param(fields, slot, TEMPERATURE) > 0.0) & (peak > float("-inf")):
+            factor, least = weight_scale(fields, slot)
             each = tl.arange(0, TILES)
             masses = tl.load(tile_mass + row * tiles + each, mask=each < tiles, other=0)
             total = tl.sum(masses, axis=0)
-            top_k = int_param(slot_params, slot, TOP_K)
-            top_p = float_param(slot_params, slot, TOP_P)
+            top_k = int_param(fields, slot, TOP_K)
+            top_p = float_param(fields, slot, TOP_P)
             filter_k = (top_k > 0) & (top_k < vocab)
             bound = float("-inf")
             kept = vocab
@@ -192,11 +193,11 @@ def choose_kernel(
                             middle = 0.5 * bound + 0.5 * upper
                             if bound == float("-inf"):
                                 middle = upper - step
-                                step = step * 2.0
+                                step = step * 4.0
                             if middle <= bound:
                                 middle = upper
                             number, mass, above, below = _measure(
-                                logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
+                                logits, row, slot, vocab, position, fields, bias_ids, bias_values, bias_until, counts,
                                 bitmask, tile_max, candidate_values, tiles, middle, peak, factor, least, gathered, kept,
                                 MAX_BIAS, TILE, CANDIDATES, ADJUST,
                             )  # fmt: skip
@@ -211,22 +212,22 @@ def choose_kernel(
                                     kept = kept_now
                                     if kept <= CANDIDATES:
                                         _gather(
-                                            logits, row, slot, vocab, position, slot_params, bias_ids, bias_values,
+                                            logits, row, slot, vocab, position, fields, bias_ids, bias_values,
                                             bias_until, counts, bitmask, tile_max, candidate_values, candidate_ids,
                                             tiles, bound, MAX_BIAS, TILE, CANDIDATES, ADJUST,
                                         )  # fmt: skip
                                         gathered = 1
                             else:
                                 upper = below
-            point = draw_point(slot_params, slot, position, total)
+            point = draw_point(fields, slot, position, total)
             token = _invert(
-                logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask,
+                logits, row, slot, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask,
                 tile_max, tile_mass, candidate_values, candidate_ids, tiles, bound, peak, factor, least, gathered, kept,
                 point, MAX_BIAS, TILE, CANDIDATES, ADJUST,
             )  # fmt: skip
         tl.store(out + row, token)
         if ADJUST:  # noqa: SIM102 (a constant and a runtime condition do not mix in one `and`)
-            if int_param(slot_params, slot, PENALIZED) != 0:
+            if int_param(fields, slot, PENALIZED) != 0:
                 place = counts + slot.to(tl.int64) * vocab + token
                 word = tl.load(place).to(tl.int32)
                 tl.store(place, (word + ((word & 0x7FFF) < 0x7FFF).to(tl.int32)).to(tl.int16))
@@ -234,7 +235,7 @@ def choose_kernel(
 
 @triton.jit
 def _measure(
-    logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask, tile_max,
+    logits, row, slot, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask, tile_max,
     candidate_values, tiles, middle, peak, factor, least, gathered, kept,
     MAX_BIAS: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, ADJUST: tl.constexpr,
 ):  # fmt: skip
@@ -254,7 +255,7 @@ def _measure(
                 below = tl.maximum(below, best)
             else:
                 value = adjusted_logits(
-                    logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
+                    logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts,
                     bitmask, MAX_BIAS, TILE, ADJUST,
                 )  # fmt: skip
                 some, weight, low, high = _tally(value, middle, peak, factor, least)
@@ -277,7 +278,7 @@ def _tally(value, middle, peak, factor, least):
 
 @triton.jit
 def _gather(
-    logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask, tile_max,
+    logits, row, slot, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask, tile_max,
     candidate_values, candidate_ids, tiles, bound,
     MAX_BIAS: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, ADJUST: tl.constexpr,
 ):  # fmt: skip
@@ -286,7 +287,7 @@ def _gather(
     for tile in range(tiles):
         if tl.load(tile_max + row * tiles + tile) >= bound:
             value = adjusted_logits(
-                logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts,
+                logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts,
                 bitmask, MAX_BIAS, TILE, ADJUST,
             )  # fmt: skip
             over = value >= bound
@@ -300,7 +301,7 @@ def _gather(
 
 @triton.jit
 def _invert(
-    logits, row, slot, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask, tile_max, tile_mass,
+    logits, row, slot, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask, tile_max, tile_mass,
     candidate_values, candidate_ids, tiles, bound, peak, factor, least, gathered, kept, point,
     MAX_BIAS: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, ADJUST: tl.constexpr,
 ):  # fmt: skip
@@ -321,7 +322,7 @@ def _invert(
                     mass = tl.load(tile_mass + row * tiles + each)
                 else:
                     value = adjusted_logits(
-                        logits, row, slot, each * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until,
+                        logits, row, slot, each * TILE, vocab, position, fields, bias_ids, bias_values, bias_until,
                         counts, bitmask, MAX_BIAS, TILE, ADJUST,
                     )  # fmt: skip
                     mass = tl.sum(tl.where(value >= bound, integer_weights(value, peak, factor, least), 0), axis=0)
@@ -331,7 +332,7 @@ def _invert(
                 else:
                     before += mass
         value = adjusted_logits(
-            logits, row, slot, tile * TILE, vocab, position, slot_params, bias_ids, bias_values, bias_until, counts, bitmask,
+            logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask,
             MAX_BIAS, TILE, ADJUST,
         )  # fmt: skip
         weight = tl.where(value >= bound, integer_weights(value, peak, factor, least), 0)

@@ -22,6 +22,7 @@ from stoker_kernels.dispatch import reference_supports, register, select, triton
 # A tile is what one program reads at once; candidates are what a row may shrink to and then be searched at once.
 TILE = 4096
 CANDIDATES = 4096
+MIN_PADDED_TILES = 64
 MAX_BIAS = 512
 # Below this the division of logits by the temperature would overflow: such a row is greedy.
 MIN_TEMPERATURE = 1e-5
@@ -132,6 +133,11 @@ class SamplingState:
     def vocab(self) -> int:
         """Size of the vocabulary."""
         return self.counts.shape[1]
+
+
+def padded_tiles(tiles: int) -> int:
+    """A row's tiles as a power of two: the same constant, so the same kernel, for all vocabularies up to 262,144."""
+    return max(MIN_PADDED_TILES, 1 << (tiles - 1).bit_length())
 
 
 def _layout(slots: int, vocab: int) -> dict[str, tuple[tuple[int, int], torch.dtype]]:

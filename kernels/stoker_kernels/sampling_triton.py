@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.logprobs_triton import token_logprobs
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.sampling_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
@@ -28,7 +28,9 @@ from stoker_kernels.sampling_state import (
     TILE,
     Param,
     SamplingState,
+    padded_tiles,
 )
+from stoker_kernels.triton_kernel import kernel
 
 __all__ = ["apply", "argmax", "sample", "token_logprobs"]
 
@@ -62,9 +64,7 @@ def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
         **_EXACT,
         **options,
     )
-    best_tile_kernel[(rows,)](
-        tile_max, tile_arg, out, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1, **options
-    )
+    best_tile_kernel[(rows,)](tile_max, tile_arg, out, tiles, TILES=padded_tiles(tiles), num_warps=1, **options)
     return out
 
 
@@ -99,7 +99,7 @@ def sample(
     )
     constants: dict[str, Any] = {"MAX_BIAS": MAX_BIAS, "TILE": TILE, "ADJUST": adjust}
     constants |= _EXACT | launch_options(logits.device)
-    padded = triton.next_power_of_2(tiles)
+    padded = padded_tiles(tiles)
     tile_max_kernel[(rows, tiles)](*common, state.tile_max, state.tile_arg, vocab, tiles, **constants)
     tile_mass_kernel[(rows, tiles)](*common, state.tile_max, state.tile_mass, vocab, tiles, TILES=padded, **constants)
     choose_kernel[(rows,)](
@@ -120,10 +120,10 @@ def sample(
     return out
 
 
-@triton.jit
+@kernel
 def _apply_kernel(
     packed,
-    slot_params,
+    fields,
     bias_ids,
     bias_values,
     bias_until,
@@ -148,7 +148,7 @@ def _apply_kernel(
     block = tl.program_id(1)
     if block == 0:
         column = tl.arange(0, PARAMS)
-        tl.store(slot_params + slot * PARAMS + column, tl.load(header + column))
+        tl.store(fields + slot * PARAMS + column, tl.load(header + column))
         entry = tl.arange(0, MAX_BIAS)
         mine = entry < tl.load(header + BIAS_COUNT)
         source = packed + tl.load(header + BIAS_START) + 3 * entry
@@ -212,9 +212,9 @@ def _shape(logits: Tensor) -> tuple[int, int]:
 
 def _register() -> None:
     state = {
-        "row_slots": f"*{I32}",
-        "positions": f"*{I32}",
-        "slot_params": f"*{I32}",
+        "row_slots": I32_ANYWHERE,
+        "positions": I32_ANYWHERE,
+        "fields": f"*{I32}",
         "bias_ids": f"*{I32}",
         "bias_values": f"*{FP32}",
         "bias_until": f"*{I32}",
@@ -233,26 +233,24 @@ def _register() -> None:
             inputs = sizes | state | ({"bitmask": f"*{I32}"} if masked else {})
             fixed = constants | {"ADJUST": adjust} | ({} if masked else {"bitmask": None})
             register_aot(tile_max_kernel, inputs | maxima, [fixed], options=_EXACT, compact=compact and masked)
-            for tiles in (8, 16, 32, 64):
-                last = compact and masked and tiles == 64
-                register_aot(
-                    tile_mass_kernel,
-                    inputs | {"tile_max": maxima["tile_max"]} | masses,
-                    [fixed | {"TILES": tiles}],
-                    options=_EXACT,
-                    compact=last,
-                )
-                register_aot(
-                    choose_kernel,
-                    inputs | maxima | masses | candidates,
-                    [fixed | {"TILES": tiles, "CANDIDATES": CANDIDATES}],
-                    options=_EXACT | {"num_warps": _CHOOSE_WARPS},
-                    compact=last,
-                )
+            register_aot(
+                tile_mass_kernel,
+                inputs | {"tile_max": maxima["tile_max"]} | masses,
+                [fixed | {"TILES": padded_tiles(1)}],
+                options=_EXACT,
+                compact=compact and masked,
+            )
+            register_aot(
+                choose_kernel,
+                inputs | maxima | masses | candidates,
+                [fixed | {"TILES": padded_tiles(1), "CANDIDATES": CANDIDATES}],
+                options=_EXACT | {"num_warps": _CHOOSE_WARPS},
+                compact=compact and masked,
+            )
     register_aot(
         best_tile_kernel,
         maxima | {"out": f"*{I32}", "tiles": I32},
-        [{"TILES": tiles} for tiles in (8, 16, 32, 64)],
+        [{"TILES": padded_tiles(1)}],
         options={"num_warps": 1},
     )
     applied = {name: kind for name, kind in state.items() if name not in ("row_slots", "positions")}

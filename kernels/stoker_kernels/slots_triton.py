@@ -14,11 +14,12 @@ from torch import Tensor
 
 from stoker_kernels.aot_registry import I32, I64, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
 
 _ROWS = 128
 
 
-@triton.jit
+@kernel
 def _prepare_decode_kernel(
     row_slots,
     last_token,
@@ -50,7 +51,7 @@ def _prepare_decode_kernel(
     tl.store(seq_lens_out + row, tl.where(real, index + 1, 0), mask=inside)
 
 
-@triton.jit
+@kernel
 def _commit_tokens_kernel(
     row_slots,
     sampled,
@@ -75,7 +76,7 @@ def _commit_tokens_kernel(
     tl.store(ring + row, token, mask=inside)
 
 
-@triton.jit
+@kernel
 def _apply_updates_kernel(
     packed,
     page_table,

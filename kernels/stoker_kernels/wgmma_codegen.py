@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
+REGISTER_COLUMNS = (128,)
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
@@ -24,6 +25,10 @@ struct e4m3 {};  // tag of the 8-bit float; the kernels never touch single value
 
 template <typename T, int N>
 struct Wgmma;
+
+// bf16: A [64, 16] in registers, B [16, N] with N contiguous.
+template <int N>
+struct WgmmaRegisters;
 """
 
 
@@ -48,10 +53,31 @@ struct Wgmma<{element}, {tokens}> {{
 """
 
 
+def register_wrapper(columns: int) -> str:
+    """A from registers, and B with its N columns contiguous (MN-major): attention's P · V."""
+    count = columns // 2
+    operands = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    a, b, flag = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}", count + 4, count + 5
+    return f"""
+template <>
+struct WgmmaRegisters<{columns}> {{
+  static __device__ __forceinline__ void multiply(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b, bool accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{flag}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{operands}}}, {a}, %{b}, p, 1, 1, 1;\\n}}"
+        : {outputs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+  }}
+}};
+"""
+
+
 def header() -> str:
     """The whole text of wgmma.cuh."""
     wrappers = "".join(wrapper(element, tokens) for element in ELEMENTS for tokens in TOKENS)
-    return f"{TOP}{wrappers}\n}}  // namespace stoker\n"
+    registers = "".join(register_wrapper(columns) for columns in REGISTER_COLUMNS)
+    return f"{TOP}{wrappers}{registers}\n}}  // namespace stoker\n"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The operator's process: settings → health endpoint → leader lease → watches and work queue. `stoker
-operator`.
+"""The operator's process: settings → health endpoint, custom metrics API → leader lease → watches and
+work queue. `stoker operator`.
 
 Invariants: a replica that loses the lease exits, so it can never act on what it remembers; SIGTERM stops
 the work, then gives the lease up: a reconcile cut short is taken up by the next leader, level-triggered.
@@ -26,6 +26,7 @@ from stoker_operator import cluster as kinds
 from stoker_operator import handlers, metrics
 from stoker_operator.cluster import ApiError, Cluster
 from stoker_operator.lease import Lease
+from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.pod_http import PodClient
 from stoker_operator.queue import WorkQueue
 from stoker_operator.reconcile import Reconciler
@@ -126,9 +127,12 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
     health = Health()
     cluster = await Cluster.connect(settings.api_concurrency)
     runner = await serve_health(settings, health)
+    adapter = Adapter(cluster, settings)
     lease = Lease(cluster, settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds)
-    health.started.set()
     try:
+        if settings.metrics_adapter_port:
+            await adapter.start()
+        health.started.set()
         if not await _unless(stop, lease.acquire()):
             return 0
         leading = asyncio.create_task(lead(cluster, settings, health, stop))
@@ -145,6 +149,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
         return 1 if lost else 0
     finally:
         await lease.release()
+        await adapter.close()
         await runner.cleanup()
         await cluster.close()
 

@@ -22,7 +22,16 @@ from stoker_operator.manifests.identity import CACHE_LABEL, FIELD_MANAGER, INSTA
 log = logging.getLogger("stoker.operator")
 # Reasons that are a stage on the way, not a failure.
 STAGES = frozenset(
-    {"Serving", "CreatingVolume", "Fetching", "RollingOut", "AwaitingAnswer", "Suspended", "ScaledToZero"}
+    {
+        "Serving",
+        "CreatingVolume",
+        "Fetching",
+        "RollingOut",
+        "AwaitingAnswer",
+        "Suspended",
+        "ScaledToZero",
+        "RolloutPaused",
+    }
 )
 
 
@@ -112,6 +121,9 @@ def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
         "ModelCached",
         "Scheduled",
         "Fits",
+        "AutoscalingActive",
+        "EndpointReady",
+        "Monitored",
     }
     there = dict(earlier)
     if "conditions" in there:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +28,7 @@ Object = dict[str, Any]
 REQUEST_SECONDS = 30.0
 TRIES = 4
 LONGEST_WAIT_SECONDS = 10.0
+DISCOVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,29 @@ POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
+NODE = Kind("v1", "Node", "nodes")
 JOB = Kind("batch/v1", "Job", "jobs")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+INGRESS = Kind("networking.k8s.io/v1", "Ingress", "ingresses")
+# Kinds that a cluster may lack.
+HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, POD_MONITOR, PROMETHEUS_RULE)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 BY_NAME = {
-    kind.kind: kind for kind in (SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET)
-}
+    kind.kind: kind
+    for kind in (
+        SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET, AUTOSCALER,
+        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, *OPTIONAL,
+    )
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -83,6 +101,7 @@ class Cluster:
     def __init__(self, client: Any, concurrency: int) -> None:
         self._client = client
         self._slots = asyncio.Semaphore(concurrency)
+        self._served: dict[str, tuple[float, frozenset[str]]] = {}
 
     @classmethod
     async def connect(cls, concurrency: int = 16) -> Cluster:
@@ -109,12 +128,40 @@ class Cluster:
                 return None
             raise
 
+    async def served(self, wanted: Sequence[Kind]) -> frozenset[str]:
+        """Names of the kinds of `wanted` that this API server knows now, looked up at most once a minute."""
+        known: set[str] = set()
+        for group in sorted({kind.api_version for kind in wanted}):
+            known |= {kind.kind for kind in wanted if kind.api_version == group} & await self._kinds_of(group)
+        return frozenset(known)
+
+    async def _kinds_of(self, group: str) -> frozenset[str]:
+        looked, found = self._served.get(group, (-DISCOVERY_SECONDS, frozenset()))
+        now = time.monotonic()
+        if now - looked < DISCOVERY_SECONDS:
+            return found
+        try:
+            answer = await self._request("GET", Kind(group, "APIResourceList", ""), f"/apis/{group}")
+            found = frozenset(item["kind"] for item in answer["resources"])
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            found = frozenset()
+        self._served[group] = (now, found)
+        return found
+
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace ("": of all) that carry the labels of `selector`."""
         query = [("labelSelector", selector)] if selector else []
         answer = await self._request("GET", kind, kind.path(namespace), query=query)
         # The API server leaves these two out of a list's items.
         return [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
+
+    async def pods_on(self, node: str) -> list[Object]:
+        """Every pod of a node, in any namespace."""
+        answer = await self._request("GET", POD, POD.path(""), query=[("fieldSelector", f"spec.nodeName={node}")])
+        found: list[Object] = answer["items"]
+        return found
 
     async def apply(self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "") -> Object:
         """Server-side apply as our field manager; fields that we set are ours, others' fields stay."""

@@ -44,10 +44,16 @@ def first_difference(live: Any, wanted: Any, path: str) -> str:
     return "" if live == wanted or same_quantity(live, wanted) else path
 
 
+def _tells_apart(key: str, wanted: Sequence[Any]) -> bool:
+    """Whether every item has `key`, each another value of it."""
+    values = [item.get(key) for item in wanted if isinstance(item, Mapping)]
+    return len(values) == len(wanted) > 0 and None not in values and len(set(map(str, values))) == len(values)
+
+
 def _list_difference(live: Any, wanted: Sequence[Any], path: str) -> str:
     if not isinstance(live, list | tuple):
         return "" if not wanted and live is None else path
-    key = next((key for key in _KEYS if wanted and all(isinstance(x, Mapping) and key in x for x in wanted)), "")
+    key = next((key for key in _KEYS if _tells_apart(key, wanted)), "")
     if not key:
         if len(live) != len(wanted):
             return path

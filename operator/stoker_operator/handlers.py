@@ -20,6 +20,7 @@ from stoker_operator.spec import GROUP, KIND, PLURAL, VERSION
 
 WATCHED = (
     kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.CLAIM, kinds.DEPLOYMENT, kinds.POD, kinds.JOB, kinds.DISRUPTION_BUDGET,
+    kinds.AUTOSCALER, kinds.NETWORK_POLICY, kinds.INGRESS,
 )  # fmt: skip
 
 

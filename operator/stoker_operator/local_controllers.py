@@ -195,6 +195,10 @@ class Controllers:
             claim = volume.get("persistentVolumeClaim")
             if claim:
                 folders[volume["name"]] = self._volume(pod["metadata"] | {"name": claim["claimName"]})
+            elif "secret" in volume:
+                folders[volume["name"]] = self._secret(
+                    volume["secret"], self._data / "secrets" / owner / volume["name"]
+                )
             elif volume.get("emptyDir", {}).get("medium") != "Memory":
                 # Kept between runs, for the compilers' caches in it. /dev/shm stays the system's own.
                 folders[volume["name"]] = self._data / "scratch" / owner / volume["name"]
@@ -202,6 +206,18 @@ class Controllers:
         ports = [port["containerPort"] for item in pod["spec"]["containers"] for port in item.get("ports", ())]
         chosen = dict(zip(ports, free_ports(len(ports)), strict=True))
         return replace(self._machine, folders=folders, ports=chosen, gpus=gpus)
+
+    def _secret(self, source: Mapping[str, Any], folder: Path) -> Path:
+        """The Secret's keys as files that nobody else may read; what is missing stays missing."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        values = self._machine.secrets.get(source["secretName"], {})
+        for item in source["items"]:
+            file = folder / item["path"]
+            file.unlink(missing_ok=True)
+            if item["key"] in values:
+                file.touch(mode=0o600)
+                file.write_text(values[item["key"]])
+        return folder
 
     def _volume(self, meta: Mapping[str, Any]) -> Path:
         return self._data / "volumes" / str(meta["namespace"]) / str(meta["name"])

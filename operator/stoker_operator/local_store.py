@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,6 +38,10 @@ class LocalCluster(Cluster):
         """A copy of the object, or None."""
         found = self._objects.get((kind.kind, namespace, name))
         return copy.deepcopy(found) if found else None
+
+    async def served(self, wanted: Sequence[Kind]) -> frozenset[str]:
+        """None of the kinds that a cluster may lack."""
+        return frozenset()
 
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """Copies of the objects that carry the labels of `selector` ("a=b,c=d")."""

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_operator import capacity, rollout
 from stoker_operator import cluster as kinds
-from stoker_operator import rollout
 from stoker_operator.cluster import Cluster, Kind
 from stoker_operator.manifests import claim_name, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
-from stoker_operator.pod_http import PodClient
+from stoker_operator.pod_http import PodClient, pod_address
 from stoker_operator.rollout import Rollout
 from stoker_operator.snapshot import Answer, Observed, Progress
 from stoker_operator.spec import InferenceService
@@ -24,23 +24,27 @@ from stoker_operator.spec import InferenceService
 Object = Mapping[str, Any]
 CHILDREN = (
     kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, kinds.JOB,
-    kinds.DISRUPTION_BUDGET,
+    kinds.DISRUPTION_BUDGET, kinds.AUTOSCALER, kinds.CONTROLLER_REVISION, kinds.NETWORK_POLICY, kinds.INGRESS,
 )  # fmt: skip
 
 
 async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) -> Observed:
     """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses."""
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
+    served = await cluster.served(kinds.OPTIONAL)
+    wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
     lists = await asyncio.gather(
-        *(cluster.list_all(kind, service.namespace, ours) for kind in CHILDREN),
+        *(cluster.list_all(kind, service.namespace, ours) for kind in wanted),
         cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
     )
-    by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*CHILDREN, kinds.CLAIM), lists, strict=True))
+    by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*wanted, kinds.CLAIM), lists, strict=True))
     children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
     deployment = children.get(("Deployment", service.name))
-    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods)
+    scaling = service.autoscaling
+    floor = scaling.least if scaling is not None and scaling.ours else None
+    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor)
     claim = children.get(("PersistentVolumeClaim", claim_name(service)))
     progress, answer = await asyncio.gather(
         _progress(pods, service, claim, fetch_pods), _answer(pods, service, state, engine_pods)
@@ -51,24 +55,24 @@ async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) 
         engine_pods=engine_pods,
         fetch_pods=fetch_pods,
         jobs=tuple(by_kind[kinds.JOB]),
+        revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,
+        served=served,
         progress=progress,
         answer=answer,
     )
 
 
+async def spare_gpu(cluster: Cluster, service: InferenceService) -> bool:
+    """Whether one more pod of this service would find a GPU. Raises ApiError."""
+    for node in capacity.candidates(service, await cluster.list_all(kinds.NODE, "")):
+        if capacity.has_room(service, node, await cluster.pods_on(node["metadata"]["name"])):
+            return True
+    return False
+
+
 def _component(pod: Object) -> str:
     return str((pod["metadata"].get("labels") or {}).get(COMPONENT, ""))
-
-
-def _address(pod: Object, port_name: str) -> tuple[str, int] | None:
-    """(IP, port) of a container's named port; None while the pod has no address."""
-    ip = str(pod.get("status", {}).get("podIP") or "")
-    for container in pod["spec"]["containers"]:
-        for port in container.get("ports") or ():
-            if port.get("name") == port_name and ip:
-                return ip, int(port["containerPort"])
-    return None
 
 
 async def _progress(
@@ -79,7 +83,7 @@ async def _progress(
     source = source_id(service, claim["metadata"]["uid"])
     for pod in fetch_pods:
         running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
-        address = _address(pod, "progress")
+        address = pod_address(pod, "progress")
         if running and address and pod["metadata"]["labels"].get(SOURCE_LABEL) == source:
             return await pods.progress(*address)
     return None
@@ -94,7 +98,7 @@ async def _answer(
         return None
     for pod in engine_pods:
         fresh = rollout.template_hash(pod) == state.current and not rollout.is_terminating(pod)
-        address = _address(pod, "http")
+        address = pod_address(pod, "http")
         if fresh and rollout.is_ready(pod) and address:
             error = await pods.complete(*address, model=service.served_names[0])
             return Answer(pod["metadata"]["name"], state.current, error)

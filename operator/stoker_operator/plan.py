@@ -20,6 +20,9 @@ from stoker_operator.diagnose import Trouble, first_trouble
 from stoker_operator.fit import Fit, assess
 from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.plan_cache import CachePlan, plan_cache
+from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
+from stoker_operator.plan_rollout import RolloutPlan, plan_rollout
+from stoker_operator.plan_scaling import scaling_actions, scaling_condition
 from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
@@ -27,12 +30,14 @@ from stoker_operator.spec import InferenceService
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
+# Not ready by choice: nothing is being done about it and nothing is wrong.
+IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one reconcile decided. `answered` is the revision of which a pod answered a completion, "" =
-    none.
+    none; `previous` the one before that served, `failed` the one that was given up.
     """
 
     actions: tuple[Action, ...]
@@ -42,6 +47,9 @@ class Plan:
     rollout: Rollout
     fit: Fit | None
     answered: str
+    previous: str = ""
+    failed: str = ""
+    asks_capacity: bool = False
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -49,22 +57,40 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     cache = plan_cache(service, observed, settings, now)
     fit = assess(service, cache.model) if cache.model else None
     too_large = fit is not None and fit.verdict == "TooLarge" and service.resources.fit_check == "Enforce"
-    workload = _workload(service, observed, settings, cache) if not too_large else []
+    rolling = RolloutPlan()
+    if cache.model is not None and not too_large:
+        rolling = plan_rollout(service, observed, settings, cache.model)
     state = observed.rollout
     answered = _answered(service, observed)
     trouble = first_trouble(_pods_that_count(observed))
-    blocking = _blocking(service, cache, fit if too_large else None, workload, state, trouble)
+    blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, trouble)
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
+    scaling = scaling_condition(service, observed, settings)
     released = _released(service, observed, cache) if blocking is None else []
     return Plan(
-        actions=(*_fixed(service, observed), *cache.actions, *workload, *released),
-        conditions=tuple(_conditions(service, observed, cache, fit, blocking, trouble)),
+        actions=(
+            *_fixed(service, observed),
+            *cache.actions,
+            *rolling.workload,
+            *rolling.records,
+            *scaling_actions(service, observed, settings),
+            *endpoint_actions(service, observed),
+            *released,
+        ),
+        conditions=(
+            *_conditions(service, observed, cache, fit, blocking, trouble),
+            *endpoint_conditions(service, observed),
+            *([scaling] if scaling else []),
+        ),
         requeue_after=_requeue(cache, blocking),
         cache=cache,
         rollout=state,
         fit=fit,
         answered=answered,
+        previous=rolling.previous,
+        failed=rolling.failed,
+        asks_capacity=rolling.asks_capacity,
     )
 
 
@@ -77,14 +103,6 @@ def _fixed(service: InferenceService, observed: Observed) -> list[Action]:
         (manifests.disruption_budget(service), "one pod at a time may be evicted"),
     ]
     return [action for manifest, why in wanted for action in ensure(observed.child(manifest), manifest, why)]
-
-
-def _workload(service: InferenceService, observed: Observed, settings: Settings, cache: CachePlan) -> list[Action]:
-    if cache.model is None:
-        return []
-    manifest = manifests.deployment(service, settings, cache.model)
-    why = f"revision {cache.model.resolved_revision} is published and verified"
-    return list(ensure(observed.child(manifest), manifest, why))
 
 
 def _released(service: InferenceService, observed: Observed, cache: CachePlan) -> list[Action]:
@@ -125,23 +143,29 @@ def _blocking(
     service: InferenceService,
     cache: CachePlan,
     too_large: Fit | None,
-    workload: list[Action],
-    state: Rollout,
+    rolling: RolloutPlan,
+    observed: Observed,
     trouble: Trouble | None,
 ) -> Finding | None:
     """The first thing, in the order things happen, that keeps this generation from being rolled out."""
+    state = observed.rollout
     if cache.model is None:
         return cache.finding or Finding("Fetching", "The model is being fetched.")
     if too_large is not None:
         return Finding("DoesNotFit", too_large.message, stalled=True)
-    if workload:
+    if rolling.finding is not None:
+        return rolling.finding
+    if rolling.workload:
         return Finding("RollingOut", "The Deployment was just written; its pods follow.")
+    if trouble is not None and trouble.reason == "Unschedulable" and state.terminating:
+        text = f"{state.terminating} pods terminate and hold their GPUs until they are gone; then a new pod starts"
+        return Finding("RollingOut", f"{text}. {trouble.message}")
     if trouble is not None:
         return Finding(trouble.reason, trouble.message, trouble.permanent)
     if not state.current:
         return Finding("RollingOut", "The Deployment's controller has not taken up the newest revision yet.")
     if not state.settled:
-        return _rolling(state)
+        return _rolling(service, observed)
     if service.suspend:
         return Finding("Suspended", "spec.suspend is true: no pods run; the cache and the address are kept.")
     if state.desired == 0:
@@ -149,7 +173,8 @@ def _blocking(
     return None
 
 
-def _rolling(state: Rollout) -> Finding:
+def _rolling(service: InferenceService, observed: Observed) -> Finding:
+    state = observed.rollout
     text = f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready"
     old = state.total - state.updated
     if old:
@@ -158,7 +183,20 @@ def _rolling(state: Rollout) -> Finding:
         text += f"; {state.terminating} terminate"
     if state.failed:
         return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
+    keys = service.endpoint.api_keys
+    if keys is not None and any(_waits_for_volumes(pod) for pod in _pods_that_count(observed)):
+        # A volume's Secret that is missing shows in no pod's status, only in the kubelet's events.
+        text += f". A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
+        return Finding("RollingOut", text)
     return Finding("RollingOut", f"{text}.")
+
+
+def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
+    """Whether a node has the pod and none of its containers was ever started."""
+    status = pod.get("status", {})
+    statuses = status.get("initContainerStatuses") or ()
+    waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
+    return status.get("phase") == "Pending" and "PodInitializing" in waiting
 
 
 def _unanswered(observed: Observed) -> Finding:
@@ -193,7 +231,7 @@ def _conditions(
 def _serving(service: InferenceService, state: Rollout) -> str:
     return (
         f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready, and one answered a "
-        f"completion; clients use {manifests.service_url(service)}."
+        f"completion; clients use {manifests.public_url(service)}."
     )
 
 
@@ -205,7 +243,7 @@ def ready_conditions(blocking: Finding | None, serving: str) -> list[Condition]:
             Condition("Reconciling", "False", "Settled", "Nothing is left to do."),
             Condition("Stalled", "False", "Settled", "Nothing is left to do."),
         ]
-    idle = blocking.reason in ("Suspended", "ScaledToZero")
+    idle = blocking.reason in IDLE
     waiting = not blocking.stalled and not idle
     return [
         Condition("Ready", "False", blocking.reason, blocking.message),
@@ -233,6 +271,6 @@ def _scheduled(observed: Observed) -> Condition:
 def _requeue(cache: CachePlan, blocking: Finding | None) -> float | None:
     if cache.requeue_after is not None:
         return cache.requeue_after
-    if blocking is None or blocking.reason in ("Suspended", "ScaledToZero", "DoesNotFit"):
+    if blocking is None or blocking.reason in (*IDLE, "DoesNotFit", "RolledBack"):
         return None
     return UNANSWERED_SECONDS if blocking.reason in ("NoAnswer", "AwaitingAnswer") else UNSETTLED_SECONDS

@@ -27,7 +27,7 @@ class PodClient:
 
     async def progress(self, ip: str, port: int) -> Progress | None:
         """What `stoker fetch` says of its progress; None when it does not answer yet or any more."""
-        status, body = await self._ask("GET", f"http://{_host(ip)}:{port}/progress", None)
+        status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/progress", None)
         if status != 200:
             return None
         numbers = [body.get(key) for key in ("bytesDone", "bytesTotal", "etaSeconds")]
@@ -37,7 +37,7 @@ class PodClient:
     async def complete(self, ip: str, port: int, model: str) -> str:
         """Ask for one token: "" when one came, else why not."""
         wanted = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        url = f"http://{_host(ip)}:{port}/v1/completions"
+        url = f"http://{url_host(ip)}:{port}/v1/completions"
         status, body = await self._ask("POST", url, wanted)
         if status == 0:
             return f"no answer from {url}: {body['error']}; does a NetworkPolicy keep the operator out?"
@@ -66,5 +66,16 @@ class PodClient:
         return status, parsed if isinstance(parsed, dict) else {"value": parsed}
 
 
-def _host(ip: str) -> str:
+def pod_address(pod: Mapping[str, Any], port_name: str) -> tuple[str, int] | None:
+    """(IP, port) of a container's named port; None while the pod has no address."""
+    ip = str(pod.get("status", {}).get("podIP") or "")
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports") or ():
+            if port.get("name") == port_name and ip:
+                return ip, int(port["containerPort"])
+    return None
+
+
+def url_host(ip: str) -> str:
+    """The IP as a URL spells it."""
     return f"[{ip}]" if ":" in ip else ip

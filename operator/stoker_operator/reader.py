@@ -75,9 +75,9 @@ class Reader:
             self.problems.append(f"{self._at(key)}: is {value}; must be between {least} and {most}")
         return value
 
-    def boolean(self, key: str) -> bool:
-        """True or false; false when absent."""
-        value: bool = self._get(key, bool, False)
+    def boolean(self, key: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value: bool = self._get(key, bool, default)
         return value
 
     def choice(self, key: str, allowed: tuple[str, ...]) -> str:
@@ -97,7 +97,7 @@ class Reader:
             return default
         return text
 
-    def duration(self, key: str, default: int, *, most: int) -> int:
+    def duration(self, key: str, default: int, *, least: int = 0, most: int) -> int:
         """Seconds of a duration such as "15s"."""
         text = self.text(key, default=f"{default}s")
         try:
@@ -107,6 +107,8 @@ class Reader:
             return default
         if value > most:
             self.problems.append(f"{self._at(key)}: is {value} s; at most {most} s")
+        elif value < least:
+            self.problems.append(f"{self._at(key)}: is {value} s; at least {least} s")
         return value
 
     def texts(self, key: str, *, pattern: str = "", most: int, longest: int) -> tuple[str, ...]:

@@ -18,9 +18,11 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Pods by what they are. `current` is the template hash that the newest generation rolls out, "" = unknown.
+    """Pods by what they are. `current` is the template hash that the newest generation rolls out, "" = unknown, and
+    `number` the Deployment's own number of it.
 
-    `failed` is the Deployment's own word that it makes no progress any more, "" = it does.
+    `failed` is the Deployment's own word that it makes no progress any more, "" = it does. `floor`: with an autoscaler,
+    so many ready pods are enough; what it adds beyond is load, not a rollout.
     """
 
     desired: int = 0
@@ -31,11 +33,18 @@ class Rollout:
     terminating: int = 0
     current: str = ""
     failed: str = ""
+    number: int = 0
+    deadline_exceeded: bool = False
+    floor: int | None = None
 
     @property
     def settled(self) -> bool:
         """Every pod wanted is there, of the current revision and ready, and there is no other."""
-        return bool(self.current) and self.updated_ready == self.desired == self.total
+        if not self.current:
+            return False
+        if self.floor is None or self.desired == 0:
+            return self.updated_ready == self.desired == self.total
+        return self.updated == self.total and self.updated_ready >= min(self.floor, self.desired)
 
 
 def is_terminating(pod: Object) -> bool:
@@ -59,13 +68,15 @@ def template_hash(pod: Object) -> str:
     return str((pod["metadata"].get("labels") or {}).get(TEMPLATE_HASH, ""))
 
 
-def read(deployment: Object | None, replica_sets: Sequence[Object], pods: Sequence[Object]) -> Rollout:
+def read(
+    deployment: Object | None, replica_sets: Sequence[Object], pods: Sequence[Object], floor: int | None = None
+) -> Rollout:
     """The rollout as the cluster stands."""
     terminating = sum(is_terminating(pod) for pod in pods)
     live = [pod for pod in pods if not is_terminating(pod) and not is_finished(pod)]
     if deployment is None:
         return Rollout(total=len(live), ready=sum(map(is_ready, live)), terminating=terminating)
-    current = _current(deployment, replica_sets)
+    current, number = _current(deployment, replica_sets)
     updated = [pod for pod in live if current and template_hash(pod) == current]
     return Rollout(
         desired=int(deployment["spec"].get("replicas", 1)),
@@ -76,20 +87,28 @@ def read(deployment: Object | None, replica_sets: Sequence[Object], pods: Sequen
         terminating=terminating,
         current=current,
         failed=_failure(deployment),
+        number=number,
+        deadline_exceeded=_deadline_exceeded(deployment),
+        floor=floor,
     )
 
 
-def _current(deployment: Object, replica_sets: Sequence[Object]) -> str:
+def _current(deployment: Object, replica_sets: Sequence[Object]) -> tuple[str, int]:
     meta = deployment["metadata"]
     if deployment.get("status", {}).get("observedGeneration", 0) < meta.get("generation", 1):
-        return ""
+        return "", 0
     wanted = (meta.get("annotations") or {}).get(REVISION)
     for item in replica_sets:
         owners = item["metadata"].get("ownerReferences") or ()
         mine = any(owner["uid"] == meta["uid"] for owner in owners)
         if wanted and mine and (item["metadata"].get("annotations") or {}).get(REVISION) == wanted:
-            return template_hash(item)
-    return ""
+            return template_hash(item), int(wanted)
+    return "", 0
+
+
+def _deadline_exceeded(deployment: Object) -> bool:
+    conditions = deployment.get("status", {}).get("conditions") or ()
+    return any(item.get("reason") == "ProgressDeadlineExceeded" and item["status"] == "False" for item in conditions)
 
 
 def _failure(deployment: Object) -> str:

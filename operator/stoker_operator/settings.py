@@ -47,6 +47,9 @@ class Settings:
     http_host: str = "0.0.0.0"
     pod_timeout_seconds: float = 10.0
     read_rate_mb: int = 100
+    prometheus_url: str = ""
+    metrics_adapter_port: int = 0
+    metrics_adapter_tls: str = ""
     log_level: str = "info"
 
 
@@ -68,6 +71,9 @@ _HELP = {
     "http_host": "address of /healthz, /readyz and /metrics",
     "pod_timeout_seconds": "how long to wait for a pod's answer",
     "read_rate_mb": "slowest storage to allow for in the start-up probe, MB/s",
+    "prometheus_url": "Prometheus that KEDA asks, for services with autoscaling.engine KEDA",
+    "metrics_adapter_port": "port of the built-in custom metrics API; 0: it is off",
+    "metrics_adapter_tls": "folder with tls.crt and tls.key of the custom metrics API",
     "log_level": "debug, info, warning or error",
 }
 
@@ -111,6 +117,7 @@ def _checked(settings: Settings) -> Settings:
         ("reconciles_per_second", settings.reconciles_per_second, 0.1, 10000),
         ("resync_seconds", settings.resync_seconds, 1, 86400),
         ("http_port", settings.http_port, 0, 65535),
+        ("metrics_adapter_port", settings.metrics_adapter_port, 0, 65535),
         ("pod_timeout_seconds", settings.pod_timeout_seconds, 0.1, 300),
         ("read_rate_mb", settings.read_rate_mb, 1, 100000),
     ]
@@ -121,8 +128,11 @@ def _checked(settings: Settings) -> Settings:
         raise SettingsError(f"cache_size is {settings.cache_size!r}; it must be a quantity such as 50Gi.")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise SettingsError(f"log_level is {settings.log_level!r}; it must be debug, info, warning or error.")
-    if settings.hub_endpoint and not settings.hub_endpoint.startswith(("http://", "https://")):
-        raise SettingsError(f"hub_endpoint is {settings.hub_endpoint!r}; it must start with http:// or https://.")
+    for name, url in (("hub_endpoint", settings.hub_endpoint), ("prometheus_url", settings.prometheus_url)):
+        if url and not url.startswith(("http://", "https://")):
+            raise SettingsError(f"{name} is {url!r}; it must start with http:// or https://.")
+    if bool(settings.metrics_adapter_port) != bool(settings.metrics_adapter_tls):
+        raise SettingsError("metrics_adapter_port and metrics_adapter_tls must be given together.")
     if not settings.runtime_image:
         raise SettingsError("runtime_image is empty; it must name an image.")
     return settings

@@ -36,7 +36,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included."""
+    """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
+
+    `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, None = nobody
+    looked; `served` names the optional kinds that this API server knows.
+    """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     claims: tuple[Object, ...] = ()
@@ -44,6 +48,9 @@ class Observed:
     fetch_pods: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     rollout: Rollout = field(default_factory=Rollout)
+    revisions: tuple[Object, ...] = ()
+    spare_gpu: bool | None = None
+    served: frozenset[str] = frozenset()
     progress: Progress | None = None
     answer: Answer | None = None
 

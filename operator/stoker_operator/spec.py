@@ -16,6 +16,22 @@ from typing import Any
 
 from stoker_operator.quantity import quantity
 from stoker_operator.reader import Reader
+from stoker_operator.spec_endpoint import (
+    DNS_NAME_PATTERN,
+    Endpoint,
+    Observability,
+    SecretRef,
+    read_endpoint,
+    read_observability,
+    read_secret_ref,
+)
+from stoker_operator.spec_operations import (
+    Autoscaling,
+    RolloutPolicy,
+    autoscaling_problems,
+    read_autoscaling,
+    read_rollout,
+)
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -29,12 +45,12 @@ URI_PATTERN = (
 )
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
-DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 PROTECTED_FLAGS = (
     "host", "port", "model", "served-model-name", "max-model-len", "max-num-seqs", "drain-seconds", "api-key",
+    "api-key-file",
 )  # fmt: skip
 PROTECTED_FLAG_PATTERN = r"^--(" + "|".join(PROTECTED_FLAGS) + r")(=.*)?$"
-PROTECTED_ENV_PATTERN = r"^(HOME|HF_TOKEN|STOKER_(HOST|PORT|MODEL|SERVED_MODEL_NAME|DRAIN_SECONDS))$"
+PROTECTED_ENV_PATTERN = r"^(HOME|HF_TOKEN|STOKER_(HOST|PORT|MODEL|SERVED_MODEL_NAME|DRAIN_SECONDS|API_KEY_FILE))$"
 
 
 class SpecError(ValueError):
@@ -43,14 +59,6 @@ class SpecError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-
-
-@dataclass(frozen=True, slots=True)
-class SecretRef:
-    """One key of a Secret in the service's own namespace."""
-
-    name: str
-    key: str = "token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +159,10 @@ class InferenceService:
     placement: Placement
     cache: Cache
     drain: Drain
+    autoscaling: Autoscaling | None = None
+    rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
+    endpoint: Endpoint = field(default_factory=Endpoint)
+    observability: Observability = field(default_factory=Observability)
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -209,6 +221,10 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
         placement=_placement(spec.mapping("placement")),
         cache=_cache(spec.mapping("cache")),
         drain=_drain(spec.mapping("drain")),
+        autoscaling=read_autoscaling(spec.mapping("autoscaling")) if "autoscaling" in spec.raw else None,
+        rollout=read_rollout(spec.mapping("rollout")),
+        endpoint=read_endpoint(spec.mapping("endpoint")),
+        observability=read_observability(spec.mapping("observability")),
         status=reader.mapping("status").raw,
     )
     spec.finish()
@@ -220,25 +236,18 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
 
 
 def _model(r: Reader) -> Model:
-    secret = r.mapping("secretRef")
     files = r.mapping("files")
-    ref = None
-    if secret.raw:
-        ref = SecretRef(
-            secret.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True),
-            secret.text("key", default="token", pattern=r"^[-._a-zA-Z0-9]+$", longest=253),
-        )
     model = Model(
         uri=r.text("uri", pattern=URI_PATTERN, longest=1024, required=True),
         revision=r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256),
         served_names=r.texts("servedNames", pattern=SERVED_NAME_PATTERN, most=16, longest=128),
-        secret_ref=ref,
+        secret_ref=read_secret_ref(r.mapping("secretRef"), "token"),
         endpoint=r.text("endpoint", pattern=r"^(https?://[^ ]+)?$", longest=1024),
         allow=files.texts("allow", most=32, longest=256),
         ignore=files.texts("ignore", most=32, longest=256),
         sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
     )
-    for part in (secret, files, r):
+    for part in (files, r):
         part.finish()
     return model
 
@@ -339,6 +348,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    if service.autoscaling is not None:
+        found.extend(autoscaling_problems(service.autoscaling, service.replicas))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
 from stoker_operator.plan import Plan, ready_conditions
+from stoker_operator.plan_scaling import scaling_status
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
 
@@ -25,7 +26,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     state = plan.rollout
     status: Status = {
         "observedGeneration": service.generation,
-        "url": manifests.service_url(service),
+        "url": manifests.public_url(service),
         "replicas": state.total,
         "readyReplicas": state.ready,
         "updatedReplicas": state.updated,
@@ -34,7 +35,12 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         "cache": _cache(observed, plan),
         "conditions": conditions(service.status, plan.conditions, service.generation, now),
     }
-    revisions = {"current": state.current, "answered": plan.answered}
+    revisions = {
+        "current": state.current,
+        "answered": plan.answered,
+        "previous": plan.previous,
+        "failed": plan.failed,
+    }
     status["revisions"] = {key: value for key, value in revisions.items() if value}
     model = plan.cache.model
     if model is not None:
@@ -42,6 +48,9 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     elif remembered_model(service.status) is not None:
         # What the running pods serve, and what a return to the earlier source would find in place.
         status["model"] = dict(service.status["model"])
+    scaling = scaling_status(service, observed)
+    if scaling:
+        status["scaling"] = scaling
     if plan.fit is not None:
         fit = plan.fit
         status["fit"] = {

@@ -7,14 +7,17 @@ Knows nothing of how a server lives; see server.py.
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
 import os
 import sys
 
+from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.flags import help_text
 from stoker_runtime.logging_setup import set_up
-from stoker_runtime.settings import parse
+from stoker_runtime.settings import describe, parse
 
 BAD_CONFIGURATION, FAILED = 2, 1
 
@@ -32,29 +35,38 @@ def main(argv: list[str] | None = None) -> int:
         return BAD_CONFIGURATION
     set_up(config.log_level, config.log_json)
     log = logging.getLogger("stoker_runtime.serve")
-    log.info("starting: %s", config)
+    log.info("starting: %s", describe(config))
 
     # Imported only now, so that --help and a wrong flag answer at once.
     import uvloop
 
-    from stoker_runtime.config import EngineConfig
-    from stoker_runtime.engine.engine import AsyncEngine
-    from stoker_runtime.server import Server
-
-    async def start_engine(engine: EngineConfig) -> AsyncEngine:
-        return await AsyncEngine.start(engine, log_level=config.log_level, log_json=config.log_json)
-
-    async def serve() -> int:
-        return await Server(config, start_engine).run()
-
     try:
-        return uvloop.run(serve())
+        return uvloop.run(serve(config))
     except ConfigError as error:
         log.error("%s", error.message)
         return BAD_CONFIGURATION
     except StokerError as error:
         log.error("the server could not start: %s", error.message)
         return FAILED
+
+
+async def serve(config: ServerConfig) -> int:
+    """Start the engine's process, which takes longest, import the HTTP side beside it, and serve."""
+    from stoker_runtime.engine.process import EngineProcess
+
+    process = await EngineProcess.spawn(config.engine, log_level=config.log_level, log_json=config.log_json)
+    try:
+        await asyncio.to_thread(importlib.import_module, "stoker_runtime.server")
+
+        from stoker_runtime.engine.engine import AsyncEngine
+        from stoker_runtime.server import Server
+
+        async def start_engine(engine: EngineConfig) -> AsyncEngine:
+            return await AsyncEngine.start(engine, process=process)
+
+        return await Server(config, start_engine).run()
+    finally:
+        await process.close(0.0)
 
 
 if __name__ == "__main__":

@@ -65,13 +65,17 @@ def _environment() -> jinja2.Environment:
 
 
 class ChatTemplate:
-    """The template a server speaks with, or none. `named` sources: `default`, and `tool_use` for tools."""
+    """The template a server speaks with, or none. `named` sources: `default`, and `tool_use` for tools.
+
+    `source` is all of them together.
+    """
 
     def __init__(self, named: Mapping[str, str], special_tokens: Mapping[str, str], origin: str) -> None:
         """Raises ModelError naming `origin` when a source does not compile."""
         self._special = dict(special_tokens)
         self._templates: dict[str, jinja2.Template] = {}
         self.origin = origin
+        self.source = "\n".join(named.values())
         environment = _environment()
         for name, source in named.items():
             try:

@@ -91,7 +91,8 @@ class ServerConfig:
     """The whole of `stoker serve`: the engine's configuration and the HTTP side's.
 
     `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
-    folder, "none" does not.
+    folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
+    `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
     """
 
     engine: EngineConfig
@@ -101,6 +102,9 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     chat_template: str = ""
     generation_config: str = "auto"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    enable_auto_tool_choice: bool | None = None
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True

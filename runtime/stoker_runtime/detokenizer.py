@@ -29,9 +29,11 @@ class Detokenizer:
         *,
         include_stop: bool = False,
         skip_special: bool = True,
+        visible: frozenset[int] = NOTHING,
     ) -> None:
+        """`visible` special tokens are text even where special tokens are skipped."""
         self._bytes = tokenizer.token_bytes
-        self._skip = tokenizer.special_ids if skip_special else NOTHING
+        self._skip = tokenizer.special_ids - visible if skip_special else NOTHING
         self._decode = _NewDecoder(errors="replace").decode
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)

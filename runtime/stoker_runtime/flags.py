@@ -172,6 +172,23 @@ FLAGS: tuple[Flag, ...] = (
         words=True,
     ),
     Flag("chat-template", "chat_template", text, MODEL, "Jinja file or source, in place of the model's own", "FILE"),
+    Flag(
+        "tool-call-parser",
+        "tool_call_parser",
+        text,
+        MODEL,
+        "how the model writes tool calls, such as hermes; auto: see the chat template; none: never",
+        "NAME",
+    ),
+    Flag(
+        "reasoning-parser",
+        "reasoning_parser",
+        text,
+        MODEL,
+        "how the model marks its reasoning, such as qwen3; auto: see the chat template; none: not at all",
+        "NAME",
+    ),
+    Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(
         "gpu-memory-utilization",
@@ -227,6 +244,13 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 ALIASES = {alias: flag.name for flag in FLAGS for alias in flag.aliases}
 
 
+DEFAULTS: dict[str, Any] = {
+    field.name: field.default
+    for field in (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
+    if field.default is not dataclasses.MISSING
+}
+
+
 def spell(value: Any) -> str:
     """A value as a flag spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -234,7 +258,6 @@ def spell(value: Any) -> str:
 
 def help_text() -> str:
     """The text of `stoker serve --help`: flags by group, with their defaults."""
-    defaults = _defaults()
     lines = [
         "usage: stoker serve MODEL [FLAGS]",
         "",
@@ -245,13 +268,8 @@ def help_text() -> str:
         lines += ["", f"{group}:"]
         for flag in (flag for flag in FLAGS if flag.group == group and flag.name != "model"):
             usage = f"--[no-]{flag.name}" if flag.is_switch else f"--{flag.name} {flag.shown}"
-            default = defaults.get(flag.field)
+            default = DEFAULTS.get(flag.field)
             tail = f" [{spell(default)}]" if default not in (None, "", ()) else ""
             pad = "\n" + " " * 42 if len(usage) > 37 else " " * (40 - len(usage))
             lines.append(f"  {usage}{pad}{flag.help}{tail}")
     return "\n".join(lines) + "\n"
-
-
-def _defaults() -> dict[str, Any]:
-    fields = (*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig))
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -11,12 +11,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.gguf_metadata import MetadataValue
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -152,7 +151,7 @@ IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtra
 BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken"})
 
 
-def build(metadata: Mapping[str, MetadataValue], path: Path) -> Tokenizer:
+def build(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """Return the tokenizer that the `tokenizer.ggml.*` keys of `metadata` describe; `path` is for messages."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -168,7 +167,7 @@ def build(metadata: Mapping[str, MetadataValue], path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _build_bpe(metadata: Mapping[str, MetadataValue], tokens: list[str], path: Path) -> Tokenizer:
+def _build_bpe(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> Tokenizer:
     name = str(metadata.get("tokenizer.ggml.pre", "default"))
     if name not in PRE_TOKENIZERS:
         near = difflib.get_close_matches(name, PRE_TOKENIZERS, n=1)
@@ -182,16 +181,16 @@ def _build_bpe(metadata: Mapping[str, MetadataValue], tokens: list[str], path: P
     return tokenizer
 
 
-def _build_spm(metadata: Mapping[str, MetadataValue], tokens: list[str], path: Path) -> Tokenizer:
+def _build_spm(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> Tokenizer:
     """SentencePiece BPE: with explicit merges where the file has them, else with merges ordered by score."""
     vocabulary = _vocabulary(tokens)
     if "tokenizer.ggml.merges" in metadata:
         merges = _merges(metadata, path)
     else:
         scores = metadata.get("tokenizer.ggml.scores")
-        if scores is None or isinstance(scores, (str, int, float, bool)) or len(scores) != len(tokens):
+        if not isinstance(scores, list) or len(scores) != len(tokens):
             raise ModelError(f"{path}: tokenizer.ggml.scores must give one score for each of {len(tokens)} tokens.")
-        merges = merges_by_score(tokens, cast("Sequence[float]", scores), token_types(metadata, len(tokens)))
+        merges = merges_by_score(tokens, scores, token_types(metadata, len(tokens)))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
         models.BPE(
@@ -233,19 +232,17 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float], types: Seque
     return [(left, right) for *_, left, right in found]
 
 
-def token_types(metadata: Mapping[str, MetadataValue], count: int) -> Sequence[int]:
+def token_types(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
     """The type of each token; all are normal where the file says nothing."""
     types = metadata.get("tokenizer.ggml.token_type")
-    if types is None or isinstance(types, (str, int, float, bool)) or len(types) != count:
-        return [NORMAL] * count
-    return cast("Sequence[int]", types)
+    return types if isinstance(types, list) and len(types) == count else [NORMAL] * count
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return {token: at for at, token in enumerate(tokens)}
 
 
-def _merges(metadata: Mapping[str, MetadataValue], path: Path) -> list[tuple[str, str]]:
+def _merges(metadata: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ModelError(f"{path}: no tokenizer.ggml.merges; the BPE tokenizer of this GGUF file is incomplete.")
@@ -259,7 +256,7 @@ def _merges(metadata: Mapping[str, MetadataValue], path: Path) -> list[tuple[str
     return found
 
 
-def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, MetadataValue], tokens: list[str]) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
     types = token_types(metadata, len(tokens))
     wanted = [
         AddedToken(token, special=kind == CONTROL, normalized=False)
@@ -270,7 +267,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, MetadataVal
     tokenizer.add_tokens([token for token in wanted if not token.special])
 
 
-def _add_post_processor(tokenizer: Tokenizer, metadata: Mapping[str, MetadataValue], tokens: list[str]) -> None:
+def _add_post_processor(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
     spm = metadata.get("tokenizer.ggml.model") != "gpt2"
     bos_default = spm or metadata.get("tokenizer.ggml.pre") in BOS_BY_DEFAULT
     template = ["$A"]

@@ -32,7 +32,7 @@ class ConstraintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the whole output must match: a JSON schema as JSON, a regular expression, or a grammar (Lark or GBNF).
+    """What the whole output must match: `text` is a JSON schema, a regular expression, or a grammar (Lark, GBNF).
 
     Whether it can be enforced at all, `sampling.grammar.check` tells.
     """

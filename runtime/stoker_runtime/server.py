@@ -19,14 +19,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from stoker_runtime.api.app import create_app
+from stoker_runtime.api.app import Application
+from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.state import Phase, ServerState, Service
@@ -34,6 +34,7 @@ from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.process_clock import process_age
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.tokenizer import Tokenizer
 
@@ -59,11 +60,9 @@ class ReadySizes(Protocol):
         ...
 
     @property
-    def description(self) -> dict[str, str]:
-        """Device, dtype, kernels and sizes, in words."""
+    def description(self) -> Mapping[str, str]:
+        """What the engine says of itself."""
         ...
-
-
 class OwnedEngine(EngineClient, Protocol):
     """An engine that this process started and must close."""
 
@@ -81,10 +80,9 @@ StartEngine = Callable[[EngineConfig], Awaitable[OwnedEngine]]
 
 
 class Phases:
-    """Seconds of each phase of a start, for one line of the log."""
+    """Seconds of each phase of a start, for one line of the log. The total counts from the process's beginning."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
         self._parts: list[str] = []
 
     @contextmanager
@@ -94,9 +92,15 @@ class Phases:
         yield
         self._parts.append(f"{name} {time.monotonic() - began:.2f}")
 
+    def detail(self, description: Mapping[str, str]) -> None:
+        """Put the phases that an engine tells of itself (`seconds.NAME`) behind the last one measured."""
+        told = [(name.partition(".")[2], text) for name, text in description.items() if name.startswith("seconds.")]
+        if told:
+            self._parts[-1] += f" [{', '.join(f'{name} {text}' for name, text in told)}]"
+
     def summary(self) -> str:
-        """`3.1 s: tokenizer 0.2, …`."""
-        return f"{time.monotonic() - self._began:.2f} s ({', '.join(self._parts)})"
+        """`3.10 s (tokenizer 0.20, engine 2.70 [import 2.10, …], …)`."""
+        return f"{process_age():.2f} s ({', '.join(self._parts)})"
 
 
 class HttpServer(uvicorn.Server):
@@ -125,7 +129,7 @@ class Server:
         self._catch_signals()
         listener = open_port(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
-        http = HttpServer(_uvicorn_config(create_app(self.state)))
+        http = HttpServer(uvicorn_config(Application(self.state)))
         serving = asyncio.create_task(http.serve([listener]))
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stop.wait())
@@ -166,13 +170,14 @@ class Server:
         engine = asyncio.ensure_future(self._start_engine(self.config.engine))
         try:
             with phases.measure("tokenizer"):
-                tokenizer, template, defaults = await asyncio.to_thread(load_text_side, self.config)
+                text_side = await asyncio.to_thread(load_text_side, self.config)
             with phases.measure("engine"):
                 self._engine = await engine
+            phases.detail(self._engine.ready.description)
         except BaseException:
             engine.cancel()
             raise
-        service = self._service(self._engine, tokenizer, template, defaults)
+        service = self._service(self._engine, text_side)
         self.state.service = service
         self.state.detail = "the warm-up completion is running"
         with phases.measure("warm-up"):
@@ -182,16 +187,14 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        for key, value in self._engine.ready.description.items():
-            log.info("engine: %s: %s", key, value)
+        dialect = service.dialect
+        log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
-    def _service(
-        self, engine: OwnedEngine, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
-    ) -> Service:
+    def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
         limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
-        return Service(engine, tokenizer, template, limits, defaults)
+        return Service(engine, text_side.tokenizer, text_side.template, limits, text_side.defaults, text_side.dialect)
 
     async def _drain(self) -> None:
         state, patience = self.state, self.config.drain_seconds
@@ -215,7 +218,16 @@ async def _empty(state: ServerState, seconds: float) -> bool:
     return True
 
 
-def load_text_side(config: ServerConfig) -> tuple[Tokenizer, ChatTemplate, SamplingDefaults]:
+class TextSide(NamedTuple):
+    """What the API process needs of the model's files."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+    dialect: Dialect
+
+
+def load_text_side(config: ServerConfig) -> TextSide:
     """What the API process needs of the model's files. Raises ModelError or ConfigError."""
     source = config.engine.tokenizer or config.engine.model
     tokenizer = Tokenizer.load(source)
@@ -223,7 +235,7 @@ def load_text_side(config: ServerConfig) -> tuple[Tokenizer, ChatTemplate, Sampl
         config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
     )
     defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
-    return tokenizer, template, defaults
+    return TextSide(tokenizer, template, defaults, choose_dialect(config, template))
 
 
 async def warm_up(service: Service) -> None:
@@ -257,7 +269,7 @@ def _model_names(config: ServerConfig) -> tuple[str, ...]:
     return config.served_model_names or (config.engine.model,)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: Application) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -265,6 +277,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(GOODBYE_SECONDS),
         backlog=4096,

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.flags import ALIASES, BY_NAME, FLAGS, PREFIX, BadValue, Flag, pair, spell
+from stoker_runtime.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, PREFIX, BadValue, Flag, pair, spell
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
 OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_")
@@ -49,6 +49,18 @@ def build(settings: Mapping[str, Any]) -> ServerConfig:
     if keys_file:
         server["api_keys"] = (*server.get("api_keys", ()), *_keys_in(Path(keys_file)))
     return ServerConfig(engine=EngineConfig(**engine), **server).validate()
+
+
+def describe(config: ServerConfig) -> str:
+    """The settings that are not at their default, for the log; secrets are counted, not shown."""
+    parts = [config.engine.model]
+    for flag in FLAGS:
+        holder: Any = config.engine if hasattr(config.engine, flag.field) else config
+        value: Any = getattr(holder, flag.field, None)
+        if flag.name == "model" or value == DEFAULTS.get(flag.field):
+            continue
+        parts.append(f"{flag.name}={len(value) if flag.secret else spell(value)}")
+    return " ".join(parts)
 
 
 def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:

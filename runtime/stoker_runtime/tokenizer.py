@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime import gguf_tokenizer
 from stoker_runtime.errors import ModelError
-from stoker_runtime.gguf_metadata import read_metadata
+from stoker_runtime.weights.gguf_header import read_gguf_header
 
 SPACE: Final = gguf_tokenizer.SPACE
 SYNTHETIC_PREFIX = "shape:"
@@ -241,7 +241,7 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 def _from_gguf(path: Path) -> Tokenizer:
-    metadata = read_metadata(path, lambda key: key.startswith("tokenizer."))
+    metadata = read_gguf_header(path).metadata
     rust = gguf_tokenizer.build(metadata, path)
     identity = {key: metadata.get(f"tokenizer.ggml.{key}_token_id") for key in (*GGUF_SPECIAL_KEYS, *GGUF_END_KEYS)}
     names = {

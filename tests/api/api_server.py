@@ -14,13 +14,14 @@ import httpx
 import uvicorn
 from fake_engine import FakeEngine
 
-from stoker_runtime.api.app import create_app
+from stoker_runtime.api.app import Application
+from stoker_runtime.api.dialect import choose_dialect
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.server import open_port
+from stoker_runtime.server import open_port, uvicorn_config
 from stoker_runtime.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -52,12 +53,14 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
         **settings,  # type: ignore[arg-type]
     )
     state = ServerState(config, ServerMetrics("byte-model"))
+    chat_template = ChatTemplate({"default": template} if template else {}, {}, "test")
     state.service = Service(
         engine,
         Tokenizer.synthetic(512),
-        ChatTemplate({"default": template} if template else {}, {}, "test"),
+        chat_template,
         Limits(engine.max_model_len, engine.vocab_size, priorities=False),
         SamplingDefaults(),
+        choose_dialect(config, chat_template),
     )
     state.metrics.attach(engine.stats, page_size=16, num_pages=100)
     state.phase = Phase.READY
@@ -67,8 +70,7 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
 def serve(state: ServerState, engine: FakeEngine) -> Iterator[Running]:
     """Run a server in a thread of its own for as long as the iterator lives."""
     listener = open_port("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(state), lifespan="off", log_config=None, http="httptools", access_log=False)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_config(Application(state)))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

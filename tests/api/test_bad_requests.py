@@ -122,8 +122,6 @@ UNSUPPORTED = {
         "prompt_embeds": "AAAA",
     },
     CHAT: {
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-        "tool_choice": "auto",
         "functions": [],
         "chat_template": "{{ messages }}",
         "echo": True,

@@ -113,6 +113,10 @@ def test_metrics_have_vllms_names_and_count(server: Running, http: httpx.Client)
 def test_openapi_document_lists_the_routes_and_their_bodies(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     post = document["paths"]["/v1/completions"]["post"]
-    schema = post["requestBody"]["content"]["application/json"]["schema"]
-    assert "temperature" in schema["properties"]
-    assert "/v1/chat/completions" in document["paths"]
+    assert post["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/CompletionBody"
+    }
+    schemas = document["components"]["schemas"]
+    assert {"type": "number"} in schemas["CompletionBody"]["properties"]["temperature"]["anyOf"]
+    assert "StreamOptions" in schemas
+    assert {"/v1/chat/completions", "/v1/models/{name}", "/metrics"} <= set(document["paths"])

@@ -16,9 +16,14 @@ import torch
 from stoker_kernels.dispatch import interpreting
 
 DEVICE_TESTS = Path(__file__).parent / "device"
+# Triton's interpreter turns 1-element arrays into loop bounds, which numpy deprecates.
+INTERPRETER_WARNING = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if DEVICE_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(INTERPRETER_WARNING))
     if torch.cuda.is_available() and not interpreting():
         return
     for item in items:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from stoker_kernels import attention_aot
+from stoker_kernels import attention_aot, nvcc
 from stoker_kernels.aot_registry import AotSpec, specs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_prefill import prefill_kernel
+from stoker_kernels.attention_shares import share_plan_kernel
 
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
-KERNELS = {decode_kernel: "decode", decode_plan_kernel: "plan", prefill_kernel: "prefill"}
+KERNELS = {
+    decode_kernel: "decode",
+    decode_plan_kernel: "plan",
+    share_plan_kernel: "shares",
+    prefill_kernel: "prefill",
+}
+PLANS = (decode_plan_kernel, share_plan_kernel)
 
 
 def cases() -> list[tuple[AotSpec, int, bool]]:
@@ -63,7 +71,7 @@ def test_it_compiles_and_fits(case: tuple[AotSpec, int, bool]) -> None:
     assert kernel.metadata.shared <= SHARED_MEMORY[sm] * 1024
     assert kernel.asm["cubin"]
     assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (sm >= 90)
-    if spec.kernel is not decode_plan_kernel and sm >= 80:
+    if spec.kernel not in PLANS and sm >= 80:
         assert "cp.async" in kernel.asm["ptx"]
 
 
@@ -85,3 +93,12 @@ def test_decode_on_hopper_keeps_pages_in_flight(fp8: bool) -> None:
 
 def test_decode_of_e4m3_loads_no_single_bytes() -> None:
     assert not re.search(r"ld\.(shared|global)[.a-z0-9]*\.[bus]8", hopper("decode", True).asm["ptx"])
+
+
+@pytest.mark.parametrize("stem", ["sm90_decode", "sm90_prefill"])
+def test_cuda_kernels_compile_without_spills(stem: str, tmp_path: Path) -> None:
+    try:
+        nvcc.toolkit()
+    except nvcc.NvccMissing as missing:
+        pytest.skip(str(missing))
+    assert nvcc.compile_cubin(stem, "sm_90a", tmp_path) == ""

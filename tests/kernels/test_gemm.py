@@ -63,7 +63,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 def test_missing_kernels_are_said_and_a_pin_on_them_refused(
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("stoker_kernels.cuda.AOT", tmp_path)
+    monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     dispatch.select("linear", hopper, torch.bfloat16)
     assert "cublas; no table: sm90_bf16_gemm_small" in dispatch.chosen()["linear"]
     assert "run python -m stoker_kernels.nvcc" in dispatch.chosen()["linear"]
@@ -78,9 +78,10 @@ def test_missing_kernels_are_said_and_a_pin_on_them_refused(
 def test_built_kernels_are_taken_for_the_dtypes_they_have(
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("stoker_kernels.cuda.AOT", tmp_path)
+    monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     for element in ("bf16", "e4m3"):
         (tmp_path / f"sm90_{element}_gemm_small.sm_90a.cubin").touch()
+        (tmp_path / f"sm90_{element}_gemm_cluster.sm_90a.cubin").touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
     assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}

@@ -23,5 +23,20 @@ def test_more_tokens_never_go_back_to_our_kernel(fp8: bool) -> None:
 
 
 def test_an_unknown_shape_takes_the_nearest_row() -> None:
-    assert gemm_table.own_tile(False, 152064, 3584, 1) == gemm_table.own_tile(False, 37888, 3584, 1)
+    assert gemm_table.own_tile(False, 128256, 3584, 1) == gemm_table.own_tile(False, 152064, 3584, 1)
     assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)
+
+
+@pytest.mark.parametrize("text", ["64x2", "128x1-", "64x1=", "64x2k4", "64x1k2-", "128x2k2", "64x1k8="])
+@pytest.mark.parametrize("tokens", TOKEN_TILES)
+def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
+    tile = gemm_table.parse(text, tokens)
+    assert gemm_table.text_of(tile) == text
+    assert tile.tokens == tokens
+    assert tile.shared_bytes <= SHARED_LIMIT
+
+
+@pytest.mark.parametrize("text", ["64", "64x2k", "x2", "64x2+", "256x2-"])
+def test_what_is_no_tile_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text.replace("+", r"\+")):
+        gemm_table.parse(text, 128)

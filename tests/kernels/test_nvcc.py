@@ -21,7 +21,7 @@ def test_header_is_what_the_generator_writes() -> None:
     assert wgmma_codegen.HEADER.read_text() == wgmma_codegen.header()
 
 
-@pytest.mark.parametrize("stem", ["sm80_bf16_gemm_small", "sm90_e4m3_gemm_small"])
+@pytest.mark.parametrize("stem", ["sm80_bf16_gemm_small", "sm90_e4m3_gemm_small", "sm90_bf16_gemm_cluster"])
 def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
     arch = nvcc.TARGETS[stem][0]
     assert nvcc.stale(stem, arch, tmp_path)
@@ -29,8 +29,8 @@ def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str)
     assert "serialized" not in remarks
     assert not nvcc.stale(stem, arch, tmp_path)
     names = function_names(tmp_path / f"{stem}.{arch}.cubin")
-    family: Family = "sm90" if stem.startswith("sm90") else "sm80"
-    tokens = [t for t in TOKEN_TILES if family == "sm90" or t <= 64]
+    family: Family = "cluster" if stem.endswith("cluster") else "sm90" if stem.startswith("sm90") else "sm80"
+    tokens = [t for t in TOKEN_TILES if family != "sm80" or t <= 64]
     dtype = FP8 if "e4m3" in stem else torch.bfloat16
     wanted = {Tile(family, 128, 1, t, 4).kernel_name(dtype) for t in tokens}
     assert wanted <= names

@@ -11,18 +11,27 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from stoker_operator import manifests, status
 from stoker_operator.cluster import INFERENCE_SERVICE, Cluster
+from stoker_operator.manifests.revision import Record
+from stoker_operator.plan import Plan, make_plan
+from stoker_operator.plan_rollout import first_variant
 from stoker_operator.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
+from stoker_operator.rollout import read
 from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Answer, Observed
 from stoker_operator.spec import FetchedModel, InferenceService, parse
 
+Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "crds" / "stoker.dev_inferenceservices.yaml"
 CONTROLLERS = (
@@ -31,6 +40,7 @@ CONTROLLERS = (
     "job-controller",
     "garbage-collector-controller",
     "persistentvolumeclaim-protection-controller",
+    "horizontal-pod-autoscaler-controller",
 )
 MODEL = FetchedModel(
     "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32, 98_362_432, "sha256-abab", "sha256-abab/m.gguf"
@@ -85,12 +95,110 @@ def live() -> Callable[..., dict[str, Any]]:
     return make
 
 
+class World:
+    """A service whose children are all in place, with `pods` of revision "new"."""
+
+    def __init__(self, service: InferenceService, model: FetchedModel, live: Callable[..., Object]) -> None:
+        self.settings = Settings()
+        self.model, self.live = model, live
+        claim = live(manifests.volume_claim(service, self.settings))
+        source = manifests.source_id(service, claim["metadata"]["uid"])
+        self.service = replace(service, status={"model": status._model(model, source)})
+        variant = first_variant(service)
+        if service.autoscaling is not None:
+            variant = replace(variant, replicas=None)
+        built = [
+            manifests.service_account(service),
+            manifests.web_service(service),
+            manifests.metrics_service(service),
+            manifests.disruption_budget(service),
+            manifests.network_policy(service),
+            manifests.deployment(service, self.settings, model, variant),
+        ]
+        self.children = {(item["kind"], item["metadata"]["name"]): live(item) for item in built}
+        self.children["PersistentVolumeClaim", claim["metadata"]["name"]] = claim
+        deployment = self.children["Deployment", service.name]
+        deployment["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "1"}
+        deployment["spec"].setdefault("replicas", 1)
+        deployment["status"] = {"observedGeneration": 1}
+        self.claims = [claim]
+        self.pods: list[Object] = []
+        self.jobs: list[Object] = []
+        self.answer: Answer | None = None
+        self.revisions: list[Object] = []
+        self.current, self.number = "new", 1
+        self.served: frozenset[str] = frozenset()
+        self.spare_gpu: bool | None = None
+        self.record("new", 1, served=True)
+
+    def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
+        labels = {"pod-template-hash": template, "app.kubernetes.io/component": "engine"}
+        conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
+        name = f"p{len(self.pods)}"
+        found = {"phase": "Running", "conditions": conditions} | pod_status
+        self.pods.append({"metadata": {"name": name, "labels": labels}, "status": found})
+        return self
+
+    def answered(self, error: str = "") -> World:
+        self.answer = Answer("p0", "new", error)
+        return self
+
+    def observed(self) -> Observed:
+        deployment = self.children.get(("Deployment", self.service.name))
+        uid = deployment["metadata"]["uid"] if deployment else ""
+        annotations = {"deployment.kubernetes.io/revision": str(self.number)}
+        labels = {"pod-template-hash": self.current}
+        sets = [{"metadata": {"ownerReferences": [{"uid": uid}], "annotations": annotations, "labels": labels}}]
+        return Observed(
+            children=self.children,
+            claims=tuple(self.claims),
+            engine_pods=tuple(self.pods),
+            jobs=tuple(self.jobs),
+            rollout=read(deployment, sets, self.pods, self._floor()),
+            revisions=tuple(self.revisions),
+            served=self.served,
+            spare_gpu=self.spare_gpu,
+            answer=self.answer,
+        )
+
+    def _floor(self) -> int | None:
+        scaling = self.service.autoscaling
+        return scaling.least if scaling is not None and scaling.ours else None
+
+    def record(
+        self, template_hash: str, number: int, *, key: str = "", served: bool = False, failed: str = ""
+    ) -> World:
+        """Add the record of a revision: of the template that is wanted now, or of another one, named by `key`."""
+        template = manifests.engine_template(self.service, self.settings, self.model)
+        if key:
+            template["metadata"] = {"labels": {"was": key}}
+        record = Record(template_hash, manifests.template_key(template), number, template, served, failed)
+        self.revisions.append(self.live(manifests.record_manifest(self.service, record)))
+        return self
+
+    def plan(self) -> Plan:
+        return make_plan(self.service, self.observed(), self.settings, NOW)
+
+    def status(self) -> dict[str, Any]:
+        return status.from_plan(self.service, self.observed(), self.plan(), NOW)
+
+
+@pytest.fixture
+def world(service: Callable[..., InferenceService], model: FetchedModel, live: Callable[..., Object]) -> Any:
+    def build(**spec: Any) -> World:
+        return World(service(**spec), model, live)
+
+    return build
+
+
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A kubeconfig of a real kube-apiserver, with the controllers that turn Deployments and Jobs into pods."""
     from e2e.cluster import apiserver
 
-    running = apiserver.start(tmp_path_factory.mktemp("control-plane"), controllers=CONTROLLERS)
+    folder = tmp_path_factory.mktemp("control-plane")
+    fast = ["--horizontal-pod-autoscaler-sync-period=1s"]
+    running = apiserver.start(folder, controllers=CONTROLLERS, controller_flags=fast, front_proxy=True)
     try:
         environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}
         _kubectl(environment, "apply", "-f", str(CRD))

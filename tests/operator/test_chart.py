@@ -48,7 +48,15 @@ def test_lint(helm: str) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    ["replica=1", "image.repo=x", "replicas=0", "operator.logLevel=loud", "cache.size=big", "hub.endpoint=hub"],
+    [
+        "replica=1",
+        "image.repo=x",
+        "replicas=0",
+        "operator.logLevel=loud",
+        "cache.size=big",
+        "hub.endpoint=hub",
+        "metricsAdapter.mode=Maybe",
+    ],
 )
 def test_the_schema_refuses(render: Render, values: str) -> None:
     with pytest.raises(ValueError, match=values.partition("=")[0].rpartition(".")[2]):
@@ -100,7 +108,38 @@ def test_no_right_is_a_wildcard_and_no_secret_can_be_read(render: Render) -> Non
     for role in [*of_kind(render(), "ClusterRole"), *of_kind(render(), "Role")]:
         for rule in role["rules"]:
             assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-            assert not {"secrets", "pods/log", "pods/exec", "nodes"} & set(rule["resources"])
+            assert not {"secrets", "pods/log", "pods/exec"} & set(rule["resources"])
+            assert "nodes" not in rule["resources"] or rule["verbs"] == ["list"]
+
+
+def test_the_metrics_api_comes_with_the_least_it_needs(render: Render) -> None:
+    manifests = render("--set", "prometheus.url=http://prom:9090")
+    [service] = of_kind(manifests, "APIService")
+    [secret] = of_kind(manifests, "Secret")
+    assert service["spec"]["caBundle"] == secret["data"]["tls.crt"]
+    [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-metrics-api")]
+    reviews = {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]}
+    assert role["rules"] == [reviews]
+    [deployment] = of_kind(manifests, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    chosen = from_arguments(pod["containers"][0]["args"][1:], {})
+    assert (chosen.metrics_adapter_port, chosen.metrics_adapter_tls) == (6443, "/tls")
+    assert chosen.prometheus_url == "http://prom:9090"
+    assert pod["volumes"][0]["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+@pytest.mark.parametrize("values", ["metricsAdapter.mode=Off", "watchNamespaces={a}"])
+def test_without_the_metrics_api_nothing_of_it_is_made(render: Render, values: str) -> None:
+    manifests = render("--set", values)
+    assert not of_kind(manifests, "APIService")
+    assert not of_kind(manifests, "Secret")
+    assert "6443" not in str(of_kind(manifests, "Deployment"))
+
+
+def test_a_certificate_of_ones_own(render: Render) -> None:
+    manifests = render("--set", "metricsAdapter.tls.secretName=mine,metricsAdapter.tls.caBundle=QUJD")
+    assert not of_kind(manifests, "Secret")
+    assert of_kind(manifests, "APIService")[0]["spec"]["caBundle"] == "QUJD"
 
 
 def test_a_single_replica_has_no_budget(render: Render) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
+from stoker_operator.plan_rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec import (
     PROTECTED_ENV_PATTERN,
@@ -21,6 +22,10 @@ from stoker_runtime.flags import FLAGS
 from stoker_runtime.settings import parse as parse_serve
 
 Build = Callable[..., InferenceService]
+
+
+def deployment(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    return manifests.deployment(service, settings, model, first_variant(service))
 
 
 def arguments(manifest: dict[str, Any], container: str) -> list[str]:
@@ -36,7 +41,7 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
         runtime={"contextLength": 4096, "maxConcurrency": 8, "args": ["--seed", "7"]},
         drain={"timeout": "90s"},
     )
-    command, *rest = arguments(manifests.deployment(built, settings, model), "engine")
+    command, *rest = arguments(deployment(built, settings, model), "engine")
     assert command == "serve"
     config = parse_serve(rest, {})
     assert config.engine.model == f"/models/{model.serve}"
@@ -72,7 +77,7 @@ def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, mo
 def test_the_verification_takes_its_arguments(
     service: Build, settings: Settings, model: FetchedModel, verify: str
 ) -> None:
-    command, *rest = arguments(manifests.deployment(service(cache={"verify": verify}), settings, model), "verify")
+    command, *rest = arguments(deployment(service(cache={"verify": verify}), settings, model), "verify")
     assert command == "fetch"
     options = fetch_cli._options(rest)
     assert (str(options.path), options.digest, options.full) == (
@@ -92,6 +97,7 @@ def test_every_flag_that_is_refused_exists() -> None:
         "--max-model-len",
         "--max-num-seqs",
         "--drain-seconds",
+        "--api-key-file",
     } <= refused
     assert "--api-key" in refused
     for name in refused:

@@ -10,6 +10,7 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.drift import difference, first_difference
+from stoker_operator.plan_rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec import FetchedModel, InferenceService
 
@@ -18,7 +19,8 @@ Live = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def wanted(service: Callable[..., InferenceService], settings: Settings, model: FetchedModel) -> dict[str, Any]:
-    return manifests.deployment(service(resources={"gpus": 0, "cpu": "1000m", "memory": "2Gi"}), settings, model)
+    built = service(resources={"gpus": 0, "cpu": "1000m", "memory": "2Gi"})
+    return manifests.deployment(built, settings, model, first_variant(built))
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +66,8 @@ def test_a_removed_field_is_a_difference(wanted: dict[str, Any], live: Live, key
 def test_a_field_we_no_longer_want_is_a_difference(
     service: Callable[..., InferenceService], settings: Settings, model: FetchedModel, live: Live
 ) -> None:
-    before = manifests.deployment(service(replicas=3), settings, model)
-    after = manifests.deployment(service(), settings, model)
+    before = manifests.deployment(service(replicas=3), settings, model, first_variant(service(replicas=3)))
+    after = manifests.deployment(service(), settings, model, first_variant(service()))
     assert first_difference(live(before), after, "spec") != ""
     assert difference(live(before), after) == "the spec asks for something else"
 
@@ -78,3 +80,9 @@ def test_arguments_are_compared_in_order() -> None:
 def test_an_empty_wish_is_met_by_absence() -> None:
     assert first_difference({}, {"lifecycle": {}, "list": [], "flag": False}, "") == ""
     assert first_difference({"x": None}, {"x": {}}, "") == ""
+
+
+def test_items_that_share_a_type_are_compared_in_order() -> None:
+    metrics = [{"type": "Pods", "pods": {"metric": {"name": name}}} for name in "ab"]
+    assert first_difference({"m": metrics}, {"m": metrics}, "") == ""
+    assert first_difference({"m": [metrics[0], metrics[0]]}, {"m": metrics}, "") == "m[1].pods.metric.name"

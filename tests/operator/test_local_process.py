@@ -11,6 +11,7 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.local_process import Machine, ReferenceMissing, map_container, plain_values
+from stoker_operator.plan_rollout import first_variant
 from stoker_operator.settings import Settings
 
 LOGS = Path("/logs/pod")
@@ -30,7 +31,7 @@ def machine(**changes: Any) -> Machine:
 
 
 def test_the_engine_container_of_the_real_manifest(service: Any, model: Any) -> None:
-    built = manifests.deployment(service("demo"), Settings(), model)
+    built = manifests.deployment(service("demo"), Settings(), model, first_variant(service("demo")))
     container = built["spec"]["template"]["spec"]["containers"][0]
     mapped = map_container(container, machine(gpus=(1, 3)))
     assert mapped.command[:4] == (sys.executable, "-m", "stoker_cli", "serve")

@@ -196,13 +196,14 @@ def test_a_killed_engine_comes_back(up: Running) -> None:
 @pytest.mark.timeout(400)
 def test_ctrl_c_lets_a_running_stream_finish(up: Running) -> None:
     pieces = []
-    request = up.body(max_tokens=60, stream=True, ignore_eos=True)
+    request = up.body(max_tokens=24, stream=True, ignore_eos=True)
     with up.client.stream("POST", "/v1/chat/completions", json=request) as answer:
         for line in answer.iter_lines():
             if not pieces and line:
                 up.process.send_signal(signal.SIGINT)
             if line.startswith("data: {"):
                 pieces.append(json.loads(line.removeprefix("data: ")))
+    assert "choices" in pieces[-1], f"{pieces[-1]}\n{up.output.read_text()}"
     assert pieces[-1]["choices"][0]["finish_reason"] == "length"
     assert up.process.wait(60) == 0
     assert "Stopped." in up.output.read_text()

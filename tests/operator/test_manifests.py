@@ -10,10 +10,17 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.manifests.identity import owner, stamped
+from stoker_operator.plan_rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec import FetchedModel, InferenceService
 
 Build = Callable[..., InferenceService]
+
+
+def deployment(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    return manifests.deployment(service, settings, model, first_variant(service))
+
+
 EVERYTHING: dict[str, Any] = {
     "replicas": 3,
     "model": {
@@ -58,9 +65,10 @@ def all_of(service: InferenceService, settings: Settings, model: FetchedModel) -
         manifests.web_service(service),
         manifests.metrics_service(service),
         manifests.disruption_budget(service),
+        manifests.network_policy(service),
         manifests.volume_claim(service, settings),
         manifests.prefetch_job(service, settings, "uid-volume", 1),
-        manifests.deployment(service, settings, model),
+        deployment(service, settings, model),
     ]
 
 
@@ -110,45 +118,124 @@ def test_a_token_is_never_on_a_command_line(service: Build, settings: Settings) 
 
 def test_grace_covers_the_whole_drain(service: Build, settings: Settings, model: FetchedModel) -> None:
     built = service(drain={"preStop": "30s", "timeout": "10m"})
-    pod = manifests.deployment(built, settings, model)["spec"]["template"]["spec"]
+    pod = deployment(built, settings, model)["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > 630
     assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 30}}}
 
 
 def test_gpu_requests_equal_limits(service: Build, settings: Settings, model: FetchedModel) -> None:
     built = service(resources={"gpus": 1, "gpuResource": "nvidia.com/mig-3g.40gb"})
-    engine = manifests.deployment(built, settings, model)["spec"]["template"]["spec"]["containers"][0]
+    engine = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"][0]
     assert engine["resources"]["requests"]["nvidia.com/mig-3g.40gb"] == "1"
     assert engine["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "1"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "replicas"),
-    [({}, None), ({"replicas": 0}, 0), ({"replicas": 4}, 4), ({"replicas": 4, "suspend": True}, 0)],
+    "endpoint",
+    [
+        {"ingress": {"className": "nginx", "host": "llm.example.com"}, "tls": {"secretName": "llm-tls"}},
+        {"httpRoute": {"parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["llm.example.com"]}},
+    ],
+    ids=["ingress", "http-route"],
 )
-def test_replicas_are_only_set_when_asked_for(
-    service: Build, settings: Settings, model: FetchedModel, spec: dict[str, Any], replicas: int | None
-) -> None:
-    assert manifests.deployment(service(**spec), settings, model)["spec"].get("replicas") == replicas
+def test_the_edge(service: Build, golden: Any, endpoint: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    built = service(endpoint=endpoint)
+    if built.endpoint.ingress is not None:
+        golden("ingress", [manifests.ingress(built, built.endpoint.ingress), manifests.network_policy(built)])
+    if built.endpoint.http_route is not None:
+        golden("http-route", [manifests.http_route(built, built.endpoint.http_route)])
+
+
+def test_what_prometheus_is_told(service: Build, golden: Any) -> None:
+    golden("monitoring", [manifests.pod_monitor(service()), manifests.prometheus_rule(service())])
+    suspended = manifests.prometheus_rule(service(suspend=True))
+    assert "StokerNoPodAnswers" not in str(suspended)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ({}, "http://demo.default.svc:8000/v1"),
+        ({"ingress": {"host": "a.b"}}, "http://a.b/v1"),
+        ({"ingress": {"host": "a.b"}, "tls": {"secretName": "t"}}, "https://a.b/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g"}]}}, "http://demo.default.svc:8000/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g"}], "hostnames": ["a.b"]}}, "http://a.b/v1"),
+        ({"httpRoute": {"parentRefs": [{"name": "g", "port": 443}], "hostnames": ["a.b"]}}, "https://a.b/v1"),
+        (
+            {"httpRoute": {"parentRefs": [{"name": "g", "sectionName": "https-main"}], "hostnames": ["a.b"]}},
+            "https://a.b/v1",
+        ),
+    ],
+)
+def test_the_url(service: Build, endpoint: dict[str, Any], url: str) -> None:
+    assert manifests.public_url(service(endpoint=endpoint)) == url
+
+
+def test_api_keys_are_a_mounted_file(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(endpoint={"auth": {"apiKeysSecretRef": {"name": "keys", "key": "k"}}})
+    pod = deployment(built, settings, model)["spec"]["template"]["spec"]
+    engine = pod["containers"][0]
+    place = engine["args"].index("--api-key-file")
+    assert engine["args"][place + 1] == "/etc/stoker/api-keys/keys"
+    [volume] = [item for item in pod["volumes"] if item["name"] == "api-keys"]
+    assert volume["secret"] == {"secretName": "keys", "items": [{"key": "k", "path": "keys"}], "defaultMode": 0o440}
+    assert {"name": "api-keys", "mountPath": "/etc/stoker/api-keys", "readOnly": True} in engine["volumeMounts"]
+    assert "api-keys" not in str(pod["initContainers"])
 
 
 def test_the_startup_budget_grows_with_the_weights(service: Build, settings: Settings, model: FetchedModel) -> None:
     def budget(count: int) -> int:
-        sized = manifests.deployment(service(), settings, replace(model, bytes=count))
+        sized = deployment(service(), settings, replace(model, bytes=count))
         probe = sized["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
         return int(probe["failureThreshold"]) * int(probe["periodSeconds"])
 
     assert budget(140 * 10**9) - budget(0) == 1400  # at 100 MB/s
 
 
-def test_a_rollout_with_gpus_goes_in_place(service: Build, settings: Settings, model: FetchedModel) -> None:
-    def strategy(gpus: int) -> dict[str, int]:
-        spec = manifests.deployment(service(resources={"gpus": gpus}), settings, model)["spec"]
-        rolling: dict[str, int] = spec["strategy"]["rollingUpdate"]
-        return rolling
+@pytest.mark.parametrize(
+    ("rollout", "gpus", "strategy"),
+    [
+        ({}, 1, {"maxSurge": 0, "maxUnavailable": 1}),
+        ({}, 0, {"maxSurge": 1, "maxUnavailable": 0}),
+        ({"strategy": "RollingUpdate"}, 0, {"maxSurge": 0, "maxUnavailable": 1}),
+        ({"strategy": "RollingUpdate", "maxSurge": 2, "maxUnavailable": 0}, 1, {"maxSurge": 2, "maxUnavailable": 0}),
+        ({"strategy": "Recreate"}, 1, None),
+    ],
+)
+def test_strategies(
+    service: Build,
+    settings: Settings,
+    model: FetchedModel,
+    rollout: dict[str, Any],
+    gpus: int,
+    strategy: dict[str, int] | None,
+) -> None:
+    spec = deployment(service(rollout=rollout, resources={"gpus": gpus}), settings, model)["spec"]
+    assert spec["strategy"].get("rollingUpdate") == strategy
 
-    assert strategy(1) == {"maxSurge": 0, "maxUnavailable": 1}
-    assert strategy(0) == {"maxSurge": 1, "maxUnavailable": 0}
+
+def test_a_deadline_and_a_pause(service: Build, settings: Settings, model: FetchedModel) -> None:
+    spec = deployment(service(rollout={"progressDeadline": "90s", "paused": True}), settings, model)["spec"]
+    assert (spec["progressDeadlineSeconds"], spec["paused"]) == (90, True)
+
+
+@pytest.mark.parametrize("engine", ["HPA", "KEDA"])
+def test_autoscalers(service: Build, golden: Any, engine: str) -> None:
+    built = service(
+        suspend=engine == "KEDA",
+        autoscaling={
+            "engine": engine,
+            "min": 2,
+            "max": 8,
+            "targets": {"kvPercent": 85},
+            "scaleUp": {"stabilization": "30s", "maxPods": 4, "period": "2m"},
+        },
+    )
+    assert built.autoscaling is not None
+    if engine == "HPA":
+        golden("hpa", [manifests.pod_autoscaler(built, built.autoscaling)])
+    else:
+        golden("keda", [manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090")])
 
 
 def test_services_with_one_source_share_a_volume_and_its_ownership(service: Build, settings: Settings) -> None:

@@ -9,85 +9,15 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import manifests, status
+from stoker_operator import status
 from stoker_operator.actions import Apply, Condition, Delete, Finding
 from stoker_operator.plan import Plan, make_plan
-from stoker_operator.rollout import read
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Answer, Observed
+from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, InferenceService
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-
-
-class World:
-    """A service whose children are all in place, with `pods` of revision "new"."""
-
-    def __init__(self, service: InferenceService, model: FetchedModel, live: Callable[..., Object]) -> None:
-        self.settings = Settings()
-        self.service = service
-        claim = live(manifests.volume_claim(service, self.settings))
-        source = manifests.source_id(service, claim["metadata"]["uid"])
-        self.service = replace(service, status={"model": status._model(model, source)})
-        built = [
-            manifests.service_account(service),
-            manifests.web_service(service),
-            manifests.metrics_service(service),
-            manifests.disruption_budget(service),
-            manifests.deployment(service, self.settings, model),
-        ]
-        self.children = {(item["kind"], item["metadata"]["name"]): live(item) for item in built}
-        self.children["PersistentVolumeClaim", claim["metadata"]["name"]] = claim
-        deployment = self.children["Deployment", service.name]
-        deployment["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "1"}
-        deployment["spec"].setdefault("replicas", 1)
-        deployment["status"] = {"observedGeneration": 1}
-        self.claims = [claim]
-        self.pods: list[Object] = []
-        self.jobs: list[Object] = []
-        self.answer: Answer | None = None
-
-    def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
-        labels = {"pod-template-hash": template, "app.kubernetes.io/component": "engine"}
-        conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
-        name = f"p{len(self.pods)}"
-        found = {"phase": "Running", "conditions": conditions} | pod_status
-        self.pods.append({"metadata": {"name": name, "labels": labels}, "status": found})
-        return self
-
-    def answered(self, error: str = "") -> World:
-        self.answer = Answer("p0", "new", error)
-        return self
-
-    def observed(self) -> Observed:
-        deployment = self.children.get(("Deployment", self.service.name))
-        uid = deployment["metadata"]["uid"] if deployment else ""
-        annotations = {"deployment.kubernetes.io/revision": "1"}
-        labels = {"pod-template-hash": "new"}
-        sets = [{"metadata": {"ownerReferences": [{"uid": uid}], "annotations": annotations, "labels": labels}}]
-        return Observed(
-            children=self.children,
-            claims=tuple(self.claims),
-            engine_pods=tuple(self.pods),
-            jobs=tuple(self.jobs),
-            rollout=read(deployment, sets, self.pods),
-            answer=self.answer,
-        )
-
-    def plan(self) -> Plan:
-        return make_plan(self.service, self.observed(), self.settings, NOW)
-
-    def status(self) -> dict[str, Any]:
-        return status.from_plan(self.service, self.observed(), self.plan(), NOW)
-
-
-@pytest.fixture
-def world(service: Callable[..., InferenceService], model: FetchedModel, live: Callable[..., Object]) -> Any:
-    def build(**spec: Any) -> World:
-        return World(service(**spec), model, live)
-
-    return build
 
 
 def condition(plan: Plan, kind: str) -> Condition:
@@ -99,7 +29,14 @@ def test_nothing_there_yet_makes_everything_that_needs_no_model(
 ) -> None:
     plan = make_plan(service(), Observed(), settings, NOW)
     kinds = [action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)]
-    assert kinds == ["ServiceAccount", "Service", "Service", "PodDisruptionBudget", "PersistentVolumeClaim"]
+    assert kinds == [
+        "ServiceAccount",
+        "Service",
+        "Service",
+        "PodDisruptionBudget",
+        "PersistentVolumeClaim",
+        "NetworkPolicy",
+    ]
     assert all(action.reason for action in plan.actions)
     assert condition(plan, "Ready").reason == "CreatingVolume"
 
@@ -128,7 +65,7 @@ def test_the_deployment_follows_the_model(world: Any) -> None:
     )
 
 
-SITUATIONS: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
+SITUATIONS: dict[str, tuple[Callable[[Any], Any], str, str, str, str]] = {
     # name: (what is there, Ready's reason, Servable, Reconciling, Stalled)
     "no pod yet": (lambda w: w, "RollingOut", "False", "True", "False"),
     "pod loads": (lambda w: w.pod(ready=False), "RollingOut", "False", "True", "False"),
@@ -160,7 +97,7 @@ SITUATIONS: dict[str, tuple[Callable[[World], World], str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", SITUATIONS.values(), ids=SITUATIONS)
-def test_situations(world: Any, case: tuple[Callable[[World], World], str, str, str, str]) -> None:
+def test_situations(world: Any, case: tuple[Callable[[Any], Any], str, str, str, str]) -> None:
     arrange, reason, servable, reconciling, stalled = case
     plan = arrange(world()).plan()
     assert condition(plan, "Ready").status == "False"

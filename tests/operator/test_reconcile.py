@@ -39,6 +39,9 @@ EVERY_KIND = (
     kinds.REPLICA_SET,
     kinds.JOB,
     kinds.DISRUPTION_BUDGET,
+    kinds.CONTROLLER_REVISION,
+    kinds.NETWORK_POLICY,
+    kinds.AUTOSCALER,
 )
 UNSCHEDULED = {"schedulerName": "nobody"}
 
@@ -498,3 +501,69 @@ async def test_scale_and_suspend(
 
 async def test_a_service_that_is_gone_is_no_error(reconciler: Reconciler, namespace: str) -> None:
     assert await reconciler.reconcile(namespace, "nobody") is None
+
+
+LATE = {"runtime": {"args": ["--seed", "7"]}, "rollout": {"progressDeadline": "2s"}}
+
+
+async def test_a_revision_that_never_becomes_ready_is_rolled_back_and_can_be_tried_again(
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    kubectl: Callable[..., str],
+    cluster: Cluster,
+    namespace: str,
+    engine: list[Object],
+) -> None:
+    first = await serve()
+    good = first["status"]["revisions"]["current"]
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps({"spec": LATE}))
+    back = await look("RolledBack")
+    failed = back["status"]["revisions"]["failed"]
+    assert condition(back, "Servable")["status"] == "True"
+    assert f"Revision {failed} was given up" in condition(back, "Ready")["message"]
+    deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert deployment is not None
+    assert "--seed" not in str(deployment["spec"]["template"])
+    ready = [pod for pod in await node.pods("engine") if is_ready(pod)]
+    assert {pod["metadata"]["labels"]["pod-template-hash"] for pod in ready} == {good}
+    kubectl("delete", "controllerrevision", f"demo-{failed}")
+    await look("RollingOut")
+    deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert deployment is not None
+    assert "--seed" in str(deployment["spec"]["template"])
+
+
+async def test_an_autoscaler_owns_the_replicas_once_it_sets_them(
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+) -> None:
+    await serve(replicas=2)
+
+    async def replicas() -> int:
+        deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert deployment is not None
+        return int(deployment["spec"]["replicas"])
+
+    scaling = {"spec": {"replicas": None, "autoscaling": {"min": 1, "max": 5}}}
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps(scaling))
+    await reconciler.reconcile(namespace, "demo")
+    assert await replicas() == 2  # taking up autoscaling drops no pod
+    assert await cluster.get(kinds.AUTOSCALER, namespace, "demo")
+    kubectl("scale", "deployment", "demo", "--replicas=3")  # as the autoscaler does it
+    for _ in range(2):
+        await reconciler.reconcile(namespace, "demo")
+    assert await replicas() == 3
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    await reconciler.reconcile(namespace, "demo")
+    assert await replicas() == 0
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    await reconciler.reconcile(namespace, "demo")
+    assert await replicas() == 1  # an autoscaler would leave 0 alone for ever
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"autoscaling": null}}')
+    await reconciler.reconcile(namespace, "demo")
+    assert await cluster.get(kinds.AUTOSCALER, namespace, "demo") is None

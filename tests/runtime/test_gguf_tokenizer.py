@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llama_vocab import FOLDER
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.gguf_metadata import MetadataValue, read_metadata
 from stoker_runtime.gguf_tokenizer import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, SPACE, UNKNOWN, USER_DEFINED, build
+from stoker_runtime.weights.gguf_header import read_gguf_header
 
 NOWHERE = Path("test.gguf")
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -44,7 +45,7 @@ def test_llama_cpp_vectors(name: str) -> None:
     file = FOLDER / f"ggml-vocab-{name}.gguf"
     if not file.is_file():
         pytest.skip("llama.cpp's vocabularies are not here: python tests/runtime/llama_vocab.py")
-    tokenizer = build(read_metadata(file, lambda key: key.startswith("tokenizer.ggml")), file)
+    tokenizer = build(read_gguf_header(file).metadata, file)
     texts = file.with_suffix(".gguf.inp").read_bytes().decode().split(SEPARATOR)
     lines = file.with_suffix(".gguf.out").read_text().split("\n")
     vectors = list(zip(texts, lines, strict=False))
@@ -57,15 +58,15 @@ PIECES = ["a", "b", "c", "ab", "bc", "abc", "aa", "bb", f"{SPACE}a", SPACE, f"{S
 SCORES = [-9.0, -8.0, -7.5, -1.0, -2.0, -3.0, -1.5, -4.0, -2.5, -6.0, -0.5, -3.5, -7.0, -7.2]
 
 
-def spm_metadata(**changes: MetadataValue) -> dict[str, MetadataValue]:
+def spm_metadata(**changes: Any) -> dict[str, Any]:
     """A small SentencePiece vocabulary: specials, 256 bytes, pieces."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, "<tag>"]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES), USER_DEFINED]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": array("f", [0.0] * 259 + SCORES + [0.0]),
-        "tokenizer.ggml.token_type": array("i", types),
+        "tokenizer.ggml.scores": [0.0] * 259 + SCORES + [0.0],
+        "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -123,12 +124,12 @@ def test_flags_of_the_file() -> None:
     assert ends.encode("ab").tokens == [f"{SPACE}ab", "</s>"]
 
 
-def bpe_metadata(**changes: MetadataValue) -> dict[str, MetadataValue]:
+def bpe_metadata(**changes: Any) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": ["a", "b", "Ġ", "ab", "Ġab", "<end>"],
-        "tokenizer.ggml.token_type": array("i", [1, 1, 1, 1, 1, 3]),
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 1, 3],
         "tokenizer.ggml.merges": ["a b", "Ġ ab"],
         "tokenizer.ggml.eos_token_id": 5,
         **changes,
@@ -149,7 +150,7 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
         **{
             "tokenizer.ggml.pre": name,
             "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": array("i", [1] * 256),
+            "tokenizer.ggml.token_type": [1] * 256,
             "tokenizer.ggml.merges": [],
             "tokenizer.ggml.eos_token_id": 0,
         }
@@ -167,9 +168,35 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
         (bpe_metadata(**{"tokenizer.ggml.tokens": []}), "no tokenizer.ggml.tokens"),
         (bpe_metadata(**{"tokenizer.ggml.merges": 5}), "no tokenizer.ggml.merges"),
         (bpe_metadata(**{"tokenizer.ggml.merges": ["ab"]}), "the merge 'ab'"),
-        (spm_metadata(**{"tokenizer.ggml.scores": array("f", [1.0])}), "one score for each of"),
+        (spm_metadata(**{"tokenizer.ggml.scores": [1.0]}), "one score for each of"),
     ],
 )
-def test_refusals(metadata: dict[str, MetadataValue], says: str) -> None:
+def test_refusals(metadata: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         build(metadata, NOWHERE)
+
+
+def gguf_bytes(strings: list[str]) -> bytes:
+    """A GGUF file with one list of strings."""
+
+    def spelled(text: str) -> bytes:
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + spelled("tokenizer.ggml.tokens")
+    return head + struct.pack("<IIQ", 9, 8, len(strings)) + b"".join(map(spelled, strings))
+
+
+def test_lists_of_strings_survive_any_buffer_and_every_truncation_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strings = ["", "a", "日本語", "x" * 40, "end"]
+    whole = gguf_bytes(strings)
+    file = tmp_path / "model.gguf"
+    for size in (1, 7, 64, 1 << 20):
+        monkeypatch.setattr("stoker_runtime.weights.gguf_header.READ_BYTES", size)
+        file.write_bytes(whole)
+        assert read_gguf_header(file).metadata == {"tokenizer.ggml.tokens": strings}
+        for length in range(len(whole)):
+            file.write_bytes(whole[:length])
+            with pytest.raises(ModelError):
+                read_gguf_header(file)

@@ -137,9 +137,11 @@ def test_the_gpu_gives_the_logits_of_the_reference(shape: str, quantization: str
     theirs = load_weights(read_source(f"shape:{shape}"), model.spec, gpu, torch.bfloat16, quantization)
     host.decoder.weights = _to_host(theirs)
     prompts = [[3 + (7 * i * slot + i) % 1000 for i in range(length)] for slot, length in enumerate((40, 1, 150))]
+    # W8A8 rounds activations to 3 bits: a bf16 rounding apart, a value may fall into the next of them, 6 to 12% away.
+    tolerance = 0.03 if quantization == "none" else 0.15
     for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, list(range(20)))]):
         for ours, expected in zip(model.step(work), host.step(work), strict=True):
-            assert (ours.cpu().float() - expected.float()).norm() < 0.03 * expected.float().norm()
+            assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
 
 
 def _to_host(weights: DecoderWeights) -> DecoderWeights:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.flags import FLAGS, help_text
-from stoker_runtime.settings import parse
+from stoker_runtime.settings import describe, parse
 
 
 def test_flags_reach_their_fields() -> None:
@@ -151,3 +151,8 @@ def test_every_field_has_a_flag() -> None:
 
     fields: list[dataclasses.Field[Any]] = [*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig)]
     assert {field.name for field in fields} - {"engine"} == {flag.field for flag in FLAGS if flag.field}
+
+
+def test_description_shows_what_was_set_and_counts_secrets() -> None:
+    config = parse(["m", "--seed", "3", "--api-key", "sk-1", "--enforce-eager", "--kernel", "gemm=cublas"], {})
+    assert describe(config) == "m seed=3 enforce-eager=true kernel=(('gemm', 'cublas'),) api-key=1"

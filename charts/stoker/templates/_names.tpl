@@ -20,6 +20,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{/* "true" where the custom metrics API is served. */}}
+{{- define "stoker.adapter" -}}
+{{- if or (eq .Values.metricsAdapter.mode "On") (and (eq .Values.metricsAdapter.mode "Auto") (not .Values.watchNamespaces)) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "stoker.adapterSecret" -}}
+{{- .Values.metricsAdapter.tls.secretName | default (printf "%s-metrics-api-tls" (include "stoker.name" .)) -}}
+{{- end -}}
+
 {{/* What the operator may do where it watches. Each verb is used by observe.py, apply.py or the watches. */}}
 {{- define "stoker.rules" -}}
 - apiGroups: [stoker.dev]
@@ -49,9 +58,27 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list]
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies, ingresses]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]

@@ -38,9 +38,10 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 }
 
 // Scale, bias, round, transpose through `staging` ([MT][STAGING_PITCH] bytes of this group), store 16 bytes a thread.
+// Of the blocks of 8 tokens only those with block % step == first are stored.
 template <int MT>
 __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int group, float (&acc)[MT / 2],
-                                           unsigned char* staging) {
+                                           unsigned char* staging, int first = 0, int step = 1) {
   const int t = threadIdx.x % GROUP_THREADS, lane = t % 32, warp_row = (t / 32) * 16;
   const int rows[2] = {row + warp_row + lane / 4, row + warp_row + lane / 4 + 8};
   float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
@@ -54,6 +55,7 @@ __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int 
   named_barrier(1 + group, GROUP_THREADS);  // the previous tile has left the staging area
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
+    if (j % step != first) continue;
     const int token = 8 * j + 2 * (lane % 4);
     float x_scale[2] = {1.f, 1.f};
     if (g.x_scale) {
@@ -82,7 +84,7 @@ __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int 
 #pragma unroll
   for (int i = t; i < MT * 8; i += GROUP_THREADS) {
     const int token = i / 8, column = row + (i % 8) * 8;
-    if (token < g.m && column < g.n) {
+    if (token < g.m && column < g.n && token / 8 % step == first) {
       *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + column) =
           *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 8) * 16);
     }

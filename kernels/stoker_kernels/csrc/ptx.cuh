@@ -131,6 +131,53 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// ---- clusters ----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ int cluster_size() {
+  int size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+// Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The address, in CTA `rank` of the cluster, of what lies at `address` here.
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// Stores 16 bytes in another CTA's shared memory and counts them on `barrier`, which lies in the same CTA.
+__device__ __forceinline__ void store_async(uint32_t there, float a, float b, float c, float d, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+               "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+               : "memory");
+}
+
+// mbarrier_wait for writes that come from another CTA of the cluster.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "wait_loop:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra wait_done;\n"
+      "bra wait_loop;\n"
+      "wait_done:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 // ---- bulk tensor copies ------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void tensor_map_prefetch(const void* map) {

@@ -10,21 +10,11 @@
 #include <cuda.h>
 
 #include "gemm_epilogue.cuh"
+#include "sm90_chunk.cuh"
 #include "unit_walk.cuh"
 #include "wgmma.cuh"
 
 namespace stoker {
-
-template <typename T>
-struct Chunk;
-template <>
-struct Chunk<__nv_bfloat16> {
-  static constexpr int elements = 64;
-};
-template <>
-struct Chunk<e4m3> {
-  static constexpr int elements = 128;
-};
 
 template <int BN, int KC, int MT>
 struct Ring {

@@ -2,24 +2,48 @@
 objects."""
 
 from stoker_operator.manifests.cache import cache_key, claim_name, prefetch_job, source_id, volume_claim
+from stoker_operator.manifests.edge import http_route, ingress, network_policy, public_url
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
-from stoker_operator.manifests.workload import deployment, disruption_budget, service_account
+from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
+from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key
+from stoker_operator.manifests.scaling import pod_autoscaler, scaled_object
+from stoker_operator.manifests.workload import (
+    Variant,
+    deployment,
+    disruption_budget,
+    engine_template,
+    service_account,
+)
 
 __all__ = [
     "Manifest",
+    "Variant",
     "applied_hash",
     "cache_key",
     "claim_name",
     "deployment",
     "disruption_budget",
+    "engine_template",
+    "http_route",
+    "ingress",
     "labels",
+    "live_template_key",
     "metrics_service",
+    "network_policy",
+    "pod_autoscaler",
+    "pod_monitor",
     "prefetch_job",
+    "prometheus_rule",
+    "public_url",
+    "record_manifest",
+    "record_name",
+    "scaled_object",
     "selector",
     "service_account",
     "service_url",
     "source_id",
+    "template_key",
     "volume_claim",
     "web_service",
 ]

@@ -180,6 +180,8 @@ def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: b
     endpoint = model.endpoint or (settings.hub_endpoint if model.scheme == "hf" else "")
     if endpoint:
         arguments += ["--endpoint", endpoint]
+    if model.secret_ref is not None and model.scheme == "https":
+        arguments.append("--send-token")
     for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
         for pattern in patterns:
             arguments += [flag, pattern]

@@ -1,6 +1,6 @@
 """The Deployment that runs the engine, its ServiceAccount and its PodDisruptionBudget.
 
-Invariants: `replicas` is only set when the spec sets it, so an autoscaler may own it; termination grace is
+Invariants: `replicas` is only set when the plan says so, so an autoscaler may own it; termination grace is
 preStop + drain + margin, so no stream that may still run is cut; GPU requests equal limits; the model is
 mounted read-only and verified before the engine starts.
 Knows nothing of how the model came to the volume.
@@ -9,11 +9,14 @@ Knows nothing of how the model came to the volume.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests import pod
 from stoker_operator.manifests.cache import claim_name
 from stoker_operator.manifests.identity import Manifest, child, labels, selector, stamped
+from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec import FetchedModel, InferenceService
 
@@ -21,6 +24,18 @@ DEPLOYMENT = ("apps/v1", "Deployment")
 PORT = 8000
 GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
+KEYS_FOLDER = "/etc/stoker/api-keys"
+KEYS_FILE = "keys"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What of a Deployment depends on the moment. `replicas` None: another writer's; `template` None: the spec's."""
+
+    replicas: int | None
+    surge: int
+    unavailable: int
+    template: Mapping[str, Any] | None = None
 
 
 def service_account(service: InferenceService) -> Manifest:
@@ -46,39 +61,53 @@ def startup_seconds(settings: Settings, model: FetchedModel) -> int:
     return STARTUP_BASE_SECONDS + math.ceil(model.bytes / (settings.read_rate_mb * 10**6))
 
 
-def deployment(service: InferenceService, settings: Settings, model: FetchedModel) -> Manifest:
+def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    """The pod template that the spec asks for."""
+    return {"metadata": {"labels": labels(service, "engine")}, "spec": _engine_pod(service, settings, model)}
+
+
+def deployment(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
     """The engine's pods."""
     workload = child(service, DEPLOYMENT, service.name, "engine")
+    template = variant.template or engine_template(service, settings, model)
+    workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
+    deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600
     spec: dict[str, Any] = {
         "revisionHistoryLimit": 5,
-        "progressDeadlineSeconds": startup_seconds(settings, model) + 600,
+        "progressDeadlineSeconds": deadline,
+        "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},
-        "strategy": _strategy(service),
-        "template": {
-            "metadata": {"labels": labels(service, "engine")},
-            "spec": _engine_pod(service, settings, model),
-        },
+        "strategy": _strategy(service, variant),
+        "template": template,
     }
-    replicas = 0 if service.suspend else service.replicas
-    if replicas is not None:
-        spec["replicas"] = replicas
+    if variant.replicas is not None:
+        spec["replicas"] = variant.replicas
     return stamped(workload | {"spec": spec})
 
 
-def _strategy(service: InferenceService) -> dict[str, Any]:
-    # A surge pod would wait for a GPU that the old pod still holds: with GPUs a rollout goes in place.
-    surge, unavailable = (0, 1) if service.resources.gpus else (1, 0)
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+def _strategy(service: InferenceService, variant: Variant) -> dict[str, Any]:
+    if service.rollout.strategy == "Recreate":
+        return {"type": "Recreate"}
+    return {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": variant.surge, "maxUnavailable": variant.unavailable},
+    }
 
 
 def _engine_pod(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     tmp, tmp_mount = pod.scratch("4Gi")
-    volumes = [
+    volumes: list[dict[str, Any]] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
         tmp,
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
     ]
     mounts = [pod.models_mount(read_only=True), tmp_mount, {"name": "shm", "mountPath": "/dev/shm"}]
+    keys = service.endpoint.api_keys
+    if keys is not None:
+        items = [{"key": keys.key, "path": KEYS_FILE}]
+        # Group-readable: the pod's fsGroup is the engine's own group.
+        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        mounts.append({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True})
     drain = service.drain
     return pod.base_spec(service) | {
         "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
@@ -114,6 +143,8 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--max-model-len", str(runtime.context_length)]
     if runtime.max_concurrency:
         arguments += ["--max-num-seqs", str(runtime.max_concurrency)]
+    if service.endpoint.api_keys is not None:
+        arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
     period = 2
     return {

@@ -9,27 +9,28 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-
+from stoker_runtime.api.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.completions import finish_part
 from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
 from stoker_runtime.api.prompts import check_template_variables, encode, fit, template_messages
 from stoker_runtime.api.protocol import ChatBody
-from stoker_runtime.api.sse import EventStream, collect, event, json_text
+from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.structured import read_constraint
+from stoker_runtime.api.tools import ToolUse, tool_use
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.errors import RequestError
 from stoker_runtime.tokenizer import Tokenizer
 
 
-async def create_chat_completion(state: ServerState, request: HttpRequest) -> Response:
+async def create_chat_completion(state: ServerState, request: Request) -> Response | EventStream:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
     body = await read_request(state, request, ChatBody)
     model = state.check_model(body.model)
@@ -39,21 +40,31 @@ async def create_chat_completion(state: ServerState, request: HttpRequest) -> Re
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    prompt, max_tokens = fit(
-        await _prompt(service, body), asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service
-    )
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, service.template.source)
+    rendered = await _prompt(service, body, use)
+    reading = _reading(service, body, use, rendered)
+    prompt, max_tokens = fit(rendered, asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service)
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
-    layout = ChatFormat(body, answer_id, model, service.tokenizer)
+    work = replace(work, visible=reading.visible(service.tokenizer))
+    layout = ChatFormat(body, answer_id, model, service.tokenizer, reading)
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:
         deltas = await collect(request.receive, generation)
-        return JSONResponse(layout.whole(deltas, generation))
+        return json_response(layout.whole(deltas, generation))
 
 
-async def _prompt(service: Service, body: ChatBody) -> Prompt:
+def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> Reading:
+    """How the answers are read."""
+    continued: str | None = None
+    if body.continue_final_message:
+        continued = template_messages(body.messages[-1:], service.dialect.history)[0]["content"]
+    return plan_reading(service.dialect, use, prompt.text or "", continued, body.include_reasoning is not False)
+
+
+async def _prompt(service: Service, body: ChatBody, use: ToolUse) -> Prompt:
     """The conversation as one prompt."""
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt is not False
@@ -63,21 +74,36 @@ async def _prompt(service: Service, body: ChatBody) -> Prompt:
                 "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
             )
         generate = False
+    extra = {**check_template_variables(body.chat_template_kwargs), "documents": body.documents}
+    if body.reasoning_effort is not None:
+        if "reasoning_effort" not in service.template.source:
+            raise RequestError(
+                "reasoning_effort is not supported by this model's chat template; leave it out.",
+                param="reasoning_effort",
+            )
+        extra["reasoning_effort"] = body.reasoning_effort
     text = service.template.render(
-        template_messages(body.messages),
+        template_messages(body.messages, service.dialect.history),
+        tools=use.shown(),
         add_generation_prompt=generate,
         continue_final_message=continued,
-        extra={**check_template_variables(body.chat_template_kwargs), "documents": body.documents},
+        extra=extra,
     )
     # The template writes the special tokens itself, unless the client says that it does not.
     return Prompt(tuple(await encode(service, text, bool(body.add_special_tokens))), text)
 
 
+def finish_reason(delta: Delta, called: bool) -> str | None:
+    """Why a choice ended: a call is a reason of its own, unless it was cut short."""
+    return "tool_calls" if called and delta.finish == "stop" else delta.finish
+
+
 class ChatFormat:
     """How the answers to one request look."""
 
-    def __init__(self, body: ChatBody, answer_id: str, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatBody, answer_id: str, model: str, tokenizer: Tokenizer, reading: Reading) -> None:
         self.body = body
+        self.reading = reading
         self.created = int(time.time())
         self.answer_id = answer_id
         self.model = model
@@ -107,11 +133,12 @@ class ChatFormat:
         return self._logprobs.chat(delta.tokens, delta.logprobs) if self.body.logprobs else None
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
+        message, called = whole_message(self.reading, delta.text)
         choice: dict[str, Any] = {
             "index": delta.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": message,
             "logprobs": self.logprobs(delta),
-            "finish_reason": delta.finish,
+            "finish_reason": finish_reason(delta, called),
             "stop_reason": delta.stop_reason,
         }
         if self.body.return_token_ids:
@@ -130,6 +157,8 @@ class ChatStream:
         self._prompt_ids = list(generation.work.prompts[0].ids) if layout.body.return_token_ids else None
         self._plain = not (layout.body.logprobs or layout.body.return_token_ids)
         self._greeted = [False] * generation.work.n
+        reading = layout.reading
+        self._parsers = None if reading.plain else [AnswerParser(reading) for _ in self._greeted]
 
     def events(self, deltas: Sequence[Delta]) -> bytes:
         """The role once a choice, then one event a delta; one that says nothing is left out."""
@@ -143,15 +172,20 @@ class ChatStream:
 
     def _event(self, delta: Delta) -> str:
         greeting = "" if self._greeted[delta.index] else self._greeting(delta.index)
+        if self._parsers is None:
+            said = f'{{"content":{json_text(delta.text)}}}' if delta.text else "{}"
+        else:
+            parser = self._parsers[delta.index]
+            said = json_line(delta_message(parser.read(delta.text, delta.finish is not None)))
+            delta = replace(delta, finish=finish_reason(delta, parser.called))
         if self._plain:
-            if not delta.text and delta.finish is None and not self._usage.each:
+            if said == "{}" and delta.finish is None and not self._usage.each:
                 return greeting
             logprobs = '"logprobs":null'
         else:
             logprobs = f'"logprobs":{json.dumps(self._layout.logprobs(delta), separators=(",", ":"))}'
             if self._layout.body.return_token_ids:
                 logprobs += f',"token_ids":{json.dumps(list(delta.tokens))}'
-        said = f'{{"content":{json_text(delta.text)}}}' if delta.text else "{}"
         return (
             f'{greeting}{self._head}{delta.index},"delta":{said},{logprobs},'
             f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"

@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-
 from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
 from stoker_runtime.api.prompts import completion_prompts, fit
@@ -29,7 +27,7 @@ from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.tokenizer import Tokenizer
 
 
-async def create_completion(state: ServerState, request: HttpRequest) -> Response:
+async def create_completion(state: ServerState, request: Request) -> Response | EventStream:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
     body = await read_request(state, request, CompletionBody)
     model = state.check_model(body.model)
@@ -48,7 +46,7 @@ async def create_completion(state: ServerState, request: HttpRequest) -> Respons
         return EventStream(state, service, work, partial(CompletionStream, layout))
     with state.generate(service, work) as generation:
         deltas = await collect(request.receive, generation)
-        return JSONResponse(layout.whole(deltas, generation))
+        return json_response(layout.whole(deltas, generation))
 
 
 async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:

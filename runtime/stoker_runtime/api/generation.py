@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.detokenizer import Detokenizer
+from stoker_runtime.detokenizer import NOTHING, Detokenizer
 from stoker_runtime.errors import EngineError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
@@ -32,7 +32,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one client request asks of the engine. `label` is the request id that its log lines carry."""
+    """What one client request asks of the engine. `label` is the request id that its log lines carry.
+
+    `visible` special tokens are text even where special tokens are skipped.
+    """
 
     prompts: tuple[Prompt, ...]
     params: SamplingParams
@@ -40,6 +43,7 @@ class Work:
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
+    visible: frozenset[int] = NOTHING
     priority: int = 0
     cache_salt: str = ""
     label: str = ""
@@ -110,7 +114,13 @@ class Generation:
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
-        detokenizer = Detokenizer(tokenizer, work.stops, include_stop=work.include_stop, skip_special=work.skip_special)
+        detokenizer = Detokenizer(
+            tokenizer,
+            work.stops,
+            include_stop=work.include_stop,
+            skip_special=work.skip_special,
+            visible=work.visible,
+        )
         return Choice(index, f"{work.label}-{self._serial}-{index}", work.prompts[index // work.n], detokenizer)
 
     def _request(self, choice: Choice) -> Request:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from starlette.requests import Request as HttpRequest
-
-from stoker_runtime.api.edge import read_body
 from stoker_runtime.api.fields import Body, SamplingFields
 from stoker_runtime.api.generation import Prompt, Work
+from stoker_runtime.api.http import Request
 from stoker_runtime.api.sampling import build_params
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.validation import parse_body
@@ -25,9 +23,9 @@ from stoker_runtime.request import Constraint
 B = TypeVar("B", bound=Body)
 
 
-async def read_request(state: ServerState, request: HttpRequest, model: type[B]) -> B:
-    """The body of `request`. Raises RequestError or TooLargeError."""
-    return parse_body(await read_body(request, state.config.max_body_bytes), model)
+async def read_request(state: ServerState, request: Request, model: type[B]) -> B:
+    """The body of `request`. Raises RequestError, TooLargeError or ClientGone."""
+    return parse_body(await request.body(state.config.max_body_bytes), model)
 
 
 def public_id(prefix: str, body: SamplingFields) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker_runtime.api.dialect import CallHistory
 from stoker_runtime.api.generation import Prompt
 from stoker_runtime.api.protocol import ChatMessage
 from stoker_runtime.api.sampling import check_ids
@@ -73,12 +74,12 @@ def fit(
     return prompt, room if cap is None else min(room, cap)
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them: texts joined, tool arguments as objects."""
-    return [_template_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+def template_messages(messages: Sequence[ChatMessage], history: CallHistory) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: texts joined, calls as its `history` says."""
+    return [_template_message(message, f"messages[{at}]", history) for at, message in enumerate(messages)]
 
 
-def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+def _template_message(message: ChatMessage, where: str, history: CallHistory) -> dict[str, Any]:
     found: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{where}.content")}
     if message.content is None and message.role != "assistant":
         raise RequestError(f"{where}.content is required for the role {message.role!r}.", param=f"{where}.content")
@@ -90,8 +91,10 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     if reasoning is not None:
         found |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if message.tool_calls:
+        if history.null_content and not found["content"]:
+            found["content"] = None
         found["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{where}.tool_calls[{at}]", history) for at, call in enumerate(message.tool_calls)
         ]
     return found
 
@@ -114,7 +117,7 @@ def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any], where: str, history: CallHistory) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}.function must be an object with a name.", param=f"{where}.function")
@@ -126,7 +129,10 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise RequestError(
                 f"{where}.function.arguments is not valid JSON.", param=f"{where}.function.arguments"
             ) from None
-    return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
+    arguments = arguments if arguments is not None else {}
+    if history.argument_text:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def check_template_variables(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:

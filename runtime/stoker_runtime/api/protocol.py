@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Prompt, SamplingFields
+from stoker_runtime.api.tools import ToolSpec
 
 
 class CompletionBody(SamplingFields):
@@ -70,7 +71,7 @@ class ChatBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolSpec] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
@@ -95,11 +96,8 @@ class ChatBody(SamplingFields):
         **SamplingFields.SAMPLING_UNSUPPORTED,
         "chat_template": (None,),
         "echo": (None, False),
-        "tools": (None,),
-        "tool_choice": (None, "none"),
         "functions": (None,),
         "function_call": (None, "none", "auto"),
-        "reasoning_effort": (None,),
         "thinking_token_budget": (None,),
         "modalities": (None, ["text"]),
         "audio": (None,),
@@ -126,7 +124,7 @@ class TokenizeBody(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolSpec] | None = None
 
     UNSUPPORTED: ClassVar = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
 

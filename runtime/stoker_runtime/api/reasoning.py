@@ -86,12 +86,13 @@ class TagReasoningParser(OutputParser):
 
 THINK = Tags("<think>", "</think>")
 HARMONY = "openai_gptoss"
+# gpt-oss: the whole answer goes to the harmony parser.
+HARMONY_NAMES = (HARMONY, "gpt_oss")
 REASONING_PARSERS: Mapping[str, Tags | None] = {
     "deepseek_r1": Tags("<think>", "</think>", assumed=True),
     "deepseek_v3": THINK,
     "qwen3": THINK,
     "glm45": THINK,
     "mistral": Tags("[THINK]", "[/THINK]"),
-    HARMONY: None,
-    "gpt_oss": None,
+    **dict.fromkeys(HARMONY_NAMES),
 }

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-
 from stoker_runtime.api.edge import error_response
+from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import read_request
 from stoker_runtime.api.prompts import check_template_variables, encode, template_messages
 from stoker_runtime.api.protocol import DetokenizeBody, TokenizeBody
 from stoker_runtime.api.sampling import check_ids
 from stoker_runtime.api.state import Phase, ServerState
+from stoker_runtime.api.tools import shown_tools
 from stoker_runtime.errors import RequestError, StokerError
 from stoker_runtime.metrics import CONTENT_TYPE
 from stoker_runtime.version import VERSION
@@ -37,17 +36,17 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def list_models(state: ServerState, _: HttpRequest) -> Response:
+async def list_models(state: ServerState, _: Request) -> Response:
     """GET /v1/models."""
-    return JSONResponse({"object": "list", "data": [_model(state, name) for name in state.model_names]})
+    return json_response({"object": "list", "data": [_model(state, name) for name in state.model_names]})
 
 
-async def get_model(state: ServerState, request: HttpRequest) -> Response:
-    """GET /v1/models/{name}. Raises NotFoundError."""
-    return JSONResponse(_model(state, state.check_model(request.path_params["name"])))
+async def get_model(state: ServerState, request: Request) -> Response:
+    """GET /v1/models/NAME. Raises NotFoundError."""
+    return json_response(_model(state, state.check_model(request.name)))
 
 
-async def tokenize(state: ServerState, request: HttpRequest) -> Response:
+async def tokenize(state: ServerState, request: Request) -> Response:
     """POST /tokenize: the ids of a prompt, or of messages through the chat template."""
     body = await read_request(state, request, TokenizeBody)
     state.check_model(body.model)
@@ -56,8 +55,8 @@ async def tokenize(state: ServerState, request: HttpRequest) -> Response:
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         text = service.template.render(
-            template_messages(body.messages),
-            tools=body.tools,
+            template_messages(body.messages, service.dialect.history),
+            tools=shown_tools(body.tools or ()),
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
             continue_final_message=bool(body.continue_final_message),
             extra=check_template_variables(body.chat_template_kwargs),
@@ -66,48 +65,48 @@ async def tokenize(state: ServerState, request: HttpRequest) -> Response:
     else:
         ids = await encode(service, body.prompt or "", body.add_special_tokens is not False)
     spelled = [service.tokenizer.id_to_token(at) for at in ids] if body.return_token_strs else None
-    return JSONResponse(
+    return json_response(
         {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": spelled}
     )
 
 
-async def detokenize(state: ServerState, request: HttpRequest) -> Response:
+async def detokenize(state: ServerState, request: Request) -> Response:
     """POST /detokenize: the text of ids."""
     body = await read_request(state, request, DetokenizeBody)
     state.check_model(body.model)
     service = state.loaded()
     check_ids("tokens", body.tokens, service.limits.vocab_size)
-    return JSONResponse({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+    return json_response({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
 
 
-async def health(state: ServerState, _: HttpRequest) -> Response:
+async def health(state: ServerState, _: Request) -> Response:
     """GET /health and /ping: whether the engine lives. 503 while it starts, when it died and when it hangs."""
     try:
         state.loaded().engine.check_health()
     except StokerError as error:
         return error_response(error)
-    return JSONResponse({"status": "ok", "phase": state.phase})
+    return json_response({"status": "ok", "phase": state.phase})
 
 
-async def ready(state: ServerState, _: HttpRequest) -> Response:
+async def ready(state: ServerState, _: Request) -> Response:
     """GET /ready: whether to send requests here."""
     try:
         state.require_service().engine.check_health()
     except StokerError as error:
         return error_response(error)
-    return JSONResponse({"status": "ready"})
+    return json_response({"status": "ready"})
 
 
-async def version(state: ServerState, _: HttpRequest) -> Response:
+async def version(state: ServerState, _: Request) -> Response:
     """GET /version: the program's version, and what the engine says of itself once it runs."""
     info = state.service.engine.stats().info if state.service else {}
-    return JSONResponse({"version": VERSION, "engine": info})
+    return json_response({"version": VERSION, "engine": info})
 
 
-async def load(state: ServerState, _: HttpRequest) -> Response:
+async def load(state: ServerState, _: Request) -> Response:
     """GET /load: requests under way, and the engine's own view of them."""
     stats = state.service.engine.stats() if state.service else None
-    return JSONResponse(
+    return json_response(
         {
             "server_load": len(state.active),
             "running": stats.running if stats else 0,
@@ -117,6 +116,6 @@ async def load(state: ServerState, _: HttpRequest) -> Response:
     )
 
 
-async def metrics(state: ServerState, _: HttpRequest) -> Response:
+async def metrics(state: ServerState, _: Request) -> Response:
     """GET /metrics: Prometheus text."""
-    return Response(state.metrics.expose(), media_type=CONTENT_TYPE)
+    return Response(state.metrics.expose(), CONTENT_TYPE)

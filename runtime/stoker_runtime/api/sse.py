@@ -16,17 +16,15 @@ from contextlib import asynccontextmanager
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
-
 from stoker_runtime.api.edge import error_body
 from stoker_runtime.api.generation import Delta, Generation, Work
+from stoker_runtime.api.http import Header, Message, Receive, Request, Send
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import EngineError, StokerError, UnavailableError
 
 log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
-HEADERS = [
+HEADERS: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -41,10 +39,15 @@ def json_text(text: str) -> str:
     return quoted if quoted.isascii() else quoted.translate(_LINE_ENDS)
 
 
+def json_line(payload: Any) -> str:
+    """`payload` as JSON that no line splitter cuts."""
+    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return body if body.isascii() else body.translate(_LINE_ENDS)
+
+
 def event(payload: Any) -> bytes:
     """One event."""
-    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {body if body.isascii() else body.translate(_LINE_ENDS)}\n\n".encode()
+    return f"data: {json_line(payload)}\n\n".encode()
 
 
 class EventFormat(Protocol):
@@ -86,27 +89,27 @@ async def collect(receive: Receive, generation: Generation) -> list[Delta]:
     return deltas
 
 
-class EventStream(Response):
+class EventStream:
     """The response of a streaming route. The work is submitted when the response is sent, and ends with it."""
 
     def __init__(
         self, state: ServerState, service: Service, work: Work, layout: Callable[[Generation], EventFormat]
     ) -> None:
-        self.status_code = 200
-        self.background = None
+        self.status = 200
+        self.headers = list(HEADERS)
         self._state = state
         self._service = service
         self._work = work
         self._layout = layout
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send(self, request: Request, send: Send) -> None:
         """Send events until the generation ends. Raises StokerError when it fails before its first token."""
         with self._state.generate(self._service, self._work) as generation:
-            async with abort_on_disconnect(receive, generation):
+            async with abort_on_disconnect(request.receive, generation):
                 first = await generation.next()
                 if not first:
                     raise UnavailableError(generation.aborted or "The request was aborted.")
-                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
                 closing = await self._body(generation, first, send)
         await send(_part(closing + DONE, more=False))
 

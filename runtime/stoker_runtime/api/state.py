@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stoker_runtime.api.constraint_checker import ConstraintChecker
+from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.generation import Generation, Work
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
@@ -41,6 +42,7 @@ class Service:
     template: ChatTemplate
     limits: Limits
     defaults: SamplingDefaults
+    dialect: Dialect
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
 
 

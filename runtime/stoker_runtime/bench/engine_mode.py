@@ -20,7 +20,7 @@ from typing import Any
 
 from stoker_runtime.bench.rounds import Round, Work, run_round
 from stoker_runtime.bench.table import print_table, save_plot
-from stoker_runtime.bench.verify import Verdict, verify_greedy
+from stoker_runtime.bench.verify import EPSILON_BF16, EPSILON_FP8, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--gpu-memory-utilization", type=float, default=0.85, help="leave room for the reference")
     flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
-    flags.add_argument("--epsilon", type=float, default=0.25, help="top-two gap (logits) below which a tie passes")
+    flags.add_argument(
+        "--epsilon", type=float, default=0.0, help="loss in logits that passes as a tie (default: by precision)"
+    )
     flags.add_argument("--json", type=Path, help="write every row here")
     flags.add_argument("--plot", type=Path, help="draw tok/s over N here (needs matplotlib)")
     return flags
@@ -116,6 +118,11 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     if config.kv_cache_dtype == "fp8":
         precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
     return f"{args.shape or args.model}/{precision}/{work}"
+
+
+def default_epsilon(config: EngineConfig) -> float:
+    """What rounding may cost a right engine at this precision; see verify.py."""
+    return EPSILON_FP8 if "fp8" in (config.quantization, config.kv_cache_dtype) else EPSILON_BF16
 
 
 def read_peers() -> dict[str, dict[str, dict[str, float]]]:
@@ -189,7 +196,7 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -
             work = Work.uniform(n, least, most)
         else:
             work = Work.fixed(n, args.input_len, args.output_len)
-        rows.append(measure(executor, work, key, args.epsilon))
+        rows.append(measure(executor, work, key, args.epsilon or default_epsilon(executor.config)))
         print_table(rows[-1:], header=len(rows) == 1)
         if args.json:
             args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))

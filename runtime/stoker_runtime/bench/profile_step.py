@@ -35,13 +35,14 @@ def parser() -> argparse.ArgumentParser:
 def record(executor: Executor, count: int, context: int) -> tuple[float, dict[str, list[float]]]:
     """Milliseconds of one step between replays, and kernel name → microseconds of each launch, over all steps."""
     loop = StepLoop(executor, executor.config)
-    params = SamplingParams(max_tokens=WARM_STEPS + RECORDED_STEPS + 8, temperature=0.0, ignore_eos=True)
+    # Long enough that the first sequence still decodes when the last one has been prefilled.
+    prefill_steps = count * context // executor.max_num_batched_tokens + 1
+    steps = WARM_STEPS + RECORDED_STEPS + prefill_steps + 8
+    params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
     for i in range(count):
         prompt = tuple((i * 7919 + j * 104729) % 50000 + 100 for j in range(context))
         loop.add(Request(str(i), prompt, params))
-    while loop.stats().waiting:
-        loop.step()
-    for _ in range(WARM_STEPS):
+    for _ in range(prefill_steps + WARM_STEPS):
         loop.step()
     torch.cuda.synchronize()
     launches: dict[str, list[float]] = defaultdict(list)

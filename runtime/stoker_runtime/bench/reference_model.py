@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker_kernels.gemm import LinearWeight
-from stoker_kernels.quant import dequantize
+from stoker_kernels.quant import dequantize, quantize_fp8
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.layout import DecoderWeights, LayerWeights
@@ -43,7 +43,11 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """A product by definition; an FP8 weight takes activations quantized per token, as its definition says."""
     wide = weight.data if weight.kind == "dense" else dequantize(weight)
+    if weight.kind != "dense":
+        quantized = quantize_fp8(x.to(torch.bfloat16))
+        x = quantized.data.float() * quantized.scale
     return F.linear(x, wide.float(), None if bias is None else bias.float())
 
 
@@ -68,10 +72,11 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
     seen = at[None, :] <= at[:, None]
     if window:
         seen &= at[:, None] - at[None, :] < window
-    scores = torch.einsum("qhd,khd->hqk", q, k) * spec.attention_scale
-    weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
-    out = torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
-    return _linear(out, layer.output, layer.output_bias)
+    heads = []
+    for head in range(spec.heads):
+        scores = (q[:, head] @ k[:, head].t()) * spec.attention_scale
+        heads.append(torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1) @ v[:, head])
+    return _linear(torch.cat(heads, dim=1), layer.output, layer.output_bias)
 
 
 def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ COLUMNS = (
     "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
     "P95-P50", "output",
 )  # fmt: skip
-WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 24)
+WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 32)
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
@@ -33,7 +33,8 @@ def cells(row: Row) -> list[str]:
     ratio = ours / vllm if vllm else None
     if "vllm_prefill_ms" in peer:
         ratio, vllm = peer["vllm_prefill_ms"] / row.prefill_ms, peer["vllm_prefill_ms"]
-    output = f"right ({verdict.positions}, {verdict.ties} ties)" if verdict.passed else f"WRONG ({verdict.wrong})"
+    said = f"{verdict.positions}, {verdict.ties} ties <= {verdict.worst:.2f}"
+    output = f"right ({said})" if verdict.passed else f"WRONG ({verdict.wrong} of {said})"
     goal = peer.get("goal_tok_s") or peer.get("goal_prefill_tok_s") or peer.get("goal_prefill_ms")
     return [
         str(row.n), _cell(row.tok_s), _cell(vllm), _cell(ratio if verdict.passed else None, 2), _cell(goal),

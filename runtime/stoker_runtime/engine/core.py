@@ -10,6 +10,7 @@ Knows nothing of text or HTTP.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -25,6 +26,7 @@ from typing import BinaryIO
 import zmq
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine import head_start
 from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
 from stoker_runtime.engine.messages import (
     Abort,
@@ -238,7 +240,10 @@ def describe_ready(loop: StepLoop) -> Ready:
 
 def run(build: ExecutorFactory) -> int:
     """The life of the process, from the Start on standard input to the exit status."""
+    # Millions of objects are imported and none is garbage: the collector would only walk them, again and again.
+    gc.disable()
     start = read_start(sys.stdin.buffer)
+    head_start.begin(start.config)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
@@ -266,6 +271,8 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
     # What was loaded lives until the end: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return_free_memory()
     log.info("engine ready, process %d", os.getpid())
     try:
         EngineCore(loop, socket).run()
@@ -275,6 +282,13 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
     finally:
         executor.close()
     return 0
+
+
+def return_free_memory() -> None:
+    """Give what the start's temporary objects took back to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def tell_failure(socket: zmq.Socket[bytes], error: StokerError) -> None:

@@ -77,15 +77,19 @@ class AsyncEngine:
         log_json: bool = False,
         hang_seconds: float = 30.0,
         command: Sequence[str] = COMMAND,
+        process: EngineProcess | None = None,
     ) -> AsyncEngine:
         """Start an engine process and wait until its model is loaded.
 
         Raises what made the start fail: ConfigError, ModelError, KernelUnavailableError, or EngineError.
-        `command` is the engine process's program, for one that builds another executor.
+        `command` is the engine process's program, for one that builds another executor. `process` is one that was
+        spawned with `config` already: the engine takes it over.
         """
         engine = cls(hang_seconds=hang_seconds)
         try:
-            engine._process = await EngineProcess.spawn(config, log_level=log_level, log_json=log_json, command=command)
+            engine._process = process or await EngineProcess.spawn(
+                config, log_level=log_level, log_json=log_json, command=command
+            )
             await engine._connect(engine._process.endpoint)
         except BaseException:
             await engine.close()

@@ -22,6 +22,9 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.messages import Start
 
 COMMAND = (sys.executable, "-m", "stoker_runtime.engine.core")
+# Kept small for the host's memory's sake: the loader's threads would have a heap each, and numpy's BLAS, which serves
+# no request, buffers for as many threads as there are cores.
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class EngineProcess:
@@ -45,7 +48,7 @@ class EngineProcess:
         """Start the process and hand it its configuration. `command` runs `core.run`."""
         folder = tempfile.mkdtemp(prefix="stoker-")
         endpoint = f"ipc://{folder}/engine"
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE)
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, env=ENVIRONMENT | os.environ)
         assert process.stdin is not None, "the process was started with a pipe"
         process.stdin.write(pickle.dumps(Start(config, endpoint, log_level, log_json)))
         return cls(process, folder, endpoint)
@@ -55,12 +58,13 @@ class EngineProcess:
         return describe_status(await self._process.wait())
 
     async def close(self, grace: float) -> None:
-        """Wait `grace` seconds for the process to exit, then kill it; remove the socket's folder."""
-        try:
-            await asyncio.wait_for(self._process.wait(), grace)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        """Wait `grace` seconds for the process to exit, then kill it; remove the socket's folder. Idempotent."""
+        if self._process.returncode is None:
+            try:
+                await asyncio.wait_for(self._process.wait(), grace)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)

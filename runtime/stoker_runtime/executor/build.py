@@ -25,6 +25,7 @@ from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.process_clock import process_age
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
 
@@ -52,7 +53,8 @@ def build_executor(config: EngineConfig) -> Executor:
         KernelUnavailableError: an op without a kernel for this device and dtype.
     """
     config.validate()
-    seconds: dict[str, float] = {}
+    seconds = {"import": process_age()}
+    log.info("start: %-8s %6.2f s", "import", seconds["import"])
     with phase("model", seconds):
         source = read_source(config.model)
         spec = build_spec(source)
@@ -69,11 +71,13 @@ def build_executor(config: EngineConfig) -> Executor:
     with phase("cache", seconds), torch.inference_mode():
         decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
         executor = Executor(config, decoder, plan, device)
-    with phase("graphs", seconds):
+    with phase("kernels", seconds):
         try:
-            executor.capture(FIRST_GRAPHS)
+            executor.load_kernels(FIRST_GRAPHS)
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error
+    with phase("graphs", seconds):
+        executor.capture(FIRST_GRAPHS)
     for op, implementation in dispatch.chosen().items():
         log.info("kernel: %-22s %s", op, implementation)
     log.info(

@@ -58,10 +58,14 @@ class StepGraphs:
 
     def prepare(self, shape: StepShape) -> None:
         """Capture one graph ahead of its use. The body runs once: the caller has made it harmless."""
+        self.warm(shape)
+        self._capture(shape)
+
+    def warm(self, shape: StepShape) -> None:
+        """Run the body once, so that its kernels are loaded."""
         if shape not in self._warm:
             self._step(shape)
             self._warm.add(shape)
-        self._capture(shape)
 
     def _capture(self, shape: StepShape) -> None:
         # By hand: `torch.cuda.graph` synchronises the device and collects garbage, tens of milliseconds a graph.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from stoker_kernels import dispatch
+from stoker_kernels.aot_index import compiled_at_start
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
@@ -208,8 +209,17 @@ class Executor:
             "page_size": str(self.page_size),
             "graphs": str(self._graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in dispatch.chosen().items()},
+            **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
         }
+
+    @torch.inference_mode()
+    def load_kernels(self, sizes: tuple[int, ...]) -> None:
+        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch."""
+        for shape in self._graphs.missing(self._shapes.planned((GREEDY,))):
+            if shape.prefills == 0 and shape.rows in sizes:
+                self._quiesce(shape)
+                self._graphs.warm(shape)
 
     @torch.inference_mode()
     def capture(self, sizes: tuple[int, ...] = ()) -> None:
@@ -227,9 +237,12 @@ class Executor:
         return len(missing) > 1
 
     def _prepare(self, shape: StepShape) -> None:
+        self._quiesce(shape)
+        self._graphs.prepare(shape)
+
+    def _quiesce(self, shape: StepShape) -> None:
         self.body.quiesce(shape)
         self._decodes = ()
-        self._graphs.prepare(shape)
 
     def close(self) -> None:
         """Release graphs and device memory."""

@@ -102,6 +102,7 @@ def _order(options: argparse.Namespace) -> Order:
         revision=options.revision,
         endpoint=options.endpoint or os.environ.get("HF_ENDPOINT", ""),
         token=os.environ.get("HF_TOKEN", "").strip(),
+        send_token=options.send_token,
         allow=tuple(options.allow),
         ignore=tuple(options.ignore),
         sha256=pins,
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--revision", default="", help="branch, tag or commit (default: main)")
     add("--dest", type=Path, default=DEFAULT_DEST, help="where to publish (default: %(default)s)")
     add("--endpoint", default="", metavar="URL", help="the hub (default: HF_ENDPOINT, then huggingface.co)")
+    add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these out; may be repeated")
     add("--sha256", action="append", default=[], metavar="FILE=HEX", help="demand this digest; repeatable")

@@ -37,6 +37,7 @@ _LOCK_SECONDS = 24 * 3600.0
 class Order:
     """What to fetch, and where to. `revision` "" is the source's default; `sha256` pins files by name.
 
+    `token` goes to a hub, and to a web server only with `send_token`.
     `refresh` looks up a branch again although an earlier run answered it; `repair` hashes what is published.
     """
 
@@ -45,6 +46,7 @@ class Order:
     revision: str = ""
     endpoint: str = ""
     token: str = field(default="", repr=False)
+    send_token: bool = False
     allow: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +97,8 @@ class Prefetch:
         """
         key = hashlib.sha256(self._order.uri.encode()).hexdigest()[:16]
         self._volume.prepare()
-        web = Web(self._order.token if self._reference.scheme == "hf" else "", connections=self._order.parallel + 2)
+        sent = self._reference.scheme == "hf" or self._order.send_token
+        web = Web(self._order.token if sent else "", connections=self._order.parallel + 2)
         source = self._source(web)
         try:
             with self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting):

@@ -83,7 +83,7 @@ def _web(text: str, rest: str) -> Reference:
         raise BadRequest(f"{text!r} names no file; a web address must end in a file's name.")
     if "@" in host:
         raise BadRequest(
-            "A web address must not hold a user name or password; files of https:// are fetched without credentials."
+            "A web address must not hold a user name or password; a token is given in HF_TOKEN, with --send-token."
         )
     return Reference("https", text, relative_path(name, text), text.partition("?")[0])
 

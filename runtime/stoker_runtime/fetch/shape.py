@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.gguf_metadata import read_metadata
+from stoker_runtime.weights.gguf_header import read_gguf_header
 
 
 def shape_of(path: Path) -> dict[str, int]:
@@ -22,7 +22,7 @@ def shape_of(path: Path) -> dict[str, int]:
     """
     try:
         if path.suffix == ".gguf":
-            return _complete(_of_gguf(read_metadata(path, lambda key: not key.startswith("tokenizer."))))
+            return _complete(_of_gguf(read_gguf_header(path).metadata))
         return _complete(_of_config(json.loads((path / "config.json").read_bytes())))
     except (OSError, ValueError, KeyError, TypeError, ModelError):
         return {}

@@ -89,15 +89,17 @@ class Volume:
         work, final = self.work(key), self.folder(manifest)
         tree = work / "tree"
         with os_errors(tree):
-            if final.exists():
-                # The same bytes under another revision, or damaged ones: pods may read it, so it keeps its
-                # name.
-                self.replace(final, manifest, parts)
-            else:
-                shutil.rmtree(tree, ignore_errors=True)
-                _build(tree, manifest, parts)
+            shutil.rmtree(tree, ignore_errors=True)
+            _build(tree, manifest, parts)
+            try:
                 tree.rename(final)
                 sync_folder(self.root)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                # The same bytes under another revision or source, or damaged ones: pods may read it, so it keeps its
+                # name.
+                self.replace(final, manifest, {name: tree / name for name in parts})
             shutil.rmtree(work)
         return final
 

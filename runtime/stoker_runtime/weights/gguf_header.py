@@ -125,6 +125,25 @@ class _Cursor:
         # Some vocabularies hold tokens that are no valid UTF-8 of their own; surrogates keep their bytes.
         return self.bytes(self.number("Q")).decode("utf-8", "surrogateescape")
 
+    def strings(self, count: int) -> list[str]:
+        """Vocabularies hold half a million strings: this loop calls nothing that it can avoid."""
+        unpack = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        buffer, at = self._buffer, self._position
+        for _ in range(count):
+            end = at + 8
+            if end <= len(buffer):
+                start, end = end, end + unpack(buffer, at)[0]
+            if end > len(buffer):
+                self._position = at
+                found.append(self.string())
+                buffer, at = self._buffer, self._position
+            else:
+                found.append(buffer[start:end].decode("utf-8", "surrogateescape"))
+                at = end
+        self._position = at
+        return found
+
     def value(self, kind: int) -> Any:
         if kind == STRING_TYPE:
             return self.string()
@@ -132,6 +151,8 @@ class _Cursor:
             element, count = self.number("I"), self.number("Q")
             if element in SCALARS:
                 return list(self.numbers(SCALARS[element], count))
+            if element == STRING_TYPE:
+                return self.strings(count)
             return [self.value(element) for _ in range(count)]
         if kind not in SCALARS:
             raise ModelError(f"{self._path}: metadata value of unknown type {kind} at offset {self.offset}.")

@@ -69,7 +69,7 @@ def _pieces(
     pieces: list[Route] = []
     row = 0
     names = tensor_names(spec, parameter.name, vocabulary)
-    for position, (name, rows) in enumerate(zip(names, _piece_rows(spec, parameter, len(names)), strict=True)):
+    for position, (name, rows) in enumerate(zip(names, piece_rows(spec, parameter, len(names)), strict=True)):
         shape = (rows, *parameter.shape[1:])
         entry = entries.get(name)
         if entry is None:
@@ -99,7 +99,8 @@ def _spoken(names: Names, vocabulary: Vocabulary) -> tuple[str, ...]:
     return names.hf if vocabulary is Vocabulary.HF else names.gguf
 
 
-def _piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int, ...]:
+def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int, ...]:
+    """The rows of each of a final tensor's `pieces` in a checkpoint."""
     if pieces == 1:
         return (parameter.shape[0],)
     if pieces == 3:

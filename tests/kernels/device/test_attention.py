@@ -12,8 +12,11 @@ import torch
 
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_config import DecodeConfig, decode_config
+from stoker_kernels.attention_config import DecodeConfig, StreamConfig, decode_config
+from stoker_kernels.attention_sm90 import ARCH, STEM, available, num_ctas, plan_shares
 from stoker_kernels.attention_triton import launch_plan, plan_attention
+from stoker_kernels.cuda import missing_cubin
+from stoker_kernels.dispatch import sm_of
 from stoker_kernels.pdl import enable_pdl
 from stoker_kernels.reference_attention import reference_attention
 
@@ -143,6 +146,46 @@ def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: in
         assert keys == 0 or all(start < end for start, end in ranges)
 
 
+SHARES = [StreamConfig(3, 2, 4, 2), StreamConfig(3, 2, 1, 2), StreamConfig(3, 40, 4, 2), StreamConfig(3, 9, 2, 2)]
+
+
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize(("config", "seed"), list(itertools.product(SHARES, range(4))))
+def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: int, device: torch.device) -> None:
+    pick = random.Random(seed)
+    heads = pick.choice([1, 3, 4])
+    rows = [(1, pick.choice([0, 1, 64, 65, 3000, pick.randint(0, 9000)])) for _ in range(pick.randint(1, 40))]
+    meta = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device).meta
+    meta.workspace.shares.fill_(-7)
+    plan_shares(meta, heads, window, config)
+    shares = meta.workspace.shares[: num_ctas(meta, heads, config)].tolist()
+    expected = [
+        (row, head, block)
+        for row, (_, keys) in enumerate(rows)
+        for head in range(heads)
+        for block in range(*stream_blocks(keys, window))
+    ]
+    slots = meta.seq_slots.tolist()
+    walked: list[tuple[int, int, int]] = []
+    for cta, (row, slot, head, block, units, keys, per_cta, _) in enumerate(shares):
+        if units == 0:
+            continue
+        assert (slot, keys) == (slots[row], rows[row][1])
+        assert units <= per_cta
+        at = cta * per_cta - (block - stream_blocks(keys, window)[0])
+        assert at % per_cta == 0 or len(walked) == cta * per_cta, "pieces are whole, or the line has no gap"
+        first = expected.index((row, head, block))
+        walked += expected[first : first + units]
+    assert walked == expected
+    least = min(config.min_units, max(end - first for first, end in (stream_blocks(k, window) for _, k in rows)))
+    assert max(share[4] for share in shares) >= least
+
+
+def stream_blocks(keys: int, window: int) -> tuple[int, int]:
+    first = max(0, keys - window) // 64 if window else 0
+    return first, max(-(-keys // 64), first + 1)
+
+
 REAL_SHAPES = [
     Shape(page, kv_heads, q_heads, dim, cache, torch.bfloat16)
     for cache in (torch.bfloat16, FP8)
@@ -173,7 +216,46 @@ def test_real_shapes_match(shape: Shape, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_serves_other_lengths(device: torch.device) -> None:
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def test_sm90_decode_is_what_runs_and_takes_every_option(cache: torch.dtype, device: torch.device) -> None:
+    if sm_of(device) != 90:
+        pytest.skip("made for SM 9.0")
+    assert available(device, cache, 128, 7), missing_cubin(STEM, ARCH)
+    shape = Shape(64, 4, 28, 128, cache, torch.bfloat16)
+    sinks = torch.linspace(-2.0, 4.0, 28, device=device)
+    for seed, lengths in enumerate(([1], [0], [256] * 16, [300] * 128, [65, 0, 9000, 64, 1], range(1, 700, 3))):
+        batch = random_batch(shape, [(1, n) for n in lengths], decodes=len(lengths), seed=seed, device=device)
+        for options in ({}, {"window": 100}, {"softcap": 5.0, "sinks": sinks}):
+            show_errors(batch, options)
+            check(batch, **options)
+
+
+def show_errors(batch: AttentionBatch, options: dict[str, Any]) -> None:
+    """Print where the result is wrong, by row, head and dimension."""
+    got = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options).float()
+    want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options, **options)
+    wrong = ~((got - want).abs() < 2e-2 * (1 + want.abs()))
+    if wrong.any():
+        print(f"{len(batch.rows)} rows, {options.keys()}: {int(wrong.sum())} of {wrong.numel()} values are wrong")
+        for name, dims in (("rows", (1, 2)), ("heads", (0, 2)), ("dimensions", (0, 1))):
+            print(f"  {name}: {wrong.sum(dims).nonzero().flatten().tolist()[:40]}")
+        row, head = wrong.sum(2).nonzero()[0].tolist()
+        print(
+            f"  row {row} ({batch.rows[row]}), head {head}:", got[row, head, :8].tolist(), want[row, head, :8].tolist()
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [False, True])
+def test_a_graph_serves_other_lengths(device: torch.device, pdl: bool) -> None:
+    enable_pdl(pdl)
+    try:
+        replay_with_other_lengths(device)
+    finally:
+        enable_pdl(False)
+
+
+def replay_with_other_lengths(device: torch.device) -> None:
     shape = Shape(64, 4, 28, 128, torch.bfloat16, torch.bfloat16)
     rows = [(1, 6000)] * 8
     batch = random_batch(shape, rows, decodes=8, device=device)

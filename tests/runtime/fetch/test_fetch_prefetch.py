@@ -311,3 +311,20 @@ def test_a_volume_that_others_fill_meanwhile_is_full_and_publishes_nothing(
     with pytest.raises(VolumeFull, match="became full"):
         fetch(dest=small_volume)
     assert not list(small_volume.glob("sha256-*"))
+
+
+def test_a_web_server_gets_the_token_only_when_told_to(fetch: Fetch, hub: Any) -> None:
+    uri = f"{hub.url}/acme/tiny/resolve/main/config.json"
+    fetch(uri=uri, token="hf_mine")
+    assert not any(entry["authorized"] for entry in hub.log)
+    hub.token = "hf_mine"
+    fetch(uri=uri, token="hf_mine", send_token=True, refresh=True)
+
+
+def test_two_sources_of_the_same_bytes_at_once_share_one_folder(fetch: Fetch, hub: Any, model: Path) -> None:
+    hub.add("acme/twin", model)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(fetch), pool.submit(fetch, uri="hf://acme/twin")]
+        folders = {future.result().folder for future in runs}
+    assert len(folders) == 1
+    verify(folders.pop(), full=True)

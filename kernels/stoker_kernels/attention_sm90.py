@@ -1,0 +1,162 @@
+"""Decode attention for SM 9.0 in CUDA: host side of csrc/sm90_decode.
+
+Invariants: a launch's size depends on host integers alone; plan and launch of a step use the same `StreamConfig`;
+nothing is allocated. Results are the same bit for bit from launch to launch.
+Knows nothing of what takes over where `cache_refusal` says no.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from torch import Tensor
+
+from stoker_kernels import cuda
+from stoker_kernels.attention_config import StreamConfig
+from stoker_kernels.attention_meta import AttentionMeta
+from stoker_kernels.attention_shares import share_plan_kernel
+from stoker_kernels.pdl import launch_options, pdl_on
+
+if TYPE_CHECKING:
+    from stoker_kernels.attention_triton import Inputs
+
+STEM, ARCH = "sm90_decode", "sm_90a"
+HEAD_DIM, MAX_GROUP = 128, 8
+UNIT = 64  # keys
+CONSUMER_WARPS = 4
+Q_BYTES = MAX_GROUP * (HEAD_DIM * 2 + 16)
+HEADER_BYTES = 32
+THREADS = 32 * CONSUMER_WARPS + 32
+LOG2E = math.log2(math.e)
+DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
+
+_POINTERS = (
+    *("out", "q", "k", "v", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
+    *("k_scale", "v_scale", "sinks"),
+)
+_NUMBERS = (
+    *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
+    *("page_rows", "head_rows", "pages", "box_rows", "stages", "prefetch"),
+)
+
+
+class DecodeArguments(ctypes.Structure):
+    """DecodeArguments of csrc/sm90_decode.cuh."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        ("scale_log2", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        *((name, ctypes.c_int) for name in _NUMBERS),
+    ]
+
+
+def available(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> bool:
+    """Whether steps of this model are planned for these kernels."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device) == (9, 0)
+        and kv_dtype in DTYPES
+        and head_dim == HEAD_DIM
+        and group <= MAX_GROUP
+        and cuda.missing_cubin(STEM, ARCH) is None
+    )
+
+
+def cache_refusal(inputs: Inputs) -> str | None:
+    """None where tensor maps describe the cache and rows can be copied 16 bytes at a time, else why not."""
+    q, k = inputs.q, inputs.k_cache
+    page_stride, head_stride, token_stride, _ = (stride * k.element_size() for stride in k.stride())
+    row = HEAD_DIM * (1 if inputs.fp8 else 2)
+    if q.dtype is not torch.bfloat16 or inputs.out.dtype is not torch.bfloat16:
+        return f"queries are {q.dtype}, not bfloat16"
+    if token_stride != row or page_stride % row or head_stride % row:
+        return "the cache's heads and pages are not whole rows of contiguous tokens"
+    if any(t.data_ptr() % 16 or t.stride(0) % 8 for t in (q, inputs.out)) or k.data_ptr() % 16:
+        return "rows do not start on multiples of 16 bytes"
+    if inputs.v_cache.data_ptr() % 16:
+        return "v_cache does not start on a multiple of 16 bytes"
+    return None
+
+
+def stage_bytes(kv_bytes: int) -> int:
+    """Shared memory of a stage's keys and values."""
+    return 2 * UNIT * HEAD_DIM * kv_bytes
+
+
+def shared_bytes(kv_bytes: int, stages: int) -> int:
+    """Dynamic shared memory of a CTA; see DecodeRing."""
+    each = stage_bytes(kv_bytes) + Q_BYTES + HEADER_BYTES + 16
+    return 1024 + stages * each + CONSUMER_WARPS * MAX_GROUP * 8 + 16
+
+
+def num_ctas(meta: AttentionMeta, num_kv_heads: int, config: StreamConfig) -> int:
+    """CTAs of the step's launches: all that are resident, or as many as the bounds can give work."""
+    most = meta.num_decodes * num_kv_heads * max(1, triton.cdiv(meta.max_seq_len, UNIT * config.min_units))
+    resident = config.ctas_per_sm * sm_count(meta.seq_lens.device)
+    return int(min(resident, most, meta.workspace.shares.shape[0]))
+
+
+def plan_shares(meta: AttentionMeta, num_kv_heads: int, window: int, config: StreamConfig) -> None:
+    """Write the shares of this step into the workspace."""
+    share_plan_kernel[(1,)](
+        meta.seq_lens,
+        meta.seq_slots,
+        meta.workspace.shares,
+        meta.num_decodes,
+        num_kv_heads,
+        window,
+        num_ctas(meta, num_kv_heads, config),
+        config.min_units,
+        BLOCK_ROWS=max(16, triton.next_power_of_2(meta.num_decodes)),
+        BLOCK_CTAS=triton.next_power_of_2(meta.workspace.shares.shape[0]),
+        num_warps=4,
+        **launch_options(meta.seq_lens.device),
+    )
+
+
+def launch_streams(inputs: Inputs, meta: AttentionMeta, plan_window: int, config: StreamConfig) -> None:
+    """Run the planned shares. The plan must be of the same configuration, number of KV heads and `plan_window`."""
+    k, v = inputs.k_cache, inputs.v_cache
+    device = inputs.q.device
+    kv_bytes = 1 if inputs.fp8 else 2
+    pages, kv_heads, page = k.shape[:3]
+    space = meta.workspace
+    page_rows, head_rows = (int(k.stride(i) * k.element_size()) // (HEAD_DIM * kv_bytes) for i in (0, 1))
+    box_rows = min(UNIT, page)
+    arguments = DecodeArguments(
+        *(_address(t) for t in (
+            inputs.out, inputs.q, k, v, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.partial,
+            space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
+        )),
+        inputs.scale * LOG2E, inputs.softcap,
+        inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
+        meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, pages, box_rows, config.stages,
+        config.prefetch,
+    )  # fmt: skip
+    rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
+    maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
+    name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
+    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(kv_bytes, config.stages), THREADS, device.index or 0)
+    cuda.launch(chosen, num_ctas(meta, kv_heads, config), [*maps, arguments], device, pdl=pdl_on(device))
+
+
+@functools.cache
+def cache_map(address: int, rows: int, kv_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
+    """The tensor map of a cache as rows of one token and head each."""
+    return cuda.tensor_map_at(address, rows, HEAD_DIM, HEAD_DIM, kv_bytes, box_rows)
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    """SMs of a device; for the interpreter, which has none, a small number: any is right."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,149 @@
+// PTX that attention needs besides ptx.cuh: transposed fragments, e4m3 unpacking, bulk copies and prefetches.
+#pragma once
+#include <cuda_fp16.h>
+
+#include "ptx.cuh"
+
+namespace stoker {
+
+// ---- matrix fragments --------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Transposes an 8x8 matrix of 16-bit values held as an accumulator fragment, so that it becomes a B fragment.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Half of a named barrier: counts this thread, and does not wait.
+template <int id>
+__device__ __forceinline__ void named_barrier_arrive(int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// Registers of each thread of a warpgroup from here on.
+template <int count>
+__device__ __forceinline__ void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count>
+__device__ __forceinline__ void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// Matrix descriptor of B with N contiguous, in 128-byte swizzle: rows of 64 columns, one per k; groups of 8 rows are
+// 1024 bytes apart, the next 64 columns `columns_apart` bytes. A step of 16 along K adds 128 to the descriptor.
+__device__ __forceinline__ uint64_t wgmma_descriptor_columns(uint32_t address, uint32_t columns_apart) {
+  const uint64_t stride_groups = 1024 >> 4, swizzle_128 = 1, leading = columns_apart >> 4;
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (leading << 16) | (stride_groups << 32) | (swizzle_128 << 62);
+}
+
+// A box of a 3-D map: [outer][middle][inner], inner 128 bytes.
+__device__ __forceinline__ void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      ::"r"(destination),
+      "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier)
+      : "memory");
+}
+
+// Four e4m3 values of a register: the lower two and the upper two as pairs of f16.
+__device__ __forceinline__ void unpack_e4m3(uint32_t packed, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(packed));
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+// Loads past L1: what is read before the wait for the previous kernel must not linger there.
+__device__ __forceinline__ int load_int(const int* address) {
+  int value;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float load_float(const float* address) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float4 load_float4(const float* address) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ int4 load_int4(const int* address) {
+  int4 v;
+  asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ int atomic_add_acq_rel(int* address, int value) {
+  int old;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+
+// Copies `bytes` (a multiple of 16) of contiguous memory to shared memory; counted by the barrier.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   destination),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Asks L2 for `bytes` (a multiple of 16). Reads nothing: memory that is rewritten meanwhile is no hazard.
+__device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
+#endif  // __CUDA_ARCH__ >= 900
+
+}  // namespace stoker

@@ -1,0 +1,14 @@
+// bf16 weights and activations; see sm90_gemm_cluster.cuh.
+#include "sm90_gemm_cluster.cuh"
+
+#define TOKENS(BN, KC)                                                \
+  STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, BN, KC, 8)   \
+  STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, BN, KC, 16)  \
+  STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, BN, KC, 32)  \
+  STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, BN, KC, 64)  \
+  STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, BN, KC, 128)
+
+TOKENS(64, 1)
+TOKENS(64, 2)
+TOKENS(128, 1)
+TOKENS(128, 2)

@@ -1,0 +1,18 @@
+// How many elements of a type make one 128-byte chunk of a row.
+#pragma once
+#include "wgmma.cuh"
+
+namespace stoker {
+
+template <typename T>
+struct Chunk;
+template <>
+struct Chunk<__nv_bfloat16> {
+  static constexpr int elements = 64;
+};
+template <>
+struct Chunk<e4m3> {
+  static constexpr int elements = 128;
+};
+
+}  // namespace stoker

@@ -1,0 +1,203 @@
+// y[M, N] = x[M, K] · W[N, K]ᵀ for M ≤ MT tokens, bound by the bytes of W, for sm_90a: sm90_gemm_small with clusters in
+// the place of stream-K. CTAs that share a tile sit in one cluster and exchange their sums through distributed shared
+// memory: no partial sums in global memory, no counters, no waiting for anyone outside the cluster.
+//
+// Swapped: 64 rows of W are wgmma's M side, the tokens its N side. One producer thread streams W and x by TMA into a
+// ring of `stages`; BN / 64 consumer warpgroups multiply. The ring is filled with W before the wait for the previous
+// kernel (W does not depend on it), so HBM stays busy across kernel boundaries.
+//
+// Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
+// chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
+#pragma once
+#include <cuda.h>
+
+#include "cluster_split.cuh"
+#include "gemm_epilogue.cuh"
+#include "sm90_chunk.cuh"
+#include "wgmma.cuh"
+
+namespace stoker {
+
+// [stages of W and x][staging][sums from the other CTAs][full][empty][received barriers]; gemm_small.py reserves as much.
+template <int BN, int KC, int MT>
+struct ClusterRing {
+  static constexpr int w_bytes = BN * 128 * KC, x_bytes = MT * 128 * KC, stage_bytes = w_bytes + x_bytes;
+  static constexpr int groups = BN / GROUP_ROWS, blocks = MT / 8;  // a block: 8 tokens
+  static constexpr int block_bytes = GROUP_THREADS * 16;           // a group's fp32 sums of one block
+
+  int size, owned;  // CTAs of the cluster; most blocks that one of them sums up
+  uint32_t base, sums, full, empty, received;
+  unsigned char* staging;
+  unsigned char* sums_pointer;
+
+  __device__ ClusterRing(unsigned char* raw, int stages, int size_) : size(size_), owned((blocks + size_ - 1) / size_) {
+    const uint32_t start = shared_address(raw), aligned = (start + 1023) & ~1023u;
+    base = aligned;
+    staging = raw + (aligned - start) + stages * stage_bytes;
+    sums_pointer = staging + groups * MT * STAGING_PITCH;
+    sums = aligned + stages * stage_bytes + groups * MT * STAGING_PITCH;
+    full = sums + (size - 1) * groups * owned * block_bytes;
+    empty = full + 8 * stages;
+    received = empty + 8 * stages;
+  }
+  __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
+  __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
+  // Where the sums of block j from CTA `from` lie at CTA `to`, which is j % size.
+  __device__ int sum_offset(int from, int to, int group, int j) const {
+    const int slot = from < to ? from : from - 1;
+    return ((slot * groups + group) * owned + j / size) * block_bytes;
+  }
+  __device__ int blocks_of(int rank) const { return rank < blocks ? (blocks - 1 - rank) / size + 1 : 0; }
+};
+
+template <typename T, int BN, int KC, int MT>
+__device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensorMap& x_map, const ClusterSplit& part,
+                                        const ClusterRing<BN, KC, MT>& ring, int stages) {
+  const uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  auto load_w = [&](const ClusterWalk& u, int stage) {
+    mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
+#pragma unroll
+    for (int c = 0; c < KC; ++c) {
+      tensor_load_2d(ring.w(stage) + c * BN * 128, &w_map, (u.k_block * KC + c) * Chunk<T>::elements,
+                     u.segment.tile * BN, ring.full + 8 * stage, once);
+    }
+  };
+  auto load_x = [&](const ClusterWalk& u, int stage) {
+#pragma unroll
+    for (int c = 0; c < KC; ++c) {
+      tensor_load_2d(ring.x(stage) + c * MT * 128, &x_map, (u.k_block * KC + c) * Chunk<T>::elements, 0,
+                     ring.full + 8 * stage, keep);
+    }
+  };
+  const int units = part.units(), ahead = min(units, stages);
+  ClusterWalk walk(part), walk_x(part);
+  for (int i = 0; i < ahead; ++i, walk.next()) load_w(walk, i);
+  grid_dependency_wait();
+  proxy_fence_async();
+  for (int i = 0; i < ahead; ++i, walk_x.next()) load_x(walk_x, i);
+  int stage = 0;
+  uint32_t parity = 0;  // of the stage's release that allows its next use
+  for (int i = ahead; i < units; ++i, walk.next()) {
+    mbarrier_wait(ring.empty + 8 * stage, parity);
+    load_w(walk, stage);
+    load_x(walk, stage);
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+}
+
+// Sends each block of `acc` to the CTA that sums it and adds what the others sent here, in the order of their ranks.
+template <int BN, int KC, int MT>
+__device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& ring, int rank, int group,
+                                                 float (&acc)[MT / 2]) {
+  const int t = threadIdx.x % GROUP_THREADS;
+  cluster_wait();  // every CTA of the cluster has started and set up its barriers
+#pragma unroll
+  for (int j = 0; j < MT / 8; ++j) {
+    const int to = j % ring.size;
+    if (to != rank) {
+      const uint32_t place = ring.sums + ring.sum_offset(rank, to, group, j) + t * 16;
+      store_async(cluster_address(place, to), acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3],
+                  cluster_address(ring.received + 8 * group, to));
+    }
+  }
+  if (rank >= MT / 8) return;  // sums no block
+  mbarrier_wait_cluster(ring.received + 8 * group, 0);
+#pragma unroll
+  for (int j = 0; j < MT / 8; ++j) {
+    if (j % ring.size == rank) {
+      for (int from = 0; from < ring.size; ++from) {
+        if (from == rank) continue;
+        const float4 v = *reinterpret_cast<const float4*>(ring.sums_pointer + ring.sum_offset(from, rank, group, j) + t * 16);
+        acc[4 * j] += v.x;
+        acc[4 * j + 1] += v.y;
+        acc[4 * j + 2] += v.z;
+        acc[4 * j + 3] += v.w;
+      }
+    }
+  }
+}
+
+template <typename T, int BN, int KC, int MT>
+__device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
+                                        const ClusterRing<BN, KC, MT>& ring) {
+  const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
+  float acc[MT / 2];
+  int stage = 0;
+  uint32_t parity = 0;
+  grid_dependency_wait();
+  for (int i = 0; i < part.segments(); ++i) {
+    const ClusterSplit::Segment segment = part.segment(i);
+    int held = -1;  // stage whose products may still run
+    for (int kb = segment.begin; kb < segment.end; ++kb) {
+      mbarrier_wait(ring.full + 8 * stage, parity);
+      const uint64_t w = wgmma_descriptor(ring.w(stage) + group * GROUP_ROWS * 128);
+      const uint64_t x = wgmma_descriptor(ring.x(stage));
+      wgmma_fence();
+#pragma unroll
+      for (int c = 0; c < KC; ++c) {
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          Wgmma<T, MT>::multiply(acc, w + c * (BN * 128 / 16) + step * 2, x + c * (MT * 128 / 16) + step * 2,
+                                 kb != segment.begin || c + step != 0);
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (held >= 0 && lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+      held = stage;
+      if (++stage == g.stages) stage = 0, parity ^= 1;
+    }
+    wgmma_wait<0>();
+    wgmma_results(acc);
+    if (lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+    const bool alone = i >= part.shared;
+    if (!alone) sum_over_cluster(ring, part.rank, group, acc);
+    if (alone || part.rank < MT / 8) {
+      store_tile<MT>(g, segment.tile * BN + group * GROUP_ROWS, group, acc, ring.staging + group * MT * STAGING_PITCH,
+                     alone ? 0 : part.rank, alone ? 1 : part.size);
+    }
+  }
+}
+
+template <typename T, int BN, int KC, int MT>
+__device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, const CUtensorMap& x_map,
+                                                  const GemmArguments& g) {
+  extern __shared__ unsigned char raw[];
+  constexpr int groups = BN / GROUP_ROWS;
+  const int size = cluster_size(), rank = cluster_rank();
+  const ClusterRing<BN, KC, MT> ring(raw, g.stages, size);
+  const ClusterSplit part(blockIdx.x / size, gridDim.x / size, rank, size, g.tiles, g.k_blocks);
+  const bool producer = threadIdx.x >= groups * GROUP_THREADS;
+  if (producer && threadIdx.x % 32 == 0) {
+    tensor_map_prefetch(&w_map);
+    tensor_map_prefetch(&x_map);
+    for (int s = 0; s < g.stages; ++s) {
+      mbarrier_init(ring.full + 8 * s, 1);
+      mbarrier_init(ring.empty + 8 * s, groups * 4);  // one arrival per consumer warp
+    }
+    for (int group = 0; group < groups; ++group) mbarrier_init(ring.received + 8 * group, 1);
+    mbarrier_init_fence();
+    if (part.shared && size > 1) {
+      const uint32_t bytes = (size - 1) * ring.blocks_of(rank) * ring.block_bytes;
+      for (int group = 0; group < groups; ++group) mbarrier_arrive_expect(ring.received + 8 * group, bytes);
+    }
+  }
+  __syncthreads();
+  cluster_arrive();
+  launch_dependents();
+  if (producer) {
+    if (threadIdx.x % 32 == 0) produce<T>(w_map, x_map, part, ring, g.stages);
+  } else {
+    consume<T>(g, part, ring);
+  }
+}
+
+}  // namespace stoker
+
+// Two CTAs share an SM (but the largest): this kernel's and the next one's, which fills its ring meanwhile.
+#define STOKER_SM90_GEMM_CLUSTER(NAME, T, BN, KC, MT)                                                              \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) * (MT) < 128 * 128 ? 2 : 1)                                 \
+      NAME##_n##BN##_c##KC##_m##MT(const __grid_constant__ CUtensorMap w_map,                                      \
+                                   const __grid_constant__ CUtensorMap x_map, const __grid_constant__ stoker::GemmArguments g) { \
+    stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g);                                                     \
+  }

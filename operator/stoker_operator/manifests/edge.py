@@ -1,0 +1,82 @@
+"""What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, and the URL that clients use.
+
+Invariants: answers are streamed, so nothing on the way may buffer them or cut them after a time of its own; an engine
+pod is reached on its one port and reaches nothing itself.
+Knows nothing of who implements the objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.network import service_url
+from stoker_operator.manifests.workload import PORT
+from stoker_operator.spec import InferenceService
+from stoker_operator.spec_endpoint import HttpRoute, Ingress
+
+NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy")
+INGRESS = ("networking.k8s.io/v1", "Ingress")
+HTTP_ROUTE = ("gateway.networking.k8s.io/v1", "HTTPRoute")
+# What ingress-nginx would else do to a stream of minutes; others ignore its annotations.
+_STREAMING = {
+    "nginx.ingress.kubernetes.io/proxy-buffering": "off",
+    "nginx.ingress.kubernetes.io/proxy-read-timeout": "3600",
+    "nginx.ingress.kubernetes.io/proxy-body-size": "64m",
+}
+
+
+def public_url(service: InferenceService) -> str:
+    """The OpenAI base URL for clients: outside the cluster where the spec gives it a host, else inside."""
+    endpoint = service.endpoint
+    if endpoint.ingress is not None:
+        return f"{'https' if endpoint.tls_secret else 'http'}://{endpoint.ingress.host}/v1"
+    if endpoint.http_route is not None and endpoint.http_route.hostnames:
+        first = endpoint.http_route.parents[0]
+        secure = first.section.startswith("https") or first.port == 443
+        return f"{'https' if secure else 'http'}://{endpoint.http_route.hostnames[0]}/v1"
+    return service_url(service)
+
+
+def network_policy(service: InferenceService) -> Manifest:
+    """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests."""
+    policy = child(service, NETWORK_POLICY, service.name, "engine")
+    spec = {
+        "podSelector": {"matchLabels": selector(service)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
+        "egress": [],
+    }
+    return stamped(policy | {"spec": spec})
+
+
+def ingress(service: InferenceService, wanted: Ingress) -> Manifest:
+    """The Ingress to the Service."""
+    front = child(service, INGRESS, service.name, "endpoint")
+    front["metadata"]["annotations"] = dict(_STREAMING)
+    backend = {"service": {"name": service.name, "port": {"name": "http"}}}
+    rule = {"host": wanted.host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}
+    spec: dict[str, Any] = {"rules": [rule]}
+    if wanted.class_name:
+        spec["ingressClassName"] = wanted.class_name
+    if service.endpoint.tls_secret:
+        spec["tls"] = [{"hosts": [wanted.host], "secretName": service.endpoint.tls_secret}]
+    return stamped(front | {"spec": spec})
+
+
+def http_route(service: InferenceService, wanted: HttpRoute) -> Manifest:
+    """The HTTPRoute to the Service."""
+    route = child(service, HTTP_ROUTE, service.name, "endpoint")
+    parents: list[dict[str, Any]] = []
+    for parent in wanted.parents:
+        fields = {"namespace": parent.namespace, "sectionName": parent.section, "port": parent.port}
+        parents.append({"name": parent.name} | {key: value for key, value in fields.items() if value})
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "backendRefs": [{"name": service.name, "port": PORT}],
+        "timeouts": {"request": "0s"},
+    }
+    spec: dict[str, Any] = {"parentRefs": parents, "rules": [rule]}
+    if wanted.hostnames:
+        spec["hostnames"] = list(wanted.hostnames)
+    return stamped(route | {"spec": spec})

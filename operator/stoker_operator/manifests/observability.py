@@ -1,0 +1,54 @@
+"""What the Prometheus operator is told of a service: which pods to scrape, and what to wake a person for.
+
+Invariants: series carry the engine's own names; an alert names the service and says what to look at.
+Knows nothing of Prometheus' setup.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.spec import InferenceService
+
+POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor")
+RULE = ("monitoring.coreos.com/v1", "PrometheusRule")
+
+
+def pod_monitor(service: InferenceService) -> Manifest:
+    """Scrape every engine pod, ready or not."""
+    monitor = child(service, POD_MONITOR, service.name, "metrics")
+    endpoint = {"port": "http", "path": "/metrics", "interval": "15s"}
+    spec = {"selector": {"matchLabels": selector(service)}, "podMetricsEndpoints": [endpoint]}
+    return stamped(monitor | {"spec": spec})
+
+
+def prometheus_rule(service: InferenceService) -> Manifest:
+    """The alerts of one service."""
+    rule = child(service, RULE, service.name, "metrics")
+    pods = f'{{namespace="{service.namespace}",pod=~"{service.name}-[a-z0-9]+-[a-z0-9]+"}}'
+    first_token = f"sum by (le) (rate(vllm:time_to_first_token_seconds_bucket{pods}[5m]))"
+    alerts = [
+        _alert(service, "StokerQueueGrows", f"avg(vllm:num_requests_waiting{pods}) > 10",
+               "requests wait in every pod's queue: raise autoscaling.max or replicas"),
+        _alert(service, "StokerFirstTokenSlow", f"histogram_quantile(0.95, {first_token}) > 10",
+               "one request in twenty waits more than 10 s for its first token"),
+        _alert(service, "StokerKvCacheFull", f"avg(vllm:kv_cache_usage_perc{pods}) > 0.95",
+               "the KV cache is full, so sequences are preempted: lower runtime.maxConcurrency or add pods"),
+    ]  # fmt: skip
+    if not service.suspend and service.replicas != 0:
+        alerts.append(
+            _alert(service, "StokerNoPodAnswers", f"absent(vllm:num_requests_running{pods})",
+                   "no pod is there to be scraped: see kubectl describe infsvc")
+        )  # fmt: skip
+    return stamped(rule | {"spec": {"groups": [{"name": f"stoker-{service.name}", "rules": alerts}]}})
+
+
+def _alert(service: InferenceService, name: str, expression: str, text: str) -> dict[str, Any]:
+    return {
+        "alert": name,
+        "expr": expression,
+        "for": "10m",
+        "labels": {"severity": "warning", "inferenceservice": service.name},
+        "annotations": {"summary": f"InferenceService {service.namespace}/{service.name}: {text}."},
+    }

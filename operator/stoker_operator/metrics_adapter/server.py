@@ -1,0 +1,138 @@
+"""The HTTPS server behind the APIService v1beta2.custom.metrics.k8s.io.
+
+Invariants: without a certificate of the API server's front proxy a client learns nothing; every answer is a
+Kubernetes document, refusals included; each replica of the operator serves, whether it leads or not.
+Knows nothing of autoscaling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from stoker_operator.cluster import ApiError, Cluster
+from stoker_operator.metrics_adapter import documents
+from stoker_operator.metrics_adapter.front_proxy import (
+    FrontProxy,
+    Unauthenticated,
+    Verdicts,
+    load_certificate,
+    read_front_proxy,
+    server_context,
+)
+from stoker_operator.metrics_adapter.scrape import Scraper
+from stoker_operator.settings import Settings
+
+log = logging.getLogger("stoker.operator")
+SCRAPE_SECONDS = 3.0
+AUTHORITY_SECONDS = 300.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Adapter:
+    """One server; `start` and `close` it."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._scraper = Scraper(cluster, SCRAPE_SECONDS)
+        self._verdicts = Verdicts(cluster)
+        self._proxy: FrontProxy | None = None
+        self._runner: web.AppRunner | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Serve. Raises OSError when port or certificate cannot be used, ApiError when the API server refuses."""
+        self._proxy = await read_front_proxy(self._cluster)
+        if self._proxy is None:
+            log.warning("custom metrics API: the API server has no front proxy; nothing will be answered")
+        app = web.Application(middlewares=[_as_documents])
+        root = documents.ROOT
+        app.add_routes(
+            [
+                web.get("/healthz", _healthz),
+                web.get("/apis", self._known(documents.api_groups)),
+                web.get(f"/apis/{documents.GROUP}", self._known(documents.api_group)),
+                web.get(root, self._known(documents.resources)),
+                web.get(root + "/namespaces/{namespace}/pods/{pod}/{series}", self._values),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        context = server_context(self._settings.metrics_adapter_tls, self._proxy)
+        host, port = self._settings.http_host, self._settings.metrics_adapter_port
+        await web.TCPSite(self._runner, host, port, ssl_context=context).start()
+        self.port = self._runner.addresses[0][1]
+        self._renewal = asyncio.create_task(self._renew(context))
+        log.info("custom metrics API on port %d", self.port)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        """Take up a renewed authority and a renewed serving certificate without a restart."""
+        while True:
+            await asyncio.sleep(AUTHORITY_SECONDS)
+            try:
+                fresh = await read_front_proxy(self._cluster)
+                if fresh is not None:
+                    self._proxy = fresh
+                    context.load_verify_locations(cadata=fresh.authority)
+                load_certificate(context, self._settings.metrics_adapter_tls)
+            except (ApiError, OSError) as error:
+                log.warning("custom metrics API: %s", error)
+
+    def _user(self, request: web.Request) -> tuple[str, tuple[str, ...]]:
+        transport = request.transport
+        if self._proxy is None or transport is None:
+            raise Unauthenticated("the API server has no front proxy")
+        return self._proxy.user(transport.get_extra_info("peercert"), request.headers)
+
+    def _known(self, document: Callable[[], documents.Document]) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            self._user(request)
+            return web.json_response(document())
+
+        return answer
+
+    async def _values(self, request: web.Request) -> web.Response:
+        user, groups = self._user(request)
+        namespace, pod, series = (request.match_info[key] for key in ("namespace", "pod", "series"))
+        if not await self._verdicts.may_read(user, groups, documents.GROUP, namespace, series):
+            return _refuse(403, "Forbidden", f"user {user} cannot get pods/{series} in namespace {namespace}")
+        if series not in documents.SERIES:
+            return _refuse(404, "NotFound", f"no series {series}; there are {', '.join(documents.SERIES)}")
+        samples = await self._scraper.samples(namespace, request.query.get("labelSelector", ""), pod, series)
+        if not samples and pod != "*":
+            return _refuse(404, "NotFound", f"pod {pod} has no {series} now")
+        return web.json_response(documents.values(namespace, series, samples))
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def _refuse(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(documents.refusal(code, reason, message), status=code)
+
+
+@web.middleware
+async def _as_documents(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Unauthenticated as error:
+        return _refuse(401, "Unauthorized", str(error))
+    except web.HTTPException as error:
+        return _refuse(error.status, error.reason, f"{request.method} {request.path}: {error.reason}")
+    except ApiError as error:
+        return _refuse(503, "ServiceUnavailable", f"the API server did not answer: {error.reason or error.status}")

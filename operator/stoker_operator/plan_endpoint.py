@@ -1,0 +1,105 @@
+"""Plans what stands around the pods: NetworkPolicy, Ingress or HTTPRoute, and what the Prometheus operator reads.
+
+Invariants: pure. An object whose kind this cluster does not serve is not planned, and a condition says so; one that
+the spec no longer asks for goes.
+Knows nothing of the pods themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_operator import manifests
+from stoker_operator.actions import Action, Condition, Delete, ensure
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import InferenceService
+
+Object = Mapping[str, Any]
+_KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule")
+
+
+def endpoint_actions(service: InferenceService, observed: Observed) -> list[Action]:
+    """The objects around the pods, and the end of those that are not wanted any more."""
+    endpoint, watch = service.endpoint, service.observability
+    wanted: list[tuple[manifests.Manifest, str]] = []
+    if endpoint.network_policy:
+        wanted.append((manifests.network_policy(service), "pods are reached on one port and reach nothing"))
+    if endpoint.ingress is not None:
+        wanted.append((manifests.ingress(service, endpoint.ingress), "clients come from outside"))
+    if endpoint.http_route is not None and "HTTPRoute" in observed.served:
+        wanted.append((manifests.http_route(service, endpoint.http_route), "clients come through a Gateway"))
+    if watch.pod_monitor and "PodMonitor" in observed.served:
+        wanted.append((manifests.pod_monitor(service), "Prometheus scrapes the pods"))
+    if watch.rules and "PrometheusRule" in observed.served:
+        wanted.append((manifests.prometheus_rule(service), "Prometheus watches the service"))
+    return converge(observed, wanted, _KINDS, "the spec does not ask for it any more")
+
+
+def converge(
+    observed: Observed, wanted: list[tuple[manifests.Manifest, str]], kinds: tuple[str, ...], gone: str
+) -> list[Action]:
+    """Make `wanted` so, and delete every child of `kinds` that is not wanted."""
+    keep = {(manifest["kind"], manifest["metadata"]["name"]) for manifest, _ in wanted}
+    actions: list[Action] = [
+        Delete(kind, name, item["metadata"]["uid"], gone)
+        for (kind, name), item in observed.children.items()
+        if kind in kinds and (kind, name) not in keep and "deletionTimestamp" not in item["metadata"]
+    ]
+    for manifest, why in wanted:
+        actions += ensure(observed.child(manifest), manifest, why)
+    return actions
+
+
+def endpoint_conditions(service: InferenceService, observed: Observed) -> list[Condition]:
+    """EndpointReady and Monitored."""
+    return [_endpoint_ready(service, observed), _monitored(service, observed)]
+
+
+def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
+    endpoint, url = service.endpoint, manifests.public_url(service)
+    if endpoint.ingress is not None:
+        live = observed.children.get(("Ingress", service.name))
+        addresses = ((live or {}).get("status", {}).get("loadBalancer") or {}).get("ingress")
+        if addresses:
+            where = addresses[0].get("hostname") or addresses[0].get("ip")
+            return _ready("True", "Published", f"{url} is served at {where}.")
+        text = (
+            f"No ingress controller has given Ingress {service.name} an address yet. Check endpoint.ingress.className"
+        )
+        return _ready("False", "NoAddress", f"{text}.")
+    if endpoint.http_route is not None:
+        return _route_ready(service, observed, url)
+    return _ready("True", "InCluster", f"{url} is served inside the cluster.")
+
+
+def _route_ready(service: InferenceService, observed: Observed, url: str) -> Condition:
+    if "HTTPRoute" not in observed.served:
+        text = "No API serves gateway.networking.k8s.io/v1. Install the Gateway API, or use endpoint.ingress."
+        return _ready("False", "GatewayApiMissing", text)
+    live = observed.children.get(("HTTPRoute", service.name), {})
+    parents = (live.get("status") or {}).get("parents") or ()
+    for parent in parents:
+        for condition in parent.get("conditions") or ():
+            if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":
+                name = parent["parentRef"]["name"]
+                return _ready("False", "NotAccepted", f"Gateway {name}: {condition.get('message', '')}")
+    if not parents:
+        return _ready("False", "NoGateway", f"No Gateway has taken HTTPRoute {service.name} yet. Check parentRefs.")
+    return _ready("True", "Accepted", f"{url} is served by Gateway {parents[0]['parentRef']['name']}.")
+
+
+def _ready(status: str, reason: str, message: str) -> Condition:
+    return Condition("EndpointReady", status, reason, message)
+
+
+def _monitored(service: InferenceService, observed: Observed) -> Condition:
+    watch = service.observability
+    if not (watch.pod_monitor or watch.rules):
+        return Condition("Monitored", "False", "Off", "spec.observability turns it off.")
+    if not {"PodMonitor", "PrometheusRule"} & observed.served:
+        text = (
+            "No API serves monitoring.coreos.com/v1, so no PodMonitor is made. The pods' own /metrics is always there."
+        )
+        return Condition("Monitored", "False", "PrometheusOperatorMissing", text)
+    return Condition("Monitored", "True", "Applied", "Prometheus is told of the pods.")

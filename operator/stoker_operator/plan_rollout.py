@@ -1,0 +1,181 @@
+"""Plans the Deployment: its revision, how a change of it goes about the GPUs, and the way back from one that fails.
+
+Invariants: pure. A revision is known by its pod template; the record of it (a ControllerRevision) says whether it ever
+served or was given up. Only a revision that never served is given up, and only for one that did. A change surges only
+onto a GPU that is free, and falls back to going in place when the scheduler says otherwise; settled, nothing of the
+strategy is ever rewritten.
+Knows nothing of the cache and of who sets the number of pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_operator import manifests
+from stoker_operator.actions import Action, Delete, Finding, ensure
+from stoker_operator.diagnose import first_trouble, trouble_of
+from stoker_operator.manifests.revision import Record, read_record
+from stoker_operator.plan_scaling import wanted_replicas
+from stoker_operator.rollout import is_finished, is_terminating, template_hash
+from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import FetchedModel, InferenceService
+
+Object = Mapping[str, Any]
+IN_PLACE = (0, 1)
+SURGE = (1, 0)
+KEPT_RECORDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What to do for the Deployment. `finding` is why its newest revision is not the one that runs, if it is not.
+
+    `asks_capacity`: whether a GPU is free would change the plan, and was not looked at.
+    """
+
+    workload: tuple[Action, ...] = ()
+    records: tuple[Action, ...] = ()
+    finding: Finding | None = None
+    previous: str = ""
+    failed: str = ""
+    asks_capacity: bool = False
+
+
+def plan_rollout(service: InferenceService, observed: Observed, settings: Settings, model: FetchedModel) -> RolloutPlan:
+    """Decide on the Deployment, given its model."""
+    live = observed.children.get(("Deployment", service.name))
+    records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
+    wanted = manifests.engine_template(service, settings, model)
+    key = manifests.template_key(wanted)
+    failed = _given_up(observed, records, key)
+    good = next((record for record in reversed(records) if record.served and record.key != key), None)
+    back = good if failed is not None and service.rollout.auto_rollback else None
+    template = back.template if back is not None else wanted
+    changes = live is not None and manifests.live_template_key(live) != manifests.template_key(template)
+    variant = manifests.Variant(wanted_replicas(service, live), *_strategy(service, observed, live, changes), template)
+    manifest = manifests.deployment(service, settings, model, variant)
+    workload = tuple(ensure(live, manifest, _why(model, back)))
+    kept = _records(service, observed, records, template, settled_on=not workload, failed=failed if back else None)
+    current = observed.rollout.current
+    return RolloutPlan(
+        workload=workload,
+        records=tuple(kept),
+        finding=_finding(service, observed, records, key, failed, back),
+        previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""),
+        failed=failed.hash if failed is not None and back is not None else "",
+        asks_capacity=changes and _auto_with_gpus(service) and observed.spare_gpu is None,
+    )
+
+
+def first_variant(service: InferenceService) -> manifests.Variant:
+    """What a Deployment is made with when there is none yet."""
+    return manifests.Variant(wanted_replicas(service, None), *_strategy(service, Observed(), None, False))
+
+
+def _why(model: FetchedModel, back: Record | None) -> str:
+    if back is not None:
+        return f"back to revision {back.hash}, since the newest never became ready"
+    return f"revision {model.resolved_revision} is published and verified"
+
+
+def _given_up(observed: Observed, records: list[Record], key: str) -> Record | None:
+    """The record of the wanted template if that failed earlier, or fails now: no pod of it ever became ready in time.
+
+    Raised to life again by nobody but a person: see the finding's message.
+    """
+    known = next((record for record in records if record.key == key and record.failed), None)
+    if known is not None:
+        return known
+    state = observed.rollout
+    current = next((record for record in records if record.hash == state.current and record.key == key), None)
+    if current is None or current.served or not state.deadline_exceeded:
+        return None
+    trouble = first_trouble(pod for pod in observed.engine_pods if template_hash(pod) == state.current)
+    return current.failing(trouble.message if trouble is not None else state.failed)
+
+
+def _finding(
+    service: InferenceService,
+    observed: Observed,
+    records: list[Record],
+    key: str,
+    failed: Record | None,
+    back: Record | None,
+) -> Finding | None:
+    if failed is not None and back is not None:
+        name = manifests.record_name(service, failed.hash)
+        text = (
+            f"Revision {failed.hash} was given up: {failed.failed.rstrip('.')}. Revision {back.hash} runs in its "
+            f"place. Change the spec, or try the same again: kubectl delete controllerrevision {name}"
+        )
+        return Finding("RolledBack", f"{text}.", stalled=True)
+    current = observed.rollout.current
+    there = next((record for record in records if record.hash == current), None)
+    if service.rollout.paused and (there is None or there.key != key):
+        still = f"; revision {current} runs on" if there is not None else ""
+        return Finding("RolloutPaused", f"spec.rollout.paused is true: the newest revision waits{still}.")
+    return None
+
+
+def _records(
+    service: InferenceService,
+    observed: Observed,
+    records: list[Record],
+    template: Object,
+    *,
+    settled_on: bool,
+    failed: Record | None,
+) -> list[Action]:
+    """The record of the revision that runs, of the one that was given up, and the end of old ones."""
+    state = observed.rollout
+    actions: list[Action] = []
+    live = {item["metadata"]["name"]: item for item in observed.revisions}
+    if failed is not None:
+        manifest = manifests.record_manifest(service, failed)
+        actions += ensure(live.get(manifest["metadata"]["name"]), manifest, f"revision {failed.hash} is given up")
+    if settled_on and state.current and not service.rollout.paused:
+        known = next((record for record in records if record.hash == state.current), None)
+        served = bool(known and known.served) or (state.settled and state.ready > 0)
+        key = manifests.template_key(template)
+        now = Record(state.current, key, state.number, template, served)
+        if known is None or known.key == key:
+            manifest = manifests.record_manifest(service, now)
+            why = "it served" if served else "it is rolled out"
+            actions += ensure(live.get(manifest["metadata"]["name"]), manifest, f"revision {state.current}: {why}")
+    old = [record for record in records[:-KEPT_RECORDS] if record.hash != state.current]
+    for record in old:
+        meta = live[manifests.record_name(service, record.hash)]["metadata"]
+        actions.append(Delete("ControllerRevision", meta["name"], meta["uid"], "newer ones are kept"))
+    return actions
+
+
+def _strategy(service: InferenceService, observed: Observed, live: Object | None, changes: bool) -> tuple[int, int]:
+    """(maxSurge, maxUnavailable) of the Deployment."""
+    policy = service.rollout
+    if policy.strategy == "RollingUpdate":
+        return policy.max_surge, policy.max_unavailable
+    if live is None or changes:
+        spare = observed.spare_gpu if service.resources.gpus else True
+        return SURGE if spare else IN_PLACE
+    if _surge_is_stuck(observed):
+        return IN_PLACE
+    there = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+    kept = (there.get("maxSurge"), there.get("maxUnavailable"))
+    return kept if kept in (SURGE, IN_PLACE) else IN_PLACE if service.resources.gpus else SURGE
+
+
+def _auto_with_gpus(service: InferenceService) -> bool:
+    return service.rollout.strategy == "Auto" and service.resources.gpus > 0
+
+
+def _surge_is_stuck(observed: Observed) -> bool:
+    """Whether a new pod finds no node while old ones hold what it needs."""
+    live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
+    new = [pod for pod in live if template_hash(pod) == observed.rollout.current]
+    if not observed.rollout.current or len(new) == len(live):
+        return False
+    troubles = map(trouble_of, new)
+    return any(trouble is not None and trouble.reason == "Unschedulable" for trouble in troubles)

@@ -1,0 +1,118 @@
+"""Plans the number of pods: who sets it, the object that does, and whether it has the series it needs.
+
+Invariants: pure. While an autoscaler owns the Deployment's `replicas`, the operator does not set it; until it does,
+the operator holds the number that is there, inside min and max, so that taking up autoscaling or ending a suspension
+never drops running pods.
+Knows nothing of how the series are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_operator import manifests
+from stoker_operator.actions import Action, Condition
+from stoker_operator.manifests.identity import FIELD_MANAGER
+from stoker_operator.plan_endpoint import converge
+from stoker_operator.settings import Settings
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import InferenceService
+
+Object = Mapping[str, Any]
+_KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
+_ADVICE = (
+    "Is the chart's metricsAdapter on, or does prometheus-adapter serve this series on custom.metrics.k8s.io? "
+    "See: kubectl get apiservice v1beta2.custom.metrics.k8s.io"
+)
+
+
+def wanted_replicas(service: InferenceService, live: Object | None) -> int | None:
+    """What the operator writes into the Deployment's `replicas`; None leaves it to others."""
+    if service.suspend:
+        return 0
+    scaling = service.autoscaling
+    if service.replicas is not None or scaling is None or not scaling.ours:
+        return service.replicas
+    if live is None:
+        return scaling.least
+    if not _is_ours(live):
+        return None
+    return min(max(int(live["spec"].get("replicas", 1)), scaling.least), scaling.most)
+
+
+def _is_ours(deployment: Object) -> bool:
+    """Whether `replicas` is still as we last applied it: another writer who changes it becomes its owner."""
+    return any(
+        entry["manager"] == FIELD_MANAGER and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+        for entry in deployment["metadata"].get("managedFields") or ()
+    )
+
+
+def scaling_actions(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
+    """The autoscaler's object, and the end of those that are not wanted any more."""
+    wanted = _wanted(service, observed, settings)
+    listed = [(wanted, "it sets the number of pods by their queue")] if wanted is not None else []
+    return converge(observed, listed, _KINDS, "spec.autoscaling does not ask for it any more")
+
+
+def _wanted(service: InferenceService, observed: Observed, settings: Settings) -> manifests.Manifest | None:
+    scaling = service.autoscaling
+    # Two autoscalers on one Deployment fight: ours comes when the Deployment is there and goes with the spec.
+    if scaling is None or ("Deployment", service.name) not in observed.children:
+        return None
+    if scaling.engine == "HPA":
+        return manifests.pod_autoscaler(service, scaling)
+    if scaling.engine == "KEDA" and "ScaledObject" in observed.served and settings.prometheus_url:
+        return manifests.scaled_object(service, scaling, settings.prometheus_url)
+    return None
+
+
+def scaling_condition(service: InferenceService, observed: Observed, settings: Settings) -> Condition | None:
+    """AutoscalingActive; None when the spec asks for no autoscaling."""
+    scaling = service.autoscaling
+    if scaling is None:
+        return None
+    if not scaling.ours:
+        return _active("True", "External", "Whoever writes the scale subresource sets the number of pods.")
+    if service.suspend:
+        return _active("False", "Suspended", "spec.suspend is true.")
+    if scaling.engine == "KEDA" and "ScaledObject" not in observed.served:
+        return _active("False", "KedaMissing", "No API serves keda.sh/v1alpha1. Install KEDA, or use engine: HPA.")
+    if scaling.engine == "KEDA" and not settings.prometheus_url:
+        return _active("False", "PrometheusUnknown", "Set the chart's prometheus.url, or use engine: HPA.")
+    kind = "HorizontalPodAutoscaler" if scaling.engine == "HPA" else "ScaledObject"
+    live = observed.children.get((kind, service.name))
+    said = {item["type"]: item for item in (live or {}).get("status", {}).get("conditions") or ()}
+    verdict = said.get("ScalingActive" if scaling.engine == "HPA" else "Ready")
+    if verdict is None:
+        return _active("Unknown", "Pending", f"{kind} {service.name} has not been looked at by its controller yet.")
+    if verdict["status"] == "True":
+        return _active("True", "SeriesFound", _follows(scaling.least, scaling.most, said))
+    if verdict.get("reason") == "ScalingDisabled":
+        return _active("False", "ScaledToZero", "The Deployment's scale is 0, which autoscalers leave alone.")
+    if not observed.rollout.ready:
+        return _active("False", "NoPodReady", "No pod is ready, so none has a queue to go by.")
+    return _active("False", "SeriesMissing", f"{verdict.get('message', '')}. {_ADVICE}")
+
+
+def _follows(least: int, most: int, said: Mapping[str, Object]) -> str:
+    text = f"The number of pods follows their queue, from {least} to {most}"
+    limited = said.get("ScalingLimited", {})
+    if limited.get("status") == "True":
+        text += f"; {limited.get('message', '')}"
+    return f"{text}."
+
+
+def _active(status: str, reason: str, message: str) -> Condition:
+    return Condition("AutoscalingActive", status, reason, message)
+
+
+def scaling_status(service: InferenceService, observed: Observed) -> dict[str, Any]:
+    """status.scaling: what the autoscaler wants; {} when none of ours does."""
+    scaler = observed.children.get(("HorizontalPodAutoscaler", service.name))
+    if service.autoscaling is None or scaler is None:
+        return {}
+    said = scaler.get("status", {})
+    found = {"desired": said.get("desiredReplicas"), "lastScaleTime": said.get("lastScaleTime")}
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,139 @@
+"""The parts of the spec that say how a service is reached and watched: endpoint, observability.
+
+Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
+Knows nothing of the children an InferenceService gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker_operator.reader import Reader
+
+DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+HOST_PATTERN = r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """One key of a Secret in the service's own namespace."""
+
+    name: str
+    key: str = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """An Ingress of this host. `class_name` "" = the cluster's default."""
+
+    host: str
+    class_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A Gateway's listener. "" and 0 = unsaid."""
+
+    name: str
+    namespace: str = ""
+    section: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRoute:
+    """An HTTPRoute on these listeners, for these hosts."""
+
+    parents: tuple[Parent, ...]
+    hostnames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How clients reach the service. `api_keys`: the Secret's key holds one API key a line."""
+
+    ingress: Ingress | None = None
+    http_route: HttpRoute | None = None
+    tls_secret: str = ""
+    api_keys: SecretRef | None = None
+    network_policy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Observability:
+    """Whether the Prometheus operator's objects are made where it is installed."""
+
+    pod_monitor: bool = True
+    rules: bool = True
+
+
+def read_secret_ref(r: Reader, key: str) -> SecretRef | None:
+    """A Secret's name and key; `key` is the default key. None when nothing is said."""
+    if not r.raw:
+        return None
+    reference = SecretRef(
+        r.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True),
+        r.text("key", default=key, pattern=SECRET_KEY_PATTERN, longest=253),
+    )
+    r.finish()
+    return reference
+
+
+def read_endpoint(r: Reader) -> Endpoint:
+    """spec.endpoint."""
+    auth, tls = r.mapping("auth"), r.mapping("tls")
+    endpoint = Endpoint(
+        ingress=_ingress(r.mapping("ingress")) if "ingress" in r.raw else None,
+        http_route=_http_route(r.mapping("httpRoute")) if "httpRoute" in r.raw else None,
+        tls_secret=tls.text("secretName", pattern=DNS_NAME_PATTERN, longest=253, required="tls" in r.raw),
+        api_keys=read_secret_ref(auth.mapping("apiKeysSecretRef"), "keys"),
+        network_policy=r.boolean("networkPolicy", default=True),
+    )
+    if endpoint.ingress is not None and endpoint.http_route is not None:
+        r.problems.append(f"{r.path}: give one of ingress and httpRoute")
+    if endpoint.tls_secret and endpoint.ingress is None:
+        r.problems.append(f"{r.path}.tls: is the Ingress's; a Gateway has its own")
+    for part in (auth, tls, r):
+        part.finish()
+    return endpoint
+
+
+def _ingress(r: Reader) -> Ingress:
+    found = Ingress(
+        host=r.text("host", pattern=HOST_PATTERN, longest=253, required=True),
+        class_name=r.text("className", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+    )
+    r.finish()
+    return found
+
+
+def _http_route(r: Reader) -> HttpRoute:
+    parents = []
+    raw = r.objects("parentRefs", most=8)
+    if not raw:
+        r.problems.append(f"{r.path}.parentRefs: is required")
+    for index, entry in enumerate(raw):
+        item = Reader(entry, f"{r.path}.parentRefs[{index}]", r.problems)
+        parents.append(
+            Parent(
+                item.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True),
+                item.text("namespace", pattern=f"({DNS_NAME_PATTERN})?", longest=63),
+                item.text("sectionName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+                item.integer("port", least=0, most=65535),
+            )
+        )
+        item.finish()
+    route = HttpRoute(tuple(parents), r.texts("hostnames", pattern=HOST_PATTERN, most=16, longest=253))
+    r.finish()
+    return route
+
+
+def read_observability(r: Reader) -> Observability:
+    """spec.observability."""
+    wanted = Observability(
+        pod_monitor=r.choice("podMonitor", ("Auto", "Off")) == "Auto",
+        rules=r.choice("rules", ("Auto", "Off")) == "Auto",
+    )
+    r.finish()
+    return wanted

@@ -1,0 +1,120 @@
+"""The parts of the spec that say how a service is operated, not what it serves: autoscaling, rollout.
+
+Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
+Knows nothing of the children an InferenceService gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker_operator.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRate:
+    """How fast pods come or go: at most `max_pods` per `period`, after `stabilization`. Seconds."""
+
+    stabilization: int
+    max_pods: int
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What one pod should have of each on average; 0 = not looked at. `kv_percent` of its KV cache."""
+
+    queued: int = 1
+    running: int = 16
+    kv_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """Who sets the number of pods: HPA and KEDA (objects of ours), or External (whoever writes the scale)."""
+
+    engine: str
+    least: int
+    most: int
+    targets: Targets
+    scale_up: ScalingRate
+    scale_down: ScalingRate
+
+    @property
+    def ours(self) -> bool:
+        """Whether an object of ours sets the number of pods."""
+        return self.engine != "External"
+
+
+def read_autoscaling(r: Reader) -> Autoscaling:
+    """spec.autoscaling."""
+    targets = r.mapping("targets")
+    autoscaling = Autoscaling(
+        engine=r.choice("engine", ("HPA", "KEDA", "External")),
+        least=r.integer("min", default=1, least=1, most=1000),
+        most=r.integer("max", default=1, least=1, most=1000, required=True),
+        targets=Targets(
+            targets.integer("queued", default=1, least=0, most=10000),
+            targets.integer("running", default=16, least=0, most=100000),
+            targets.integer("kvPercent", default=0, least=0, most=100),
+        ),
+        scale_up=_rate(r.mapping("scaleUp"), 0, 2, 60),
+        scale_down=_rate(r.mapping("scaleDown"), 300, 1, 120),
+    )
+    targets.finish()
+    r.finish()
+    return autoscaling
+
+
+def _rate(r: Reader, stabilization: int, pods: int, period: int) -> ScalingRate:
+    rate = ScalingRate(
+        r.duration("stabilization", stabilization, most=3600),
+        r.integer("maxPods", default=pods, least=1, most=1000),
+        r.duration("period", period, least=1, most=1800),
+    )
+    r.finish()
+    return rate
+
+
+def autoscaling_problems(autoscaling: Autoscaling, replicas: int | None) -> list[str]:
+    """The CRD's CEL rules about autoscaling that look at more than one field."""
+    found = []
+    targets = autoscaling.targets
+    if autoscaling.ours and replicas is not None:
+        found.append("spec.replicas: the autoscaler sets it; leave it out, or set autoscaling.engine: External")
+    if autoscaling.least > autoscaling.most:
+        found.append(f"spec.autoscaling.min: is {autoscaling.least}, more than max, {autoscaling.most}")
+    if not (targets.queued or targets.running or targets.kv_percent):
+        found.append("spec.autoscaling.targets: at least one must be more than 0")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """How a change reaches the pods. `progress_deadline` in seconds, 0 = from the size of the weights."""
+
+    strategy: str = "Auto"
+    max_surge: int = 0
+    max_unavailable: int = 1
+    progress_deadline: int = 0
+    auto_rollback: bool = True
+    paused: bool = False
+
+
+def read_rollout(r: Reader) -> RolloutPolicy:
+    """spec.rollout."""
+    policy = RolloutPolicy(
+        strategy=r.choice("strategy", ("Auto", "RollingUpdate", "Recreate")),
+        max_surge=r.integer("maxSurge", default=0, least=0, most=100),
+        max_unavailable=r.integer("maxUnavailable", default=1, least=0, most=100),
+        progress_deadline=r.duration("progressDeadline", 0, most=86400),
+        auto_rollback=r.boolean("autoRollback", default=True),
+        paused=r.boolean("paused"),
+    )
+    if policy.strategy == "RollingUpdate":
+        if not policy.max_surge and not policy.max_unavailable:
+            r.problems.append(f"{r.path}: maxSurge or maxUnavailable must be more than 0")
+    elif {"maxSurge", "maxUnavailable"} & r.raw.keys():
+        r.problems.append(f"{r.path}: maxSurge and maxUnavailable need strategy: RollingUpdate")
+    r.finish()
+    return policy

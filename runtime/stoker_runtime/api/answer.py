@@ -1,0 +1,157 @@
+"""The answer of a chat model taken apart: reasoning first, then content and tool calls, and the JSON of each.
+
+Invariants: a streamed answer, put together, equals the whole one; `reasoning` and `reasoning_content` always agree.
+Knows nothing of engines or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_runtime.api.dialect import Dialect
+from stoker_runtime.api.reasoning import HARMONY_NAMES, REASONING_PARSERS, TagReasoningParser
+from stoker_runtime.api.tool_parsers import TOOL_PARSERS
+from stoker_runtime.api.tool_parsers.base import (
+    CallDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+    merge_deltas,
+)
+from stoker_runtime.api.tool_parsers.harmony import HarmonyParser
+from stoker_runtime.api.tools import ToolUse
+from stoker_runtime.tokenizer import Tokenizer
+
+MakeParser = Callable[[], OutputParser]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the answers to one request are read: a parser each for reasoning and for calls, or None."""
+
+    reasoning: MakeParser | None = None
+    calls: MakeParser | None = None
+    markers: tuple[str, ...] = ()
+    parallel: bool = True
+    show_reasoning: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether the text is the content as it stands."""
+        return self.reasoning is None and self.calls is None
+
+    def visible(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """The special tokens that the parsers must see."""
+        found = (tokenizer.token_to_id(marker) for marker in self.markers)
+        return frozenset(at for at in found if at is not None)
+
+
+def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | None, show_reasoning: bool) -> Reading:
+    """How to read what follows `prompt`; `continued`: the text of the last message where the answer goes on with it."""
+    calls: MakeParser | None = None
+    markers: tuple[str, ...] = ()
+    parser = TOOL_PARSERS.get(dialect.tool_parser)
+    if parser is HarmonyParser or dialect.reasoning_parser in HARMONY_NAMES:
+        return Reading(
+            lambda: HarmonyParser(calls=use.choice != "none"),
+            markers=HarmonyParser.SPECIAL,
+            parallel=use.parallel,
+            show_reasoning=show_reasoning,
+        )
+    if parser is not None and use.choice == "auto":
+        found = parser
+        calls, markers = (lambda: found(use.schemas)), parser.SPECIAL
+    tags = REASONING_PARSERS.get(dialect.reasoning_parser)
+    if tags is None:
+        return Reading(None, calls, markers, use.parallel)
+    opened = tags.opened(prompt, continued)
+    return Reading(
+        lambda: TagReasoningParser(tags, opened),
+        calls,
+        (*markers, tags.start, tags.end),
+        use.parallel,
+        show_reasoning,
+    )
+
+
+class AnswerParser:
+    """The parser of one choice. `called` tells whether a call was found."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._reasoning = reading.reasoning() if reading.reasoning else None
+        self._calls = reading.calls() if reading.calls else None
+        self.called = False
+
+    def read(self, text: str, last: bool) -> list[Delta]:
+        """What the next piece of text makes certain; `last` when none follows."""
+        deltas = [TextDelta(text)] if self._reasoning is None else self._split(self._reasoning, text, last)
+        if self._calls is not None:
+            calls, deltas_in = self._calls, deltas
+            deltas = [found for delta in deltas_in for found in _through(calls, delta)]
+            deltas += calls.finish() if last else []
+        return [delta for delta in deltas if self._keep(delta)]
+
+    def _split(self, parser: OutputParser, text: str, last: bool) -> list[Delta]:
+        return parser.feed(text) + (parser.finish() if last else [])
+
+    def _keep(self, delta: Delta) -> bool:
+        if isinstance(delta, CallDelta):
+            self.called = True
+            return self._reading.parallel or delta.index == 0
+        if isinstance(delta, ReasoningDelta):
+            return self._reading.show_reasoning
+        return bool(delta.text)
+
+
+def _through(parser: OutputParser, delta: Delta) -> Sequence[Delta]:
+    return parser.feed(delta.text) if isinstance(delta, TextDelta) else (delta,)
+
+
+def whole_message(reading: Reading, text: str) -> tuple[dict[str, Any], bool]:
+    """The message of a whole answer, and whether it calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if reading.plain:
+        return message, False
+    parser = AnswerParser(reading)
+    found = merge_deltas(parser.read(text, last=True))
+    message["content"] = found.content or (None if found.tool_calls or found.reasoning else "")
+    if reading.reasoning is not None and reading.show_reasoning:
+        message |= _reasoning(found.reasoning or None)
+    if found.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in found.tool_calls
+        ]
+    return message, parser.called
+
+
+def delta_message(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """What the deltas of one step say, as the delta of one event."""
+    found = list(deltas)
+    message: dict[str, Any] = {}
+    if content := "".join([delta.text for delta in found if isinstance(delta, TextDelta)]):
+        message["content"] = content
+    if reasoning := "".join([delta.text for delta in found if isinstance(delta, ReasoningDelta)]):
+        message |= _reasoning(reasoning)
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in found:
+        if isinstance(delta, CallDelta):
+            _add_call(calls, delta)
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return message
+
+
+def _add_call(calls: dict[int, dict[str, Any]], delta: CallDelta) -> None:
+    call = calls.setdefault(delta.index, {"index": delta.index, "function": {"arguments": ""}})
+    if delta.name:
+        call |= {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+    call["function"]["arguments"] += delta.arguments
+
+
+def _reasoning(text: str | None) -> dict[str, Any]:
+    return {"reasoning": text, "reasoning_content": text}

@@ -1,0 +1,148 @@
+"""How a model writes calls and reasoning: chosen by flag, else from its chat template where that is unmistakable.
+
+A template shows how the model was taught to call: it spells earlier calls out, in words and markers that one family
+uses. Invariants: a template that shows no family, or more than one, chooses none; the operator's word always wins.
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_runtime.api.reasoning import HARMONY, REASONING_PARSERS
+from stoker_runtime.api.tool_parsers import TOOL_PARSERS
+from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.config import ServerConfig
+from stoker_runtime.errors import ConfigError, RequestError
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CallHistory:
+    """What a template expects of earlier messages with calls.
+
+    `argument_text`: arguments as JSON text, not as an object. `null_content`: no content as null, not as "".
+    """
+
+    argument_text: bool = False
+    null_content: bool = False
+
+
+AS_OBJECTS = CallHistory()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What is known of a model's ways; "" where nothing is.
+
+    `auto_tools`: whether a model may call on its own.
+    """
+
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    auto_tools: bool = False
+    history: CallHistory = AS_OBJECTS
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A family shows when all of `present` stand in a template and none of `absent`."""
+
+    parser: str
+    present: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+
+
+TOOL_SIGNS = (
+    Sign("openai", ("<|channel|>", "<|message|>", "functions.")),
+    Sign("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
+    Sign("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    Sign("hermes", ("<tool_call>", "</tool_call>", "arguments"), ("<arg_key>", "<function=", "<invoke", "<tool_sep>")),
+    Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    Sign(
+        "llama3_json",
+        ("<|start_header_id|>", '"parameters": dictionary of argument name'),
+        ("<function=", "<tool_call>"),
+    ),
+    Sign("pythonic", ("[func_name1(params_name1=params_value1",)),
+)
+REASONING_SIGNS = (
+    Sign(HARMONY, ("<|channel|>", "<|message|>", "analysis")),
+    Sign("mistral", ("[THINK]", "[/THINK]")),
+    Sign("glm45", ("</think>", "<arg_key>")),
+    Sign("deepseek_v3", ("</think>", "<｜Assistant｜>"), ("<arg_key>",)),
+    Sign("qwen3", ("</think>",), ("<arg_key>", "<｜Assistant｜>", "[THINK]")),
+)
+
+
+def detect(source: str, signs: Collection[Sign]) -> str:
+    """The one family that shows in the template `source`; "" for none or several."""
+    found = {
+        sign.parser
+        for sign in signs
+        if all(mark in source for mark in sign.present) and not any(mark in source for mark in sign.absent)
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def choose_dialect(config: ServerConfig, template: ChatTemplate) -> Dialect:
+    """The dialect of a server. Raises ConfigError for an unknown parser, and for automatic calls that none can read."""
+    source = template.source
+    tools = _choose("tool_call_parser", config.tool_call_parser, TOOL_PARSERS, detect(source, TOOL_SIGNS))
+    reasoning = _choose("reasoning_parser", config.reasoning_parser, REASONING_PARSERS, detect(source, REASONING_SIGNS))
+    wanted = config.enable_auto_tool_choice
+    if wanted and not tools:
+        raise ConfigError(
+            "enable_auto_tool_choice needs a parser, and the chat template shows none; give --tool-call-parser NAME, "
+            f"one of {', '.join(TOOL_PARSERS)}.",
+            param="tool_call_parser",
+        )
+    return Dialect(tools, reasoning, bool(tools) and wanted is not False, call_history(template))
+
+
+def _choose(key: str, asked: str, known: Collection[str], detected: str) -> str:
+    if asked == AUTO:
+        return detected
+    if asked == NONE:
+        return ""
+    if asked not in known:
+        near = difflib.get_close_matches(asked, known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        allowed = ", ".join((AUTO, NONE, *known))
+        raise ConfigError(f"{key} is {asked!r}; it must be one of {allowed}{hint}.", param=key)
+    return asked
+
+
+PROBE = {"needle": "hay"}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "probe", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def call_history(template: ChatTemplate) -> CallHistory:
+    """How `template` wants earlier calls: the first way in which a call's arguments come out, and as JSON."""
+    ways = [CallHistory(text, null) for null in (False, True) for text in (False, True)]
+    return next((way for way in ways if _comes_out(template, way)), AS_OBJECTS)
+
+
+def _comes_out(template: ChatTemplate, way: CallHistory) -> bool:
+    """Whether a conversation with one call shows its arguments, not as Python's `repr` would."""
+    arguments: Any = json.dumps(PROBE) if way.argument_text else PROBE
+    call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": None if way.null_content else "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "probe1234", "name": "probe", "content": "probe"},
+    ]
+    try:
+        text = template.render(messages, tools=[PROBE_TOOL])
+    except RequestError:
+        return False
+    return all(word in text for word in ("needle", "hay")) and str(PROBE) not in text

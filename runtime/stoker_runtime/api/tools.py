@@ -1,0 +1,158 @@
+"""The tools of a chat request: what may be asked, what the template sees, and the schema of a forced call.
+
+Invariants: a choice that leaves here names tools that exist and can be read back from the model's text.
+Knows nothing of how models write calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stoker_runtime.api.dialect import Dialect
+from stoker_runtime.api.fields import Body
+from stoker_runtime.errors import RequestError
+
+JsonSchema = dict[str, Any]
+Choice = Literal["none", "auto", "required", "named"]
+
+
+class FunctionSpec(Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Body):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What one request may call. `name` is set when `choice` is "named"; `parallel`: more than one call is allowed."""
+
+    choice: Choice = "none"
+    name: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    parallel: bool = True
+    schemas: Mapping[str, JsonSchema] = field(default_factory=dict)
+
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools as templates expect them; none when the model must not call. `strict` is no word for a model."""
+        if self.choice == "none":
+            return None
+        return shown_tools(self.tools)
+
+
+def shown_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """The tools as templates expect them."""
+    return [tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def tool_use(
+    tools: Sequence[ToolSpec] | None, tool_choice: Any, parallel: bool | None, dialect: Dialect, template: str
+) -> ToolUse:
+    """What a request asks for; `template` is the source of the chat template. Raises RequestError naming the field."""
+    if tools is not None and not tools:
+        raise RequestError("tools must hold at least one tool; leave it out instead.", param="tools")
+    choice, name = _choice(tool_choice, tools)
+    if not tools or choice == "none":
+        return ToolUse()
+    if choice != "auto":
+        raise RequestError(
+            f"tool_choice {choice!r} is not supported by this server; use 'auto' or 'none'.", param="tool_choice"
+        )
+    if not dialect.auto_tools:
+        raise RequestError(
+            "tool_choice 'auto' needs a server that can read this model's calls: start it with --tool-call-parser.",
+            param="tool_choice",
+        )
+    if "tools" not in template:
+        raise RequestError("This model's chat template has no place for tools.", param="tools")
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+    return ToolUse(choice, name, tuple(tools), parallel is not False, schemas)
+
+
+def _choice(asked: Any, tools: Sequence[ToolSpec] | None) -> tuple[Choice, str]:
+    """The choice, and the name where it is a named one."""
+    if asked is None:
+        return ("auto" if tools else "none"), ""
+    if asked == "none":
+        return "none", ""
+    if not tools:
+        raise RequestError("tool_choice is only allowed when tools is set.", param="tool_choice")
+    if asked == "auto":
+        return "auto", ""
+    if asked == "required":
+        return "required", ""
+    function = asked.get("function") if isinstance(asked, dict) and asked.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": NAME}}.',
+            param="tool_choice",
+        )
+    if all(tool.function.name != name for tool in tools):
+        raise RequestError(f"tool_choice names {name!r}, which is not one of the tools.", param="tool_choice")
+    return "named", name
+
+
+def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
+    """The JSON schema that a forced call must follow; None when nothing is forced.
+
+    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by tool_parsers/forced.py.
+    """
+    if use.choice == "named":
+        return use.schemas[use.name] or {"type": "object"}
+    if use.choice != "required":
+        return None
+    shared: JsonSchema = {}
+    calls = [_call_schema(name, schema, shared) for name, schema in use.schemas.items()]
+    found: JsonSchema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not use.parallel:
+        found["maxItems"] = 1
+    return {**found, "$defs": shared} if shared else found
+
+
+def _call_schema(name: str, parameters: JsonSchema, shared: JsonSchema) -> JsonSchema:
+    """One call. Parameters that point into themselves move to `shared`, with their pointers."""
+    arguments: JsonSchema = parameters or {"type": "object"}
+    if _points(arguments):
+        base = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
+        shared[name] = _moved(arguments, base)
+        arguments = {"$ref": base}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _points(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return isinstance(schema.get("$ref"), str) or any(map(_points, schema.values()))
+    return isinstance(schema, list) and any(map(_points, schema))
+
+
+def _moved(schema: Any, base: str) -> Any:
+    """`schema` with every pointer into itself put behind `base`."""
+    if isinstance(schema, list):
+        return [_moved(entry, base) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"{base}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, base)
+        for key, value in schema.items()
+    }

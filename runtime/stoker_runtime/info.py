@@ -1,0 +1,154 @@
+"""`stoker info [MODEL]`: the device, the kernel that each op would use, and whether a model fits.
+
+Invariants: the arithmetic is the engine's own (`executor.resolve`), so what is said here is what a start would do;
+nothing is loaded or allocated. Works without a GPU.
+Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.settings import parse
+from stoker_runtime.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
+
+    from stoker_runtime.config import EngineConfig
+    from stoker_runtime.models.spec import ModelSpec
+
+GIB = 1024**3
+USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
+
+Show versions, the device, the kernel chosen for each op, and for MODEL how its weights and KV cache fit the device.
+"""
+Line = tuple[str, str]
+
+
+def main(argv: list[str]) -> int:
+    """Run `stoker info` and return its exit status: 0, or 2 when the model or a flag cannot work here."""
+    if any(argument in ("-h", "--help") for argument in argv):
+        sys.stdout.write(USAGE)
+        return 0
+    try:
+        config = parse(argv, os.environ).engine if argv else None
+        # Imported once the flags are right: PyTorch takes seconds.
+        from stoker_runtime.executor.build import open_device, pin_kernels
+
+        device = open_device(config.device if config else "auto")
+        show("Versions", versions())
+        show("Device", device_lines(device))
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
+        if config is not None:
+            pin_kernels(config)
+            spec, config = decide(config, device)
+            show("Model", model_lines(spec, config, device))
+            dtype = config.dtype
+        show("Kernels", kernel_lines(dtype, device))
+    except ConfigError as error:
+        sys.stderr.write(f"stoker info: {error.message}\n")
+        return 2
+    return 0
+
+
+def show(title: str, lines: Sequence[Line]) -> None:
+    """Print one section."""
+    width = max(len(name) for name, _ in lines)
+    body = "".join(f"  {name:<{width}}  {text}\n" for name, text in lines)
+    sys.stdout.write(f"{title}\n{body}")
+
+
+def versions() -> list[Line]:
+    """Programs and libraries."""
+    found = [("stoker", VERSION), ("python", platform.python_version())]
+    for package in ("torch", "triton", "tokenizers"):
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            found.append((package, "not installed"))
+    return found
+
+
+def device_lines(device: torch.device) -> list[Line]:
+    """What the device is and what of its memory is free."""
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return [("name", f"CPU, {platform.machine()}"), ("cores", str(cores)), ("memory", gib(pages * size))]
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return [
+        ("name", properties.name),
+        ("compute", f"sm_{properties.major}{properties.minor}, {properties.multi_processor_count} SMs"),
+        ("memory", f"{gib(total)}, {gib(free)} free"),
+        ("cuda", str(torch.version.cuda)),
+    ]
+
+
+def decide(config: EngineConfig, device: torch.device) -> tuple[ModelSpec, EngineConfig]:
+    """What the model is, and the configuration with every automatic value decided. Raises ConfigError."""
+    from stoker_runtime.executor.resolve import resolve
+    from stoker_runtime.models.architectures import build_spec
+    from stoker_runtime.models.config_source import read_source
+
+    spec = build_spec(read_source(config.model))
+    return spec, resolve(config, spec, device.type)
+
+
+def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> list[Line]:
+    """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
+    from stoker_runtime.executor.build import device_memory
+    from stoker_runtime.executor.resolve import plan_memory
+    from stoker_runtime.executor.state import state_bytes
+
+    weights = spec.parameter_bytes(config.dtype, config.quantization)
+    plan = plan_memory(config, spec, device_memory(device), weights, state_bytes(config, spec))
+    tokens = plan.pages * config.page_size
+    # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
+    needed = plan.weights + plan.workspace + plan.state + plan.kv_bytes
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    shortage = f"no: it needs {gib(needed)} of {gib(memory)}" if device.type == "cpu" and needed > memory else ""
+    quantized = "" if config.quantization == "none" else f", {config.quantization} weights"
+    return [
+        (
+            "architecture",
+            f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden}, vocabulary {spec.vocab}",
+        ),
+        ("dtype", f"{config.dtype}{quantized}, {config.kv_cache_dtype} KV"),
+        ("weights", gib(plan.weights)),
+        ("workspace", gib(plan.workspace + plan.state)),
+        ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
+        ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
+        ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
+    ]
+
+
+def kernel_lines(dtype: str, device: torch.device) -> list[Line]:
+    """The implementation of each op for this device and dtype, or why there is none."""
+    import torch
+
+    return list(_choices(device, getattr(torch, dtype)))
+
+
+def _choices(device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
+    from stoker_kernels import dispatch
+
+    for op in sorted(dispatch.ops()):
+        try:
+            yield op, dispatch.require(device, dtype, (op,))[op]
+        except dispatch.KernelUnavailable as error:
+            yield op, f"none: {'; '.join(f'{name}: {reason}' for name, reason in error.reasons.items())}"
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB."""
+    return f"{size / GIB:.2f} GiB"

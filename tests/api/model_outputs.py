@@ -1,0 +1,175 @@
+"""Texts as models write them, whole, broken and random, for the tests of the parsers of model output."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from stoker_runtime.api.tool_parsers import TOOL_PARSERS
+from stoker_runtime.api.tool_parsers.base import Delta, OutputParser, Parsed, ToolParser, merge_deltas
+
+SCHEMAS = {
+    "get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "now": {"type": "object", "properties": {}},
+}
+ARGUMENTS = '{"city": "Sankt \\"Pölten\\" }{[", "days": 3}'
+
+
+@dataclass(frozen=True)
+class Family:
+    """One format: `two` calls after the content "Sure.", what begins a call, and the pieces of random texts."""
+
+    name: str
+    two: str
+    opening: str
+    pieces: tuple[str, ...] = field(default=())
+
+    def make(self) -> ToolParser:
+        return TOOL_PARSERS[self.name](SCHEMAS)
+
+
+_JSON = ('{"name": "', "now", '", "arguments": ', '{"city": "', '"}', "}", "{", '"', "\\", ",", ":", "[", "]", "\\ud8")
+_TAGS = ("<tool_call>", "</tool_call>", "<tool", "\n", " ")
+_PYTHON = ("[", "get_weather", "(", "city=", "'a'", '"', "'", ")", ",", "]", "True", "-1", "\\", "[now()]", "f(**a)")
+
+FAMILIES = (
+    Family(
+        "hermes",
+        'Sure.<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>\n"
+        '<tool_call>\n{"arguments": {}, "name": "now"}\n</tool_call>',
+        "<tool_call>",
+        (*_JSON, *_TAGS),
+    ),
+    Family(
+        "llama3_json",
+        'Sure.<|python_tag|>{"name": "get_weather", "parameters": '
+        + ARGUMENTS
+        + '}; {"name": "now", "parameters": {}}',
+        "<|python_tag|>",
+        (*_JSON, "<|python_tag|>", '"parameters"', ";", "<|", " "),
+    ),
+    Family(
+        "mistral",
+        'Sure.[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + ARGUMENTS + '}, {"name": "now", "arguments": {}}]',
+        "[TOOL_CALLS]",
+        (*_JSON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL", " "),
+    ),
+    Family(
+        "pythonic",
+        'Sure.<|python_start|>[get_weather(city="Sankt \\"Pölten\\" }{[", days=3), now()]<|python_end|>',
+        "<|python_start|>",
+        (*_PYTHON, "<|python_start|>", "<|python_end|>", "<|", " ", "\n"),
+    ),
+    Family(
+        "deepseek_v3",
+        "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        + ARGUMENTS
+        + "\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool",
+            "function",
+            "now",
+            "\n",
+            "```json",
+            "```",
+            '{"a": "',
+            '"}',
+            "{}",
+        ),
+    ),
+    Family(
+        "glm45",
+        'Sure.<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Sankt "Pölten" }{[</arg_value>\n'
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call><tool_call>now\n</tool_call>",
+        "<tool_call>",
+        (
+            *_TAGS,
+            "get_weather",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "city",
+            "days",
+            "7",
+            '"',
+            "{",
+        ),
+    ),
+    Family(
+        "qwen3_coder",
+        'Sure.<tool_call>\n<function=get_weather>\n<parameter=city>\nSankt "Pölten" }{[\n</parameter>\n'
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "<tool_call>",
+        (*_TAGS, "<function=", "get_weather", ">", "<parameter=", "city", "days", "</parameter>", "</function>", "7"),
+    ),
+    Family(
+        "openai",
+        "<|channel|>commentary<|message|>Sure.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        "<|constrain|>json<|message|>" + ARGUMENTS + "<|call|><|start|>assistant to=functions.now<|channel|>commentary "
+        "json<|message|>{}<|call|>",
+        "<|channel|>",
+        (
+            "<|start|>",
+            "assistant",
+            "<|channel|>",
+            "analysis",
+            "final",
+            "commentary",
+            " to=functions.now",
+            " to=python",
+            "<|constrain|>",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+            "<|",
+            "{}",
+            " ",
+        ),
+    ),
+)
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def anonymous(found: Parsed) -> tuple[str, str, list[tuple[str, str]]]:
+    """An answer without the ids, which are random."""
+    return found.content, found.reasoning, [(call.name, call.arguments) for call in found.tool_calls]
+
+
+def in_pieces(parser: OutputParser, pieces: Iterable[str]) -> list[Delta]:
+    """All deltas of a text that comes in `pieces`."""
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+    return [*deltas, *parser.finish()]
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """`text` cut at `places`."""
+    ends = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def same_at_every_cut(make: Callable[[], OutputParser], text: str, places: Iterable[int]) -> None:
+    """Assert that pieces, single characters and the whole give one answer, without empty or malformed deltas."""
+    whole = anonymous(make().parse(text))
+    for pieces in (cut(text, places), list(text)):
+        deltas = in_pieces(make(), pieces)
+        assert anonymous(merge_deltas(deltas)) == whole
+
+
+def random_text(pieces: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Texts of the pieces of a format and of anything else."""
+    return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=4)), max_size=14).map("".join)
+
+
+places = st.lists(st.integers(min_value=0, max_value=4000), max_size=8)

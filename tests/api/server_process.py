@@ -1,0 +1,67 @@
+"""A server in a process of its own, and what tests do with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+from api_server import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class ServerProcess:
+    """A server process; its log is read as it comes."""
+
+    def __init__(self, program: list[str], *flags: str) -> None:
+        roots = [str(ROOT / name) for name in ("runtime", "kernels", "cli", "operator")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
+        self.popen = subprocess.Popen(
+            [*program, "--port", "0", *flags], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.lines.append(line)
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        assert wait_until(lambda: "listening on" in self.log or self.popen.poll() is not None, 30), self.log
+        return "http://127.0.0.1:" + re.findall(r"listening on http://[^:]+:(\d+)", self.log)[0]
+
+    def wait_ready(self, seconds: float = 30) -> ServerProcess:
+        url = self.url
+        assert wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, seconds), self.log
+        return self
+
+    def engine_pids(self) -> list[int]:
+        """Children of the server."""
+        return [int(pid) for pid in Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def exit_status(self, seconds: float = 20) -> int:
+        status = self.popen.wait(seconds)
+        self._reader.join(5)
+        return status
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._reader.join(5)
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()

@@ -1,0 +1,110 @@
+"""Which parsers a server takes: by flag, and by what a chat template shows. The templates are cut to what tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker_runtime.api.dialect import AS_OBJECTS, CallHistory, Dialect, call_history, choose_dialect
+from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.config import EngineConfig, ServerConfig
+from stoker_runtime.errors import ConfigError
+
+LOOP = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+END = "{% endfor %}{% endfor %}"
+JSON = "{{ f.arguments | tojson }}"
+HERMES = LOOP + '<tool_call>{"name": "{{ f.name }}", "arguments": ' + JSON + "}</tool_call>" + END
+QWEN3 = HERMES + "{% if enable_thinking is false %}<think></think>{% endif %}"
+QWEN_CODER = (
+    LOOP
+    + "<tool_call><function={{ f.name }}>{% for k, v in f.arguments | items %}<parameter={{ k }}>{{ v }}</parameter>"
+    + "{% endfor %}</function></tool_call>"
+    + END
+)
+GLM = (
+    LOOP
+    + "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>"
+    + "<arg_value>{{ v }}</arg_value>{% endfor %}</tool_call></think>"
+    + END
+)
+LLAMA = (
+    '<|start_header_id|>Answer with {"name": function name, "parameters": dictionary of argument name and its value}.'
+    + LOOP
+    + JSON
+    + END
+)
+MISTRAL = LOOP + "[TOOL_CALLS]{{ f.name }}[ARGS]" + JSON + END
+MAGISTRAL = MISTRAL + "[THINK][/THINK]"
+DEEPSEEK = (
+    "{% for m in messages %}{% if m.content is none %}<｜Assistant｜><｜tool▁calls▁begin｜>{% for c in m.tool_calls %}"
+    + "{{ c.function.name + '<｜tool▁sep｜>' + c.function.arguments }}{% endfor %}{% else %}"
+    + "{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+)
+HARMONY = LOOP + "<|channel|>analysis<|channel|>commentary to=functions.{{ f.name }}<|message|>" + JSON + END
+PYTHONIC = "[func_name1(params_name1=params_value1, …)]" + LOOP + JSON + END
+TWO_FAMILIES = HERMES + "[TOOL_CALLS]"
+PASTES = LOOP + "{{ f.arguments }}" + END
+
+
+def chosen(source: str, **settings: Any) -> Dialect:
+    return choose_dialect(ServerConfig(EngineConfig("m"), **settings), ChatTemplate({"default": source}, {}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("source", "tools", "reasoning"),
+    [
+        (HERMES, "hermes", ""),
+        (QWEN3, "hermes", "qwen3"),
+        (QWEN_CODER, "qwen3_coder", ""),
+        (GLM, "glm45", "glm45"),
+        (LLAMA, "llama3_json", ""),
+        (MISTRAL, "mistral", ""),
+        (MAGISTRAL, "mistral", "mistral"),
+        (DEEPSEEK, "deepseek_v3", "deepseek_v3"),
+        (HARMONY, "openai", "openai_gptoss"),
+        (PYTHONIC, "pythonic", ""),
+        (TWO_FAMILIES, "", ""),
+        (PASTES, "", ""),
+        ("{{ messages }}", "", ""),
+    ],
+)
+def test_a_template_shows_its_family(source: str, tools: str, reasoning: str) -> None:
+    found = chosen(source)
+    assert (found.tool_parser, found.reasoning_parser, found.auto_tools) == (tools, reasoning, bool(tools))
+
+
+def test_flags_win_over_the_template() -> None:
+    found = chosen(HERMES, tool_call_parser="llama3_json", reasoning_parser="deepseek_r1")
+    assert (found.tool_parser, found.reasoning_parser) == ("llama3_json", "deepseek_r1")
+    found = chosen(QWEN3, tool_call_parser="none", reasoning_parser="none")
+    assert (found.tool_parser, found.reasoning_parser, found.auto_tools) == ("", "", False)
+    assert not chosen(HERMES, enable_auto_tool_choice=False).auto_tools
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tool_call_parser": "hermez"}, "did you mean hermes?"),
+        ({"reasoning_parser": "qwen"}, "did you mean qwen3?"),
+        ({"enable_auto_tool_choice": True}, "give --tool-call-parser NAME, one of hermes"),
+    ],
+)
+def test_what_cannot_be_stops_the_start(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        chosen(PASTES, **settings)
+    assert says in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "history"),
+    [
+        (HERMES, AS_OBJECTS),
+        (GLM, AS_OBJECTS),
+        (PASTES, CallHistory(argument_text=True)),
+        (DEEPSEEK, CallHistory(argument_text=True, null_content=True)),
+        ("{{ messages[0].content }}", AS_OBJECTS),
+    ],
+)
+def test_how_a_template_wants_earlier_calls(source: str, history: CallHistory) -> None:
+    assert call_history(ChatTemplate({"default": source}, {}, "test")) == history

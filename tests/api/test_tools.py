@@ -1,0 +1,93 @@
+"""What a chat request may say of tools, and the schema of a forced call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stoker_runtime.api.dialect import Dialect
+from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse, tool_choice_schema, tool_use
+from stoker_runtime.errors import RequestError
+
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/node"}},
+    "required": ["root"],
+    "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}, "n": {"type": "integer"}}}},
+}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+DIALECT = Dialect("hermes", "", True)
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None) -> ToolSpec:
+    return ToolSpec(type="function", function=FunctionSpec(name=name, parameters=parameters, strict=True))
+
+
+TOOLS = (tool("weather", CITY), tool("a/b~c", TREE), tool("now"))
+SCHEMAS = {each.function.name: each.function.parameters or {} for each in TOOLS}
+
+
+def test_auto_is_the_default_with_tools_and_none_without() -> None:
+    use = tool_use(TOOLS, None, None, DIALECT, "{{ tools }}")
+    assert (use.choice, use.parallel) == ("auto", True)
+    assert tool_use(None, None, None, DIALECT, "").choice == "none"
+    assert tool_use(None, "none", None, DIALECT, "").choice == "none"
+
+
+def test_the_template_sees_tools_only_where_they_may_be_called() -> None:
+    shown = tool_use(TOOLS[:1], "auto", False, DIALECT, "{{ tools }}").shown()
+    assert shown == [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+    assert tool_use(TOOLS, "none", None, DIALECT, "{{ tools }}").shown() is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "dialect", "param", "says"),
+    [
+        ((), None, DIALECT, "tools", "at least one tool"),
+        (None, "auto", DIALECT, "tool_choice", "only allowed when tools is set"),
+        (None, {"type": "function", "function": {"name": "x"}}, DIALECT, "tool_choice", "only allowed when tools"),
+        (TOOLS, {"type": "function", "function": {"name": "x"}}, DIALECT, "tool_choice", "not one of the tools"),
+        (TOOLS, {"type": "function"}, DIALECT, "tool_choice", "must be"),
+        (TOOLS, "any", DIALECT, "tool_choice", "must be"),
+        (TOOLS, 5, DIALECT, "tool_choice", "must be"),
+        (TOOLS, "auto", Dialect(), "tool_choice", "--tool-call-parser"),
+    ],
+)
+def test_bad_choices(tools: Any, choice: Any, dialect: Dialect, param: str, says: str) -> None:
+    with pytest.raises(RequestError) as error:
+        tool_use(tools, choice, None, dialect, "{{ tools }}")
+    assert error.value.param == param
+    assert says in error.value.message
+
+
+def test_a_template_without_tools_refuses_them() -> None:
+    with pytest.raises(RequestError, match="no place for tools"):
+        tool_use(TOOLS, None, None, DIALECT, "{{ messages }}")
+
+
+def valid(use: ToolUse, value: Any) -> bool:
+    schema = tool_choice_schema(use)
+    assert schema is not None
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def test_schema_of_a_named_tool_is_its_parameters() -> None:
+    assert tool_choice_schema(ToolUse("named", "weather", TOOLS, True, SCHEMAS)) == CITY
+    assert tool_choice_schema(ToolUse("named", "now", TOOLS, True, SCHEMAS)) == {"type": "object"}
+    assert tool_choice_schema(ToolUse("auto", "", TOOLS, True, SCHEMAS)) is None
+
+
+def test_schema_of_required_calls() -> None:
+    use = ToolUse("required", "", TOOLS, True, SCHEMAS)
+    weather = {"name": "weather", "parameters": {"city": "Rome"}}
+    tree = {"name": "a/b~c", "parameters": {"root": {"left": {"n": 1}}}}
+    assert valid(use, [weather, tree, {"name": "now", "parameters": {}}])
+    wrong = {"name": "a/b~c", "parameters": {"root": {"left": {"n": "one"}}}}
+    for bad in ([], [wrong], [{"name": "weather", "parameters": {}}], [{"name": "x", "parameters": {}}], {}):
+        assert not valid(use, bad)
+    single = ToolUse("required", "", TOOLS, False, SCHEMAS)
+    assert valid(single, [weather])
+    assert not valid(single, [weather, weather])

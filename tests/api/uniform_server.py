@@ -1,0 +1,43 @@
+"""A whole server whose engine process builds the uniform executor of tests/engine: what test_server.py runs.
+
+Arguments: how the engine behaves (see uniform_core.py), then the flags of `stoker serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.logging_setup import set_up
+from stoker_runtime.server import Server
+from stoker_runtime.settings import parse
+
+CORE = Path(__file__).parents[1] / "engine" / "uniform_core.py"
+
+
+def main() -> int:
+    mode, flags = sys.argv[1], sys.argv[2:]
+    config = parse(["uniform", "--tokenizer", "shape:uniform", *flags], {})
+    set_up("info")
+
+    async def start_engine(engine: EngineConfig) -> AsyncEngine:
+        return await AsyncEngine.start(engine, command=(sys.executable, str(CORE), mode))
+
+    async def serve() -> int:
+        return await Server(config, start_engine).run()
+
+    try:
+        return asyncio.run(serve())
+    except ConfigError as error:
+        sys.stderr.write(f"failed: {error.message}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    sys.exit(main())

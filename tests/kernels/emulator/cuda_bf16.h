@@ -1,0 +1,4 @@
+#pragma once
+#include <cstdint>
+
+struct __nv_bfloat16 { uint16_t bits; };

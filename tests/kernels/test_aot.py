@@ -1,0 +1,93 @@
+"""Every kernel compiles for every SM with no GPU present, and uses what its SM is meant to have."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.runtime.jit import JITFunction
+
+import stoker_kernels
+from stoker_kernels import aot
+from stoker_kernels.aot_registry import SMS, AotSpec, register_aot, specs
+
+EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel"}
+
+
+def _mine(sm: int) -> Iterator[aot.Variant]:
+    """The quick set without attention's kernels, which have a test of their own."""
+    return (variant for variant in aot.variants(sm, compact=True) if "attention" not in variant.spec.kernel.__module__)
+
+
+@cache
+def _compiled(sm: int) -> dict[str, Any]:
+    return {variant.name: aot.compile_variant(variant) for variant in _mine(sm)}
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_it_compiles_for(sm: int) -> None:
+    compiled = _compiled(sm)
+    assert len(compiled) > 15
+    for name, kernel in compiled.items():
+        assert kernel.asm["cubin"].startswith(b"\x7fELF"), name
+        waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+        assert waits == (sm >= aot.PDL_MIN_SM), f"{name} on sm_{sm}"
+
+
+def test_exact_kernels_contain_no_fused_multiply_add() -> None:
+    checked = 0
+    for name, kernel in _compiled(90).items():
+        if name.rpartition("-")[0] in EXACT:
+            assert "fma.rn" not in kernel.asm["ptx"], name
+            checked += 1
+    assert checked >= len(EXACT)
+
+
+def test_wide_loads_on_the_hot_path() -> None:
+    norm = next(kernel for name, kernel in _compiled(90).items() if name.startswith("rms_norm"))
+    assert "ld.global.v4.b32" in norm.asm["ptx"]
+
+
+def test_every_kernel_of_the_package_is_registered() -> None:
+    list(aot.variants(90))
+    registered = {id(spec.kernel) for spec in specs()}
+    for path in Path(stoker_kernels.__file__).parent.glob("*.py"):
+        if "triton.jit" not in path.read_text():
+            continue
+        module = importlib.import_module(f"stoker_kernels.{path.stem}")
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction) and name.endswith("_kernel"):
+                assert id(value) in registered, f"{path.stem}.{name} is not in the registry"
+
+
+def test_an_argument_without_a_type_is_named() -> None:
+    spec = next(spec for spec in specs() if spec.kernel.__name__ == "best_tile_kernel")
+    short = AotSpec(spec.kernel, {"tile_max": "*fp32"}, ({},))
+    with pytest.raises(ValueError, match="tile_arg, out, tiles"):
+        aot.compile_variant(aot.Variant(short, {"TILES": 64, "LAUNCH_PDL": False}, 90))
+
+
+def test_files_are_the_same_at_every_run(tmp_path: Path) -> None:
+    variant = next(v for v in _mine(80) if v.spec.kernel.__name__ == "best_tile_kernel")
+    cubin = aot.write_variant(variant, tmp_path)
+    first = (cubin.read_bytes(), cubin.with_suffix(".json").read_text())
+    cubin.unlink()
+    assert aot.write_variant(variant, tmp_path) == cubin
+    assert (cubin.read_bytes(), cubin.with_suffix(".json").read_text()) == first
+    record = json.loads(first[1])
+    assert record["entry"] == "best_tile_kernel"
+    assert (record["sm"], record["threads"], record["constants"]["LAUNCH_PDL"]) == (80, 32, False)
+    assert str(tmp_path) not in first[1]
+
+
+def test_the_registry_keeps_what_it_is_given() -> None:
+    before = len(specs())
+    register_aot(print, {"x": "*fp32"}, [{"A": 1}], options={"num_warps": 2}, min_sm=1000)
+    added = specs()[-1]
+    assert len(specs()) == before + 1
+    assert (dict(added.signature), added.constants, added.min_sm) == ({"x": "*fp32"}, ({"A": 1},), 1000)

@@ -1,0 +1,97 @@
+"""Which implementation an op gets, and what is said when it gets none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from stoker_kernels import dispatch
+from stoker_kernels.dispatch import KernelUnavailable, Target
+
+CPU = torch.device("cpu")
+HERE = "stoker_kernels.reference"
+
+
+@pytest.fixture
+def op() -> Iterator[str]:
+    """An op with a GPU implementation for bf16 and a reference, gone after the test."""
+    name = "an_op"
+    dispatch.register(name, "gpu", f"{HERE}:rms_norm", dispatch.triton_supports(torch.bfloat16, min_sm=80))
+    dispatch.register(name, "reference", f"{HERE}:embed", dispatch.reference_supports)
+    yield name
+    dispatch.unpin(name)
+    del dispatch._registry[name]
+
+
+def _choice(op: str, device: str, sm: int, dtype: torch.dtype) -> str:
+    return dispatch._choose(op, Target(device, sm, dtype))[0].name
+
+
+@pytest.mark.parametrize(
+    ("device", "sm", "dtype", "expected"),
+    [
+        ("cpu", 0, torch.bfloat16, "reference"),
+        ("cpu", 0, torch.float64, "reference"),
+        ("cuda", 90, torch.bfloat16, "gpu"),
+        ("cuda", 80, torch.bfloat16, "gpu"),
+    ],
+)
+def test_the_first_that_supports_the_target(op: str, device: str, sm: int, dtype: torch.dtype, expected: str) -> None:
+    assert _choice(op, device, sm, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("sm", "dtype", "reason"), [(75, torch.bfloat16, "needs sm_80 or newer"), (90, torch.float32, "takes bfloat16")]
+)
+def test_cuda_never_falls_back_to_the_reference(op: str, sm: int, dtype: torch.dtype, reason: str) -> None:
+    with pytest.raises(KernelUnavailable) as caught:
+        _choice(op, "cuda", sm, dtype)
+    message = str(caught.value)
+    for part in (op, f"sm_{sm}", dispatch.dtype_name(dtype), reason, "only when pinned"):
+        assert part in message
+    assert (caught.value.op, caught.value.sm, caught.value.dtype) == (op, sm, dtype)
+
+
+def test_a_pinned_reference_runs_on_cuda(op: str) -> None:
+    dispatch.pin(op, "reference")
+    assert _choice(op, "cuda", 90, torch.bfloat16) == "reference"
+
+
+def test_a_pin_must_fit_the_target(op: str) -> None:
+    dispatch.pin(op, "gpu")
+    with pytest.raises(KernelUnavailable, match="needs CUDA"):
+        dispatch.select(op, CPU, torch.bfloat16)
+
+
+def test_pinning_forgets_earlier_choices(op: str) -> None:
+    assert dispatch.select(op, CPU, torch.float32).__name__ == "embed"
+    assert dispatch.chosen()[op] == "reference"
+    dispatch.pin(op, "gpu")
+    assert op not in dispatch.chosen()
+
+
+def test_unknown_names_are_answered_with_known_ones(op: str) -> None:
+    with pytest.raises(ValueError, match="did you mean an_op"):
+        dispatch.pin("an_opp", "gpu")
+    with pytest.raises(ValueError, match="it has gpu, reference"):
+        dispatch.pin(op, "cuda")
+    with pytest.raises(ValueError, match="already has"):
+        dispatch.register(op, "gpu", f"{HERE}:embed", dispatch.reference_supports)
+
+
+def test_the_log_names_dtypes_where_they_differ(op: str) -> None:
+    dispatch._selected[op, CPU, torch.float32] = (dispatch._registry[op]["reference"], print, {})
+    dispatch._selected[op, CPU, torch.bfloat16] = (dispatch._registry[op]["gpu"], print, {})
+    assert dispatch.chosen()[op] == "reference (float32), gpu (bfloat16)"
+    assert dispatch.require(CPU, torch.float32, (op,)) == {op: "reference"}
+
+
+def test_every_op_has_a_reference_that_loads() -> None:
+    from stoker_kernels import activation, embedding, norm, rope, sampling, slots  # noqa: F401 (they register)
+
+    for name in dispatch.ops():
+        if name in dispatch._registry:
+            reference = dispatch._registry[name]["reference"]
+            assert callable(reference.load())

@@ -1,0 +1,141 @@
+"""The decode kernel of csrc/sm90_decode.cuh, run on the CPU by `emulator/`: fragments, ring, shares, masks."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.kernels.emulator.build import cache_maps, compile_emulated
+
+from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention_sm90 import LOG2E, DecodeArguments
+from stoker_kernels.reference_attention import reference_attention
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = compile_emulated("sm90_decode.cuh", "decode.cpp", tmp_path_factory.mktemp("emulator"))
+    assert library.arguments_size() == ctypes.sizeof(DecodeArguments)
+    return library
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to cut the line of units: `per_cta` units a CTA, in pieces of single streams or anywhere."""
+
+    per_cta: int
+    pieces: bool = False
+    window: int = 0
+    idle: int = 2
+
+    def shares(self, batch: AttentionBatch) -> list[list[int]]:
+        """`[row, slot, head, block, units, len, per_cta, 0]` for each CTA."""
+        line = []
+        for row, (_, keys) in enumerate(batch.rows):
+            first = max(0, keys - self.window) // 64 if self.window else 0
+            for head in range(batch.k.shape[1]):
+                units = max(-(-keys // 64) - first, 1)
+                stream = [(row, head, first + i, keys) for i in range(units)]
+                if self.pieces:
+                    stream += [(row, head, -1, keys)] * (-units % self.per_cta)
+                line += stream
+        cuts = [line[i : i + self.per_cta] for i in range(0, len(line), self.per_cta)]
+        slots = batch.meta.seq_slots.tolist()
+        shares = []
+        for cut in cuts:
+            row, head, block, keys = cut[0]
+            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys, self.per_cta, 0])
+        return shares + [[9999, -5, 0, 0, 0, 0, 0, 0]] * self.idle
+
+
+def run(
+    kernels: ctypes.CDLL,
+    batch: AttentionBatch,
+    plan: Plan,
+    *,
+    stages: int = 3,
+    seed: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    fp8 = batch.k.dtype is FP8
+    pages, kv_heads, page, dim = batch.k.shape
+    group = batch.q.shape[1] // kv_heads
+    shares = torch.tensor(plan.shares(batch), dtype=torch.int32)
+    ctas = len(shares)
+    out = torch.full_like(batch.q, float("nan"))
+    partial = torch.full((2 * ctas, group, dim), float("nan"))
+    lse = torch.full((2 * ctas, group), float("nan"))
+    arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
+    box = min(64, page)
+    m = batch.meta
+    tensors = (out, batch.q, batch.k, batch.v, m.page_table, m.seq_lens, m.seq_slots, shares, partial, lse, arrivals,
+               batch.k_scale, batch.v_scale, sinks)  # fmt: skip
+    arguments = DecodeArguments(
+        *(None if t is None else t.data_ptr() for t in tensors),
+        batch.scale * LOG2E, softcap,
+        window, plan.window, len(batch.rows), kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
+        page.bit_length() - 1, kv_heads * page, page, pages, box, stages, 2,
+    )  # fmt: skip
+    kernels.decode(fp8, ctas, seed, *(ctypes.byref(item) for item in (*cache_maps(batch), arguments)))
+    assert not arrivals.any()
+    return out
+
+
+def check(kernels: ctypes.CDLL, shape: Shape, lengths: list[int], plan: Plan, **options: object) -> None:
+    batch = random_batch(shape, [(1, n) for n in lengths], decodes=len(lengths))
+    got = run(kernels, batch, plan, **options)  # type: ignore[arg-type]
+    op = {name: options[name] for name in ("window", "softcap", "sinks") if name in options}
+    want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options, **op)  # type: ignore[arg-type]
+    torch.testing.assert_close(got.float(), want, atol=1.2e-2, rtol=1.2e-2)
+
+
+def shape(page: int, kv_heads: int, group: int, cache: torch.dtype) -> Shape:
+    return Shape(page, kv_heads, kv_heads * group, 128, cache, BF16)
+
+
+LENGTHS = [1, 0, 63, 64, 65, 300, 17, 129]
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(
+    "plan", [Plan(1), Plan(3), Plan(5), Plan(100), Plan(2, pieces=True), Plan(8, pieces=True)], ids=str
+)
+def test_each_cut_matches(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
+    check(kernels, shape(64, 2, 7, cache), LENGTHS, plan)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("page", "kv_heads", "group"), [(16, 1, 8), (32, 3, 3), (128, 2, 1)])
+def test_each_page_and_group_matches(
+    kernels: ctypes.CDLL, page: int, kv_heads: int, group: int, cache: torch.dtype
+) -> None:
+    check(kernels, shape(page, kv_heads, group, cache), [200, 0, 1, 77, 150], Plan(3), seed=page)
+
+
+def test_rows_of_many_pages_match(kernels: ctypes.CDLL) -> None:
+    check(kernels, shape(16, 2, 2, FP8), [1100, 40, 600], Plan(13), stages=4)
+    check(kernels, shape(64, 1, 2, FP8), [2500, 2200], Plan(50), stages=6)
+
+
+@pytest.mark.parametrize("plan", [Plan(2), Plan(2, window=70), Plan(9, window=100), Plan(1, True, 70)], ids=str)
+def test_a_window_matches(kernels: ctypes.CDLL, plan: Plan) -> None:
+    check(kernels, shape(64, 2, 4, BF16), [1, 0, 70, 71, 300, 129, 192], plan, window=70)
+
+
+def test_sinks_and_soft_cap_match(kernels: ctypes.CDLL) -> None:
+    sinks = torch.linspace(-2.0, 4.0, 6)
+    check(kernels, shape(64, 2, 3, BF16), [0, 5, 200, 64], Plan(2), sinks=sinks, softcap=3.0)
+    check(kernels, shape(64, 2, 3, FP8), [0, 5, 200, 64], Plan(7), sinks=sinks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_of_copies_or_ctas_changes_a_bit(kernels: ctypes.CDLL, seed: int) -> None:
+    batch = random_batch(shape(64, 2, 7, BF16), [(1, n) for n in (300, 90, 200)], decodes=3)
+    plain = run(kernels, batch, Plan(2), stages=2)
+    assert torch.equal(run(kernels, batch, Plan(2), stages=5, seed=seed + 1), plain)

@@ -1,0 +1,216 @@
+"""plan_rollout.py: how a change goes about GPUs, what is recorded of a revision, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests
+from stoker_operator.actions import Apply, Condition, Delete
+
+Object = dict[str, Any]
+IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
+SURGE = {"maxSurge": 1, "maxUnavailable": 0}
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "message": "0/1: 1 Insufficient nvidia.com/gpu."}]
+LATE = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}]
+
+
+@pytest.fixture
+def world(world: Any) -> Any:
+    """As everywhere, with no revision recorded yet."""
+
+    def build(**spec: Any) -> Any:
+        there = world(**spec)
+        there.revisions.clear()
+        return there
+
+    return build
+
+
+def changed(there: Any) -> Any:
+    there.service = replace(there.service, runtime=replace(there.service.runtime, args=("--seed", "1")))
+    return there
+
+
+def live_strategy(there: Any, strategy: Object) -> Any:
+    there.children["Deployment", "demo"]["spec"]["strategy"]["rollingUpdate"] = dict(strategy)
+    return there
+
+
+def written(there: Any, kind: str) -> list[Any]:
+    return [a.manifest for a in there.plan().actions if isinstance(a, Apply) and a.manifest["kind"] == kind]
+
+
+def ready(there: Any) -> Condition:
+    found: Condition = next(item for item in there.plan().conditions if item.type == "Ready")
+    return found
+
+
+CHANGES: dict[str, tuple[int, bool | None, Object]] = {
+    "a GPU is free": (1, True, SURGE),
+    "no GPU is free": (1, False, IN_PLACE),
+    "nobody may look": (1, None, IN_PLACE),
+    "no GPU is needed": (0, None, SURGE),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES.values(), ids=CHANGES)
+def test_a_change_surges_only_onto_a_free_gpu(world: Any, case: tuple[int, bool | None, Object]) -> None:
+    gpus, spare, expected = case
+    there = changed(world(resources={"gpus": gpus}).pod())
+    there.spare_gpu = spare
+    [deployment] = written(there, "Deployment")
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == expected
+    assert there.plan().asks_capacity is (gpus > 0 and spare is None)
+
+
+def test_capacity_is_asked_for_changes_alone(world: Any) -> None:
+    assert world(resources={"gpus": 1}).pod().plan().asks_capacity is False
+    explicit = changed(world(resources={"gpus": 1}, rollout={"strategy": "RollingUpdate"}).pod())
+    assert explicit.plan().asks_capacity is False
+
+
+def test_a_surge_that_finds_no_node_goes_in_place(world: Any) -> None:
+    there = world(resources={"gpus": 1}, rollout={"strategy": "Auto"})
+    deployment = there.children["Deployment", "demo"]
+    surging = manifests.deployment(
+        there.service, there.settings, there.model, manifests.Variant(None, 1, 0, deployment["spec"]["template"])
+    )
+    live = there.live(surging) | {"status": {"observedGeneration": 1}}
+    live["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "1"}
+    live["spec"]["replicas"] = 1
+    there.children["Deployment", "demo"] = live
+    there.pod("old").pod("new", ready=False, phase="Pending")
+    assert not written(there, "Deployment")  # as it went, so it goes on
+    there.pods[1]["status"]["conditions"] = UNSCHEDULABLE
+    [fallback] = written(there, "Deployment")
+    assert fallback["spec"]["strategy"]["rollingUpdate"] == IN_PLACE
+    there.pods.pop(0)
+    assert not written(there, "Deployment")  # no old pod holds anything: surge is not what keeps it
+
+
+def test_terminating_pods_hold_their_gpus(world: Any) -> None:
+    there = world(resources={"gpus": 1}).pod("new", ready=False, phase="Pending", conditions=UNSCHEDULABLE)
+    there.pods.append({"metadata": {"name": "gone", "labels": {}, "deletionTimestamp": "t"}, "status": {}})
+    found = ready(there)
+    assert found.reason == "RollingOut"
+    assert "1 pods terminate and hold their GPUs" in found.message
+
+
+RECORDS: dict[str, tuple[Callable[[Any], Any], bool, str]] = {
+    # name: (what is there, whether the record is written, its served annotation)
+    "rolled out": (lambda w: w.pod(ready=False), True, "false"),
+    "served": (lambda w: w.pod(), True, "true"),
+    "known": (lambda w: w.pod(ready=False).record("new", 1), False, ""),
+    "known, serves now": (lambda w: w.pod().record("new", 1), True, "true"),
+    "known, served before": (lambda w: w.pod(ready=False).record("new", 1, served=True), False, ""),
+    "being changed": (lambda w: changed(w.pod()), False, ""),
+}
+
+
+@pytest.mark.parametrize("case", RECORDS.values(), ids=RECORDS)
+def test_each_revision_is_recorded(world: Any, case: tuple[Callable[[Any], Any], bool, str]) -> None:
+    arrange, expected, served = case
+    records = written(arrange(world()), "ControllerRevision")
+    assert bool(records) is expected
+    if expected:
+        assert records[0]["metadata"]["name"] == "demo-new"
+        assert records[0]["metadata"]["annotations"]["stoker.dev/served"] == served
+        assert records[0]["revision"] == 1
+
+
+def test_old_records_go_the_current_one_never(world: Any) -> None:
+    there = world().pod().record("new", 1, served=True)
+    for number in range(2, 9):
+        there.record(f"r{number}", number, key=f"k{number}", served=True)
+    gone = [a.name for a in there.plan().actions if isinstance(a, Delete) and a.kind == "ControllerRevision"]
+    assert gone == ["demo-r2", "demo-r3"]
+
+
+def late(there: Any) -> Any:
+    there.children["Deployment", "demo"]["status"]["conditions"] = LATE
+    return there
+
+
+def test_a_revision_that_never_becomes_ready_is_rolled_back(world: Any) -> None:
+    there = world().pod(ready=False).record("new", 2).record("good", 1, key="good", served=True)
+    assert not written(there, "Deployment")  # it still has time
+    late(there)
+    [deployment] = written(there, "Deployment")
+    assert deployment["spec"]["template"]["metadata"]["labels"] == {"was": "good"}
+    [given_up] = [item for item in written(there, "ControllerRevision") if item["metadata"]["name"] == "demo-new"]
+    assert given_up["metadata"]["annotations"]["stoker.dev/failed"] == "timed out"
+    found = ready(there)
+    assert (found.reason, found.status) == ("RolledBack", "False")
+    assert "kubectl delete controllerrevision demo-new" in found.message
+    assert there.status()["revisions"] == {"current": "new", "previous": "good", "failed": "new"}
+
+
+def rolled_back(there: Any) -> Any:
+    """The cluster once a rollback is through: the good revision runs again."""
+    there.record("new", 2, failed="it crashed").record("good", 1, key="good", served=True)
+    there.current, there.number = "good", 3
+    return there.pod("good")
+
+
+def test_rolled_back_it_stays_until_the_spec_changes_or_the_record_goes(world: Any) -> None:
+    there = rolled_back(world())
+    [deployment] = written(there, "Deployment")
+    live = there.live(deployment) | {"status": {"observedGeneration": 1}}
+    live["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "3"}
+    live["spec"]["replicas"] = 1
+    there.children["Deployment", "demo"] = live
+    there.service = replace(there.service, status=there.service.status | {"revisions": {"answered": "good"}})
+    plan = there.plan()
+    assert not written(there, "Deployment")
+    assert plan.requeue_after is None
+    by_type = {item.type: item for item in plan.conditions}
+    assert by_type["Ready"].reason == "RolledBack"
+    assert "it crashed" in by_type["Ready"].message
+    assert (by_type["Stalled"].status, by_type["Servable"].status) == ("True", "True")
+    # The record of the good one moves up: it is what a later failure goes back to.
+    assert [item["revision"] for item in written(there, "ControllerRevision")] == [3]
+    again = changed(rolled_back(world()))
+    [wanted] = written(again, "Deployment")
+    assert "--seed" in str(wanted)
+    retried = rolled_back(world())
+    retried.revisions.pop(0)
+    retried.children["Deployment", "demo"] = live
+    [wanted] = written(retried, "Deployment")
+    assert wanted["spec"]["template"]["metadata"]["labels"] != {"was": "good"}
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda w: w.record("new", 2),
+        lambda w: w.record("new", 2).record("bad", 1, key="bad"),
+        lambda w: w.record("new", 2, served=True).record("good", 1, key="good", served=True),
+    ],
+    ids=["nothing to go back to", "nothing that served", "it served before"],
+)
+def test_no_way_back(world: Any, arrange: Callable[[Any], Any]) -> None:
+    there = late(arrange(world().pod(ready=False)))
+    assert not written(there, "Deployment")
+    assert ready(there).reason == "RolloutFailed"
+
+
+def test_no_rollback_unasked(world: Any) -> None:
+    there = world(rollout={"autoRollback": False}).pod(ready=False)
+    there = late(there.record("new", 2).record("good", 1, key="good", served=True))
+    assert not written(there, "Deployment")
+    assert ready(there).reason == "RolloutFailed"
+    assert "failed" not in there.status()["revisions"]
+
+
+def test_a_paused_change_waits_and_says_so(world: Any) -> None:
+    there = world(rollout={"paused": True}).pod("new").record("new", 1, key="old", served=True).answered()
+    assert not written(there, "ControllerRevision")
+    found = {item.type: item for item in there.plan().conditions}
+    assert found["Ready"].reason == "RolloutPaused"
+    assert (found["Stalled"].status, found["Reconciling"].status) == ("False", "False")
+    same = world(rollout={"paused": True}).pod("new").record("new", 1, served=True).answered()
+    assert ready(same).reason == "Serving"
