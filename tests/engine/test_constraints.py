@@ -213,7 +213,7 @@ def test_dead_end_ends_the_sequence_with_a_reason() -> None:
     sequence, _ = one(loop, Constraint(ConstraintKind.REGEX, "ABz"))
     assert sequence.finish is FinishReason.ERROR
     assert sequence.error is not None
-    assert "no token of this model may follow" in sequence.error
+    assert "The constraint cannot be met" in sequence.error
 
 
 def test_what_cannot_be_compiled_ends_the_sequence_and_no_other() -> None:

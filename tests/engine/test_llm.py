@@ -120,6 +120,7 @@ def test_a_failing_step_raises_and_leaves_the_engine_idle(
 
     def fail(batch: object) -> object:
         executor.batches += 1
+        executor.sampled = executor.batches
         executor.unread.clear()
         raise EngineError("one step went wrong")
 

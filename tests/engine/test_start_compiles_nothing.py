@@ -95,8 +95,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
     for module in ("pdl", "fp8_triton", "attention_triton"):
         monkeypatch.setattr(f"stoker_kernels.{module}.sm_of", lambda device: SM)
-    # Zeros would be written, gigabytes of them.
-    monkeypatch.setattr(torch, "zeros", torch.empty)
+    monkeypatch.setattr(torch, "zeros", small_zeros)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
     monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", attention_triton.plan_attention)
     monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_: None)
@@ -107,6 +106,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     pdl.enable_pdl(False)
     dispatch._selected.clear()
     gc.collect()
+
+
+def small_zeros(*size: Any, **options: Any) -> torch.Tensor:
+    """Zeros where they are few: the large ones would be written, gigabytes of them, and nothing reads them here."""
+    tensor = torch.empty(*size, **options)
+    return tensor.zero_() if tensor.numel() < 1 << 20 else tensor
 
 
 def record_linear(

@@ -25,6 +25,7 @@ class FailingExecutor(UniformExecutor):
     def execute(self, batch: Batch) -> UniformLaunched:
         if batch.step == self.fails_at:
             self.batches += 1
+            self.sampled = self.batches
             self.unread.clear()
             raise self.error
         return super().execute(batch)
