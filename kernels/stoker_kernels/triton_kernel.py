@@ -44,7 +44,7 @@ def kernel(function: Callable[..., Any] | None = None, *, do_not_specialize: Seq
     return PrecompiledKernel(function, do_not_specialize=list(do_not_specialize))
 
 
-class PrecompiledKernel(JITFunction):
+class PrecompiledKernel(JITFunction):  # type: ignore[misc]
     """A Triton function whose launches look for a cubin first."""
 
     def __init__(self, function: Callable[..., Any], do_not_specialize: list[str]) -> None:

@@ -70,7 +70,7 @@ struct WgmmaRegisters<{columns}> {{
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
   }}
 }};
-"""
+"""  # noqa: E501
 
 
 def header() -> str:

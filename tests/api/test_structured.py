@@ -20,13 +20,13 @@ from api_server import Running, make_state
 from fake_engine import FakeEngine
 from pydantic import BaseModel, Field
 
-from stoker_runtime.api.app import create_app
+from stoker_runtime.api.app import Application
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.state import Service
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.request import ConstraintKind
-from stoker_runtime.server import open_port
+from stoker_runtime.server import open_port, uvicorn_config
 from stoker_runtime.tokenizer import Tokenizer
 
 CORE = Path(__file__).parent / "constrained_core.py"
@@ -145,9 +145,10 @@ async def client() -> AsyncIterator[openai.AsyncOpenAI]:
     assert state.service is not None
     limits = Limits(engine.max_model_len, engine.vocab_size, priorities=False)
     tokenizer = Tokenizer.load("shape:tiny")
-    state.service = Service(engine, tokenizer, state.service.template, limits, SamplingDefaults())
+    service = state.service
+    state.service = Service(engine, tokenizer, service.template, limits, SamplingDefaults(), dialect=service.dialect)
     listener = open_port("127.0.0.1", 0)
-    web = uvicorn.Server(uvicorn.Config(create_app(state), lifespan="off", log_config=None, access_log=False))
+    web = uvicorn.Server(uvicorn_config(Application(state)))
     serving = asyncio.create_task(web.serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as found:

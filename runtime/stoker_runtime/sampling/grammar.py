@@ -188,7 +188,7 @@ def _json_grammar(text: str) -> str:
     if schema is True or (isinstance(schema, dict) and "x-guidance" not in schema):
         schema = with_blanks(schema, BLANKS)
     # Leniency would be silence about keywords that are not enforced.
-    overrides = {"lenient": False} if isinstance(schema, dict) else None
+    overrides: Any = {"lenient": False} if isinstance(schema, dict) else None
     return LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=overrides)
 
 
