@@ -212,13 +212,6 @@ class TestAnswers:
         )
         assert re.fullmatch("[0-9]{3}", answer.choices[0].text)
 
-    async def test_dead_end_is_an_error_that_says_so(self, client: openai.AsyncOpenAI) -> None:
-        # No token of this vocabulary begins with a byte above 0xF0.
-        with pytest.raises(openai.InternalServerError, match="no token of this model may follow"):
-            await client.completions.create(
-                model="byte-model", prompt="a", max_tokens=50, extra_body={"guided_regex": "a\U0001f600"}
-            )
-
     async def test_answers_go_on_after_errors(self, client: openai.AsyncOpenAI) -> None:
         answers = await asyncio.gather(
             *(
