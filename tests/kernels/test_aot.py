@@ -55,14 +55,16 @@ def test_wide_loads_on_the_hot_path() -> None:
 
 def test_every_kernel_of_the_package_is_registered() -> None:
     list(aot.variants(90))
-    registered = {id(spec.kernel) for spec in specs()}
+    registered, found = {id(spec.kernel) for spec in specs()}, 0
     for path in Path(stoker_kernels.__file__).parent.glob("*.py"):
-        if "triton.jit" not in path.read_text():
+        if "import triton" not in path.read_text():
             continue
         module = importlib.import_module(f"stoker_kernels.{path.stem}")
         for name, value in vars(module).items():
             if isinstance(value, JITFunction) and name.endswith("_kernel"):
                 assert id(value) in registered, f"{path.stem}.{name} is not in the registry"
+                found += 1
+    assert found >= 20
 
 
 def test_an_argument_without_a_type_is_named() -> None:
@@ -81,7 +83,7 @@ def test_files_are_the_same_at_every_run(tmp_path: Path) -> None:
     assert (cubin.read_bytes(), cubin.with_suffix(".json").read_text()) == first
     record = json.loads(first[1])
     assert record["entry"] == "best_tile_kernel"
-    assert (record["sm"], record["threads"], record["constants"]["LAUNCH_PDL"]) == (80, 32, False)
+    assert (record["threads"], record["launch_pdl"], record["constants"]["TILES"]) == (32, False, 64)
     assert str(tmp_path) not in first[1]
 
 
