@@ -177,7 +177,7 @@ FLAGS: tuple[Flag, ...] = (
         "tool_call_parser",
         text,
         MODEL,
-        "how the model writes tool calls, such as hermes; auto: see the chat template; none: never",
+        "how tool calls are written, as hermes; auto: by the chat template; none",
         "NAME",
     ),
     Flag(
@@ -185,7 +185,7 @@ FLAGS: tuple[Flag, ...] = (
         "reasoning_parser",
         text,
         MODEL,
-        "how the model marks its reasoning, such as qwen3; auto: see the chat template; none: not at all",
+        "how reasoning is marked, as qwen3; auto: by the chat template; none",
         "NAME",
     ),
     Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
