@@ -165,7 +165,7 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     body.mixed(StepShape(1, 2, 300, GREEDY), 200, extra)
     params = SamplingParams(temperature=1.0, seed=1)
     body.sampler.assign([SlotAssign(slot, params, 1, (), (), 4) for slot in (0, 1)])
-    updates = torch.empty((MAX_UPDATES, 3), dtype=torch.int32)
+    updates = torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32)
     for rows in (1, 3, 16):
         apply_updates(updates[:rows], body.slots.page_table, body.slots.position, body.slots.last_token)
         logits = torch.empty((rows, body.decoder.spec.vocab), dtype=torch.bfloat16)
