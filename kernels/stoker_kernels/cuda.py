@@ -154,26 +154,47 @@ def tensor_map_at(
     address: int, rows: int, columns: int, row_stride: int, element_size: int, box_rows: int
 ) -> ctypes.Array[ctypes.c_char]:
     """`tensor_map` from numbers: address in bytes, the rest in elements."""
+    return _encoded(address, element_size, (columns, rows), (row_stride * element_size,),
+                    (128 // element_size, box_rows))
+
+
+def paired_map_at(
+    address: int, rows: int, columns: int, element_size: int, box_rows: int
+) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of [rows, columns], contiguous, whose boxes alternate by eight rows between its first and second half.
+
+    Dimensions: column, row of eight, half, eights of a half; `box_rows` counts both halves' rows, a multiple of 16, as
+    `rows` is. Otherwise as `tensor_map`.
+    """
+    stride = columns * element_size
+    return _encoded(address, element_size, (columns, 8, 2, rows // 16), (stride, stride * rows // 2, stride * 8),
+                    (128 // element_size, 8, 2, box_rows // 16))
+
+
+def _encoded(
+    address: int, element_size: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> ctypes.Array[ctypes.c_char]:
+    rank = len(sizes)
     storage = (ctypes.c_char * (TENSOR_MAP_BYTES + 64))()
     offset = -ctypes.addressof(storage) % 64
     encoded = (ctypes.c_char * TENSOR_MAP_BYTES).from_buffer(storage, offset)
     status = _encode_tiled()(
         ctypes.c_void_p(ctypes.addressof(encoded)),
         ctypes.c_int(_BFLOAT16 if element_size == 2 else _UINT8),
-        ctypes.c_uint32(2),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(row_stride * element_size),
-        (ctypes.c_uint32 * 2)(128 // element_size, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLE_128B),
         ctypes.c_int(_PROMOTION_256B),
         ctypes.c_int(0),
     )
     if status != 0:
-        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, [{rows}, {columns}], "
-                        f"row stride {row_stride}, {element_size}-byte elements, {box_rows} rows a box")
+        raise CudaError(f"cuTensorMapEncodeTiled gave {status} for address {address:#x}, sizes {sizes}, strides "
+                        f"{strides} bytes, {element_size}-byte elements, boxes of {box}")
     return encoded
 
 
