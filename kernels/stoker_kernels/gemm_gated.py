@@ -1,6 +1,6 @@
 """`linear_silu_mul`: silu(x · gateᵀ) · (x · upᵀ) for gate and up stacked in one weight.
 
-Implementations, for `--kernel linear_silu_mul=NAME`: `split` (`linear`, then `silu_and_mul`; any device and dtype; the
+Implementations, for `--kernel linear_silu_mul=NAME`: `split` (`linear`, then `silu_and_mul`; CUDA, any dtype; the
 default) and `fused` (SM 9.0, bf16: one kernel of our own, which reads the halves side by side by TMA and never writes
 [T, 2F]; it rounds once, where `split` rounds gate and up first).
 Invariants: the weight is stored as for `linear`, gate rows before up rows; each row of the result depends on its own
@@ -16,7 +16,7 @@ import torch
 
 from stoker_kernels import cuda, gemm_small, gemm_table, gemm_wide
 from stoker_kernels.activation import silu_and_mul
-from stoker_kernels.dispatch import Target, register, select
+from stoker_kernels.dispatch import Target, reference_supports, register, select
 from stoker_kernels.gemm import linear
 from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
 from stoker_kernels.gemm_wide import WideTile
@@ -32,12 +32,13 @@ def _fused_supports(target: Target) -> str | None:
     return cuda.missing_cubin("sm90_bf16_gemm_gated", "sm_90a") or cuda.missing_cubin(gemm_wide.STEM, gemm_wide.ARCH)
 
 
-def _any(_: Target) -> str | None:
-    return None
+def _split_supports(target: Target) -> str | None:
+    return None if target.device == "cuda" else "needs CUDA"
 
 
-register("linear_silu_mul", "split", "stoker_kernels.gemm_gated:split", _any)
+register("linear_silu_mul", "split", "stoker_kernels.gemm_gated:split", _split_supports)
 register("linear_silu_mul", "fused", "stoker_kernels.gemm_gated:fused", _fused_supports)
+register("linear_silu_mul", "reference", "stoker_kernels.reference_gemm:linear_silu_mul", reference_supports)
 
 
 def linear_silu_mul(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
