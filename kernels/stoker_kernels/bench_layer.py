@@ -22,10 +22,11 @@ from typing import Any
 import torch
 import triton
 
-from stoker_kernels import gemm_cuda, gemm_small, gemm_table, pdl
+from stoker_kernels import gemm_cuda, gemm_gated, gemm_small, gemm_table, pdl
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench_gemm import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
 from stoker_kernels.gemm_small import Tile
+from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
 from stoker_kernels.quant import quantize_weight
@@ -104,6 +105,7 @@ class Chain:
     weights: Weights
     m: int
     tiles: Tiles = field(default_factory=dict)
+    fused: Tile | WideTile | None = None
     residual: torch.Tensor = field(init=False)
     state: dict[str, Any] = field(init=False)
 
@@ -138,9 +140,16 @@ class Chain:
             num_q_heads=s.heads, num_kv_heads=s.kv_heads, head_dim=HEAD_DIM,
         )  # fmt: skip
         hidden = self.norm(self.product(query.view(self.m, -1), weights["o"]))
-        gate_up = self.product(hidden, weights["gate_up"])
-        activated = silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
-        return self.product(activated, weights["down"])
+        return self.product(self.activated(hidden, weights["gate_up"]), weights["down"])
+
+    def activated(self, hidden: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
+        """silu(gate) · up, by one kernel where this chain has a fused one."""
+        if self.fused is None or isinstance(hidden, Quantized):
+            gate_up = self.product(hidden, weight)
+            return silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
+        out = torch.empty(self.m, weight.out_features // 2, device="cuda", dtype=torch.bfloat16)
+        gemm_gated.launch(self.fused, hidden, weight.data, out, pdl=True)
+        return out
 
     def run(self) -> None:
         """Every layer twice."""

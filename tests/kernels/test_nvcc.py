@@ -21,6 +21,10 @@ def test_header_is_what_the_generator_writes() -> None:
     assert wgmma_codegen.HEADER.read_text() == wgmma_codegen.header()
 
 
+def test_every_source_is_a_target() -> None:
+    assert {path.stem for path in nvcc.SOURCES.glob("*.cu")} == set(nvcc.TARGETS)
+
+
 @pytest.mark.parametrize("stem", ["sm80_bf16_gemm_small", "sm90_e4m3_gemm_small", "sm90_bf16_gemm_cluster"])
 def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
     arch = nvcc.TARGETS[stem][0]
