@@ -91,7 +91,9 @@ __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int 
   }
 }
 
-__device__ __forceinline__ float silu_times(float gate, float up) { return gate * up / (1.f + __expf(-gate)); }
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  return __fdividef(gate * up, 1.f + __expf(-gate));
+}
 
 // store_tile for rows that alternate by eights between gate and up: stores silu(gate) · up, rounded once; no scales, no
 // bias. `column`: the group's first of its 32 result columns; g.n: columns of the result.
