@@ -267,6 +267,9 @@ inline unsigned char* map_memory(void* where, int64_t bytes, int64_t offset, int
   return static_cast<unsigned char*>(found);
 }
 
+// How many rounds a CTA stands still: mostly few, at times more than another needs to end.
+inline int stall() { return 1 << pick() % 12; }
+
 inline std::unique_ptr<Cta> make_cta(unsigned block, int rank, int size, int threads) {
   static unsigned char* const all = map_memory(nullptr, SHARED_BYTES * MOST_CTAS, 0, 0);
   auto made = std::make_unique<Cta>();
@@ -275,7 +278,7 @@ inline std::unique_ptr<Cta> make_cta(unsigned block, int rank, int size, int thr
   made->block.x = block;
   made->rank = rank;
   made->alive = threads;
-  made->stalled = size > 1 ? pick() % 64 : 0;
+  made->stalled = size > 1 ? stall() : 0;
   made->fibers.resize(threads);
   for (int i = 0; i < threads; ++i) prepare(made->fibers[i], i, REGISTERS / threads / 8 * 8);
   return made;
@@ -318,32 +321,36 @@ inline void check_end() {
   }
 }
 
+inline bool started() {
+  return std::any_of(cluster->ctas.begin(), cluster->ctas.end(), [](const auto& each) { return each->started; });
+}
+
 inline void run_cluster(unsigned first, int size, int threads) {
   Cluster here;
   cluster = &here;
   here.threads = size * threads;
   for (int rank = 0; rank < size; ++rank) here.ctas.push_back(make_cta(first + rank, rank, size, threads));
-  for (int idle = 0; idle <= 3;) {
+  for (int idle = 0; idle <= 3;) {  // rounds in which nothing happened
     here.progress = false;
-    bool alive = false;
+    bool alive = false, stalled = false;
     for (auto& each : here.ctas) {
       if (each->alive == 0) continue;
       alive = true;
       if (each->stalled > 0) {
         --each->stalled;
-        here.progress = true;
+        stalled = true;
       } else {
         turn(*each, idle == 0);
-        if (size > 1 && idle == 0 && pick() % 64 == 0) each->stalled = pick() % 32;
+        if (size > 1 && idle == 0 && pick() % 64 == 0) each->stalled = stall();
       }
     }
     if (!alive) return check_end();
     if (!here.copies.empty() && (pick() % 4 == 0 || !here.progress)) land_a_copy();
-    if (!here.progress && !predecessor.done) {
+    if (idle > 1 && !predecessor.done && started()) {
       end_of_predecessor();
       here.progress = true;
     }
-    idle = here.progress ? 0 : idle + 1;
+    idle = here.progress ? 0 : stalled ? min(idle + 1, 2) : idle + 1;
   }
   fail("every thread waits for ever");
 }
