@@ -55,8 +55,35 @@ class _Arguments(ctypes.Structure):
     """WideArguments of csrc/sm90_gemm_wide.cuh."""
 
     _fields_ = [("out", ctypes.c_void_p)] + [
-        (name, ctypes.c_int) for name in ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages")
+        (name, ctypes.c_int)
+        for name in ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How the tiles of a product are dealt to pairs of CTAs: blocks of rows × blocks of tokens, a tile a pair.
+
+    `by_tokens`: the CTAs of a pair take neighbouring tokens and share the weight, else neighbouring rows and share x.
+    """
+
+    by_tokens: bool
+    row_blocks: int
+    token_blocks: int
+
+    @property
+    def tiles(self) -> int:
+        """All tiles of the product."""
+        return self.row_blocks * self.token_blocks
+
+
+def pairing(rows: int, n: int, m: int, pairs: int) -> Pairing:
+    """By tokens where that takes no more rounds of `pairs` pairs and there are tokens for both CTAs: L2 gives less."""
+    by_rows = Pairing(False, -(-n // (CLUSTER * rows)), -(-m // TOKENS))
+    by_tokens = Pairing(True, -(-n // rows), -(-m // (CLUSTER * TOKENS)))
+    if m > TOKENS and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs):
+        return by_tokens
+    return by_rows
 
 
 def refusal(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> str | None:
@@ -84,9 +111,19 @@ def launch(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Ten
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
     (n, k), m, device = weight.shape, x.shape[0], x.device
     chosen = cuda.kernel(STEM, ARCH, tile.kernel_name, tile.shared_bytes, THREADS, device.index or 0)
-    row_blocks, token_blocks = -(-n // (CLUSTER * tile.rows)), -(-m // TOKENS)
-    clusters = min(row_blocks * token_blocks, cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT))
-    arguments = _Arguments(out.data_ptr(), m, out.shape[1], out.stride(0), row_blocks, token_blocks, k // 64,
-                           tile.stages)
+    resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
+    dealt = pairing(tile.rows, n, m, resident)
+    clusters = min(dealt.tiles, resident)
+    arguments = _Arguments(
+        out.data_ptr(),
+        m,
+        out.shape[1],
+        out.stride(0),
+        dealt.row_blocks,
+        dealt.token_blocks,
+        k // 64,
+        tile.stages,
+        dealt.by_tokens,
+    )
     maps = [_weight_map(weight.data_ptr(), n, k, tile), cuda.tensor_map(x, TOKENS // CLUSTER)]
     cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

@@ -223,6 +223,15 @@ __device__ __forceinline__ void tensor_multicast_2d(uint32_t destination, const 
       : "memory");
 }
 
+__device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const void* map, int inner, int second, int third,
+                                                    int outer, uint32_t barrier, uint16_t ctas, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(destination),
+      "l"(map), "r"(inner), "r"(second), "r"(third), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
 // Orders this thread's earlier generic-proxy view of global memory before its later bulk copies.
 __device__ __forceinline__ void proxy_fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

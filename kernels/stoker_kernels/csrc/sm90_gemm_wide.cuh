@@ -1,10 +1,12 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
 // A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), HALF rows an
-// instruction. Two CTAs of a cluster take neighbouring rows of W and the same tokens: each loads half of x and
-// multicasts it to both, so that x crosses L2 once a cluster. One thread of a third warpgroup streams both by TMA into a
-// ring of `stages`, filled with W before the wait for the previous kernel. Clusters are persistent and take tiles in
-// turn; the ring fills for the next tile while one is stored.
+// instruction. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
+// crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for up to 128 tokens there is no other
+// way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB from L2 a k block instead of 45,
+// which at the tensor cores' full speed are 30 bytes a cycle and SM instead of 39, of the 39 that L2 has.
+// One thread of a third warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
+// previous kernel. Clusters are persistent and take tiles in turn; the ring fills for the next tile while one is stored.
 //
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
 // dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
@@ -18,12 +20,13 @@
 namespace stoker {
 
 constexpr int WIDE_TOKENS = 128;
-constexpr int WIDE_GROUP = 16;  // blocks of tokens that go together through the rows of W, so that x stays in L2
+constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of W, so that both stay in L2
 
 struct WideArguments {
   __nv_bfloat16* out;  // [m, n], rows ld_out apart
   int m, n, ld_out;    // n: columns of the result
-  int row_blocks, token_blocks, k_blocks, stages;  // row_blocks: of both CTAs' rows
+  int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
+  int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
 };
 
 template <int HALF>
@@ -41,31 +44,36 @@ struct WideRing {
   __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
 };
 
+// A CTA's part of a cluster's tile: its first row of W and its first token.
+template <int HALF>
 struct WideTile {
-  int row_block, token_block;
+  int row, token;
 
-  // Tiles in an order that takes WIDE_GROUP blocks of tokens through all rows before the next.
-  __device__ WideTile(const WideArguments& g, int index) {
-    const int each = WIDE_GROUP * g.row_blocks, first = index / each * WIDE_GROUP;
-    const int wide = max(1, min(WIDE_GROUP, g.token_blocks - first)), inside = index % each;  // 1: past the end
-    row_block = inside / wide;
-    token_block = first + inside % wide;
+  // Tiles in an order that takes WIDE_GROUP tokens through all rows before the next.
+  __device__ WideTile(const WideArguments& g, int index, int rank) {
+    const int group = WIDE_GROUP / WIDE_TOKENS >> g.by_tokens;
+    const int each = group * g.row_blocks, first = index / each * group;
+    const int wide = max(1, min(group, g.token_blocks - first)), inside = index % each;  // 1: past the end
+    const int row_block = inside / wide, token_block = first + inside % wide;
+    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * HALF;
+    token = (g.by_tokens ? token_block * 2 + rank : token_block) * WIDE_TOKENS;
   }
 };
 
-// The k blocks of a cluster's tiles, one by one.
+// The k blocks of a CTA's tiles, one by one.
+template <int HALF>
 struct WideWalk {
   const WideArguments& g;
-  int index, step, k_block = 0;
-  WideTile tile;
+  int rank, index, step, k_block = 0;
+  WideTile<HALF> tile;
 
-  __device__ WideWalk(const WideArguments& g_, int cluster, int clusters)
-      : g(g_), index(cluster), step(clusters), tile(g_, cluster) {}
+  __device__ WideWalk(const WideArguments& g_, int rank_, int cluster, int clusters)
+      : g(g_), rank(rank_), index(cluster), step(clusters), tile(g_, cluster, rank_) {}
   __device__ void next() {
     if (++k_block < g.k_blocks) return;
     k_block = 0;
     index += step;
-    tile = WideTile(g, index);
+    tile = WideTile<HALF>(g, index, rank);
   }
 };
 
@@ -77,23 +85,36 @@ struct WideProducer {
   int rank;
   uint64_t w_policy, x_policy;
 
-  __device__ void load_w(const WideWalk& u, int stage) const {
-    const int row = (u.tile.row_block * 2 + rank) * 2 * HALF, k = u.k_block * Chunk<T>::elements;
-    const uint32_t full = ring.full + 8 * stage;
-    mbarrier_arrive_expect(full, ring.stage_bytes);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t to = ring.w(stage) + half * ring.half_bytes;
-      if constexpr (GATED) {
-        tensor_load_4d(to, &w_map, k, 0, 0, (row + half * HALF) / 16, full, w_policy);
+  __device__ void load_w(const WideWalk<HALF>& u, int stage) const {
+    mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
+    if (g.by_tokens) return load_half(u, stage, rank);
+    load_half(u, stage, 0);
+    load_half(u, stage, 1);
+  }
+  __device__ void load_half(const WideWalk<HALF>& u, int stage, int half) const {
+    const int row = u.tile.row + half * HALF, k = u.k_block * Chunk<T>::elements;
+    const uint32_t to = ring.w(stage) + half * ring.half_bytes, full = ring.full + 8 * stage;
+    if constexpr (GATED) {
+      if (g.by_tokens) {
+        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, 3, w_policy);
       } else {
-        tensor_load_2d(to, &w_map, k, row + half * HALF, full, w_policy);
+        tensor_load_4d(to, &w_map, k, 0, 0, row / 16, full, w_policy);
       }
+    } else if (g.by_tokens) {
+      tensor_multicast_2d(to, &w_map, k, row, full, 3, w_policy);
+    } else {
+      tensor_load_2d(to, &w_map, k, row, full, w_policy);
     }
   }
-  __device__ void load_x(const WideWalk& u, int stage) const {
-    tensor_multicast_2d(ring.x(stage) + rank * (ring.x_bytes / 2), &x_map, u.k_block * Chunk<T>::elements,
-                        u.tile.token_block * WIDE_TOKENS + rank * (WIDE_TOKENS / 2), ring.full + 8 * stage, 3, x_policy);
+  __device__ void load_x(const WideWalk<HALF>& u, int stage) const {
+    const int k = u.k_block * Chunk<T>::elements, some = WIDE_TOKENS / 2;
+    const uint32_t full = ring.full + 8 * stage;
+    if (g.by_tokens) {
+      tensor_load_2d(ring.x(stage), &x_map, k, u.tile.token, full, x_policy);
+      tensor_load_2d(ring.x(stage) + some * 128, &x_map, k, u.tile.token + some, full, x_policy);
+    } else {
+      tensor_multicast_2d(ring.x(stage) + rank * some * 128, &x_map, k, u.tile.token + rank * some, full, 3, x_policy);
+    }
   }
 };
 
@@ -136,23 +157,22 @@ __device__ __forceinline__ void store_eights(const WideArguments& g, int token, 
 }
 
 template <int HALF, bool GATED>
-__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile& tile, int rank,
+__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
                                            const float (&acc)[2][HALF / 2]) {
   const int t = threadIdx.x, lane = t % 32;
-  const int token = tile.token_block * WIDE_TOKENS + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
-  const int row = (tile.row_block * 2 + rank) * 2 * HALF;
+  const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float(&sums)[HALF / 2] = acc[half];
       if constexpr (GATED) {
-        store_eights<HALF / 16>(g, token + 8 * h, (row + half * HALF) / 2, [&](int i) {
+        store_eights<HALF / 16>(g, token + 8 * h, (tile.row + half * HALF) / 2, [&](int i) {
           const float *gate = sums + 8 * i + 2 * h, *up = gate + 4;
           return pack_bf16(silu_times(gate[0], up[0]), silu_times(gate[1], up[1]));
         });
       } else {
-        store_eights<HALF / 8>(g, token + 8 * h, row + half * HALF,
+        store_eights<HALF / 8>(g, token + 8 * h, tile.row + half * HALF,
                                [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
       }
     }
@@ -163,14 +183,16 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>& p, int cluster, int clusters, int tiles) {
   const int mine = cluster < tiles ? (tiles - 1 - cluster) / clusters + 1 : 0;
   const int units = mine * p.g.k_blocks, ahead = min(units, p.g.stages);
-  WideWalk walk(p.g, cluster, clusters), walk_x(p.g, cluster, clusters);
+  WideWalk<HALF> walk(p.g, p.rank, cluster, clusters), walk_x(p.g, p.rank, cluster, clusters);
   const bool issues = threadIdx.x % 32 == 0;
-  if (issues) {
+  auto fill = [&] {
     for (int i = 0; i < ahead; ++i, walk.next()) p.load_w(walk, i);
-  }
+  };
+  if (issues && !p.g.by_tokens) fill();  // to this CTA alone
   __syncwarp();
   cluster_wait();  // the other CTA's barriers are set up
   if (!issues) return;
+  if (p.g.by_tokens) fill();
   grid_dependency_wait();
   proxy_fence_async();
   for (int i = 0; i < ahead; ++i, walk_x.next()) p.load_x(walk_x, i);
@@ -221,7 +243,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     wgmma_results(acc[0]);
     wgmma_results(acc[1]);
     release(held);
-    store_wide<HALF, GATED>(g, WideTile(g, index), rank, acc);
+    store_wide<HALF, GATED>(g, WideTile<HALF>(g, index, rank), acc);
   }
 }
 
@@ -248,7 +270,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     registers_shrink<40>();  // the sums of 64 tokens × 288 rows need more than a third of the SM's
     if (loads) {
       const uint64_t w_policy = g.token_blocks == 1 ? policy_evict_first() : policy_evict_normal();
-      const uint64_t x_policy = g.token_blocks <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
+      const uint64_t x_policy = g.m <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
       produce_wide(WideProducer<T, HALF, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
       __syncwarp();
     } else {

@@ -208,14 +208,21 @@ inline void tensor_load_4d(uint32_t destination, const void* map, int inner, int
                            uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, second, third, outer}, barrier);
 }
-inline void tensor_multicast_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier,
-                                uint16_t ctas, uint64_t) {
+inline void multicast(uint32_t destination, const void* map, std::vector<int> first, uint32_t barrier, uint16_t ctas) {
   if (ctas >> cluster_size()) emulator::fail("a multicast beyond the cluster");
   for (int rank = 0; rank < cluster_size(); ++rank) {
     if (!(ctas >> rank & 1)) continue;
     emulator::running(*emulator::cluster->ctas[rank]);
-    load_box(*emulator::cluster->ctas[rank], destination, map, {inner, outer}, barrier);
+    load_box(*emulator::cluster->ctas[rank], destination, map, first, barrier);
   }
+}
+inline void tensor_multicast_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier,
+                                uint16_t ctas, uint64_t) {
+  multicast(destination, map, {inner, outer}, barrier, ctas);
+}
+inline void tensor_multicast_4d(uint32_t destination, const void* map, int inner, int second, int third, int outer,
+                                uint32_t barrier, uint16_t ctas, uint64_t) {
+  multicast(destination, map, {inner, second, third, outer}, barrier, ctas);
 }
 
 }  // namespace stoker
