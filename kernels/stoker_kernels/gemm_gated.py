@@ -10,15 +10,13 @@ Does not know: which layer it serves; biases and FP8, which take `linear` and an
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from stoker_kernels import cuda, gemm_small, gemm_table, gemm_wide
 from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.dispatch import Target, reference_supports, register, select
 from stoker_kernels.gemm import linear
-from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm_small import Operands, Tile
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.pdl import pdl_on
@@ -62,7 +60,7 @@ def split(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 def fused(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     """One kernel where `gemm_table.gated_tile` names one that takes the operands, else `split`."""
     out = torch.empty((x.shape[0], weight.out_features // 2), dtype=x.dtype, device=x.device)
-    tile = _tile(*weight.data.shape, min(x.shape[0], MAX_TOKENS + 1))
+    tile = gemm_table.gated_tile(weight.out_features, weight.in_features, x.shape[0]) if x.shape[0] else None
     if tile is None or refusal(tile, x, weight.data, out) is not None:
         return split(x, weight)
     if isinstance(tile, gemm_small.Tile):
@@ -86,12 +84,3 @@ def launch(tile: Tile | WideTile, x: torch.Tensor, weight: torch.Tensor, out: to
         gemm_wide.launch(tile, x, weight, out, pdl=pdl)
     else:
         gemm_small.launch(tile, Operands(x, weight, out), pdl=pdl)
-
-
-@functools.cache
-def _tile(n: int, k: int, m: int) -> Tile | WideTile | None:
-    if m == 0:
-        return None
-    if m <= gemm_table.GATED_SMALL:
-        return gemm_table.gated_tile(n, k, m)
-    return WideTile(gemm_table.GATED_WIDE_ROWS, gated=True)

@@ -24,6 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
+from stoker_kernels.gemm_wide import WideTile
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
 
@@ -63,22 +64,48 @@ E4M3: dict[tuple[int, int], Row] = {
     (3584, 18944): Row(("128x2k4", "64x2k3=", "64x2k3=", "128x2k4", "64x2"), 32),
 }
 
-GATED: dict[tuple[int, int], tuple[str, str, str, str]] = {
-    (37888, 3584): ("64x1k2=", "64x1k2", "64x1k2", "128x1k2"),
-    (17920, 1536): ("64x2k2=", "64x2k2=", "64x2k2-", "128x1k2"),
-    (6144, 1024): ("64x2k1=", "64x2k1=", "64x2k1=", "64x1k1="),
+
+@dataclass(frozen=True, slots=True)
+class GatedRow:
+    """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
+
+    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
+    for more than GATED_SMALL tokens, up to a number of them; the last one goes on.
+    """
+
+    tiles: tuple[str | None, str | None, str | None, str | None]
+    wide: tuple[tuple[int, str | None], ...]
+
+
+# By the rows of BF16 and by arithmetic; not timed yet. `python -m stoker_kernels.bench_fused` prints what is faster.
+GATED: dict[tuple[int, int], GatedRow] = {
+    (37888, 3584): GatedRow(("64x1k2=", "64x1k2", "64x1k2", "128x1k2"), ((8192, "288"),)),
+    (17920, 1536): GatedRow(("64x2k2=", "64x2k2=", "64x2k2-", "128x1k2"), ((8192, "288"),)),
+    (6144, 1024): GatedRow(("64x2k1=", "64x2k1=", "64x2k1=", "64x1k1="), ((8192, "288"),)),
 }
-"""Gate and up with their activation: a tile per token tile up to 64, by the rows of BF16; not timed yet."""
 GATED_SMALL = 64
-GATED_WIDE_ROWS = 288
+
+
+def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
+    """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
+    row = nearest_gated(n, k)
+    if m > GATED_SMALL:
+        text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
+        return None if text is None else parse_wide(text)
+    text = row.tiles[TOKEN_TILES.index(token_tile(m))]
+    return None if text is None else _parse_gated(text, token_tile(m))
 
 
 @functools.cache
-def gated_tile(n: int, k: int, m: int) -> Tile:
-    """The tile for silu(gate) · up of m ≤ GATED_SMALL tokens with an [n, k] weight of gate and up."""
-    tokens = token_tile(m)
-    texts = min(GATED.items(), key=lambda row: _distance(row[0], n, k))[1]
-    return replace(parse(texts[TOKEN_TILES.index(tokens)], tokens), gated=True)
+def parse_wide(text: str) -> WideTile:
+    """The gated wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
+    return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
+
+
+def text_of_wide(tile: WideTile) -> str:
+    """The text that `parse_wide` makes this tile of."""
+    ways = {None: "", False: "r", True: "t"}
+    return f"{tile.rows}{ways[tile.by_tokens]}"
 
 
 @functools.cache
@@ -117,6 +144,17 @@ def text_of(tile: Tile) -> str:
     """The text that `parse` makes this tile of."""
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
     return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
+
+
+@functools.cache
+def _parse_gated(text: str, tokens: int) -> Tile:
+    return replace(parse(text, tokens), gated=True)
+
+
+@functools.cache
+def nearest_gated(n: int, k: int) -> GatedRow:
+    """The row of the weight nearest to [n, k]."""
+    return GATED[min(GATED, key=lambda shape: _distance(shape, n, k))]
 
 
 def _nearest(fp8: bool, n: int, k: int) -> Row:

@@ -25,10 +25,11 @@ STEM, ARCH = "sm90_bf16_gemm_wide", "sm_90a"
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` (256 or 288) of the weight a CTA; `gated` as above."""
+    """`rows` (256 or 288) of the weight a CTA; `gated` as above; `by_tokens` as in Pairing, or None: the faster way."""
 
     rows: int
     gated: bool
+    by_tokens: bool | None = None
 
     @property
     def stage_bytes(self) -> int:
@@ -77,13 +78,15 @@ class Pairing:
         return self.row_blocks * self.token_blocks
 
 
-def pairing(rows: int, n: int, m: int, pairs: int) -> Pairing:
-    """By tokens where that takes no more rounds of `pairs` pairs and there are tokens for both CTAs: L2 gives less."""
-    by_rows = Pairing(False, -(-n // (CLUSTER * rows)), -(-m // TOKENS))
-    by_tokens = Pairing(True, -(-n // rows), -(-m // (CLUSTER * TOKENS)))
-    if m > TOKENS and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs):
-        return by_tokens
-    return by_rows
+def pairing(tile: WideTile, n: int, m: int, pairs: int) -> Pairing:
+    """As the tile says; else by tokens where there are some for both CTAs and no more rounds of `pairs` pairs.
+
+    By tokens L2 gives a quarter less, and a tile that one CTA has no part of costs as much as a whole one.
+    """
+    by_rows = Pairing(False, -(-n // (CLUSTER * tile.rows)), -(-m // TOKENS))
+    by_tokens = Pairing(True, -(-n // tile.rows), -(-m // (CLUSTER * TOKENS)))
+    faster = m > TOKENS and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs)
+    return by_tokens if (faster if tile.by_tokens is None else tile.by_tokens) else by_rows
 
 
 def refusal(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> str | None:
@@ -112,18 +115,11 @@ def launch(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Ten
     (n, k), m, device = weight.shape, x.shape[0], x.device
     chosen = cuda.kernel(STEM, ARCH, tile.kernel_name, tile.shared_bytes, THREADS, device.index or 0)
     resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
-    dealt = pairing(tile.rows, n, m, resident)
+    dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(
-        out.data_ptr(),
-        m,
-        out.shape[1],
-        out.stride(0),
-        dealt.row_blocks,
-        dealt.token_blocks,
-        k // 64,
-        tile.stages,
-        dealt.by_tokens,
-    )
+        out.data_ptr(), m, out.shape[1], out.stride(0), dealt.row_blocks, dealt.token_blocks, k // 64,
+        tile.stages, dealt.by_tokens,
+    )  # fmt: skip
     maps = [_weight_map(weight.data_ptr(), n, k, tile), cuda.tensor_map(x, TOKENS // CLUSTER)]
     cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

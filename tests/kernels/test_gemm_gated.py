@@ -3,7 +3,7 @@ import torch
 
 from stoker_kernels import dispatch, gemm_table
 from stoker_kernels.gemm_gated import linear_silu_mul
-from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT
+from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Tile
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.quant import quantize_weight
@@ -41,6 +41,7 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize("m", [1, 8, 9, 32, 64])
 def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
     tile = gemm_table.gated_tile(*shape, m)
+    assert isinstance(tile, Tile)
     assert tile.gated
     assert tile.tokens >= m
     assert tile.shared_bytes <= (PAIR_BYTES if tile.ctas_per_sm == 2 else SHARED_LIMIT)

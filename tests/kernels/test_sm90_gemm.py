@@ -2,92 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
-from tests.kernels.emulator.build import compile_emulated, tensor_map
+from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels import cuda, gemm_gated, gemm_small, gemm_table, gemm_wide
-from stoker_kernels.gemm_small import Operands, Tile, Workspace
-from stoker_kernels.gemm_wide import Pairing, WideTile
+from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_wide
+from stoker_kernels.gemm_small import Operands, Tile
+from stoker_kernels.gemm_wide import WideTile, pairing
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.reference_gemm import linear_silu_mul
 
-SOURCES = (
-    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
-    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh", "stream_k.cuh"),
-)
 BF16 = torch.bfloat16
-
-
-class Launch(ctypes.Structure):
-    """Launch of emulator/gemm.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
-        *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
-    ]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiled = compile_emulated(SOURCES, "gemm.cpp", tmp_path_factory.mktemp("emulator"))
-    assert compiled.cluster_arguments_size() == ctypes.sizeof(gemm_small._Arguments)
-    assert compiled.wide_arguments_size() == ctypes.sizeof(gemm_wide._Arguments)
-    return compiled
-
-
-@dataclass
-class Machine:
-    """A device without a GPU: `resident` clusters at once, kernels from `library`."""
-
-    library: ctypes.CDLL
-    resident: int = 1
-    seed: int = 0
-    x: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    clusters: int = 0
-    ran: str = ""
-
-    def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
-        assert arch == "sm_90a"
-        assert name.startswith(stem)
-        return cuda.Kernel(name, getattr(self.library, name), shared_bytes, threads)
-
-    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
-               cluster: int = 1) -> None:  # fmt: skip
-        assert self.x is not None
-        assert self.out is not None
-        assert kernel.shared_bytes <= gemm_small.SHARED_LIMIT
-        self.clusters, self.ran = grid // cluster, kernel.name
-        spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in (self.x, self.out)]
-        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
-        wide = "wide" in kernel.name
-        run = self.library.run_wide_gemm if wide else self.library.run_cluster_gemm
-        run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
-
-
-@pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(library)
-    caches = (gemm_wide._weight_map, gemm_small._weight_map)
-    for each in caches:
-        each.cache_clear()
-    monkeypatch.setattr(cuda, "_encoded", tensor_map)
-    monkeypatch.setattr(cuda, "kernel", made.kernel)
-    monkeypatch.setattr(cuda, "launch", made.launch)
-    monkeypatch.setattr(cuda, "resident_clusters", lambda *_: made.resident)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(
-        gemm_small, "workspace", lambda _: Workspace(torch.empty(1), torch.zeros(1, dtype=torch.int32), 1)
-    )
-    yield made
-    for each in caches:
-        each.cache_clear()
 
 
 def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
@@ -116,63 +41,59 @@ def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, res
     return result
 
 
-def wide(rows: int, gated: bool) -> WideTile:
-    return WideTile(rows, gated=gated)
+PLAIN_OR_GATED = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by tokens"])
 
 
-@pytest.fixture(params=["by rows", "by tokens"])
-def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Deals every product in this way, whichever is faster."""
-
-    def pairing(rows: int, n: int, m: int, pairs: int) -> Pairing:
-        if request.param == "by rows":
-            return Pairing(False, -(-n // (2 * rows)), -(-m // 128))
-        return Pairing(True, -(-n // rows), -(-m // 256))
-
-    monkeypatch.setattr(gemm_wide, "pairing", pairing)
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@PAIRS
+@PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
-def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, pairs: str, m: int, gated: bool) -> None:
+def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: bool, m: int, gated: bool) -> None:
     # 1200 rows are 2 pairs of 576 and a tile of 48 rows, which its second CTA has none of.
-    product(machine, wide(288, gated), m, 1200, 192, resident=2)
+    product(machine, WideTile(288, gated, by_tokens), m, 1200, 192, resident=2)
 
 
+@PAIRS
 @pytest.mark.parametrize("rows", [256, 288])
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@PLAIN_OR_GATED
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
-def test_wide_tiles_match_at_each_shape(machine: Machine, pairs: str, rows: int, gated: bool, n: int, k: int) -> None:
-    product(machine, wide(rows, gated), 70, n, k)
+def test_wide_tiles_match_at_each_shape(
+    machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
+) -> None:
+    product(machine, WideTile(rows, gated, by_tokens), 70, n, k)
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@PAIRS
+@PLAIN_OR_GATED
 @pytest.mark.parametrize(("resident", "clusters"), [(1, 1), (4, 4), (5, 5), (66, 10)])
-def test_clusters_take_tiles_in_turn(machine: Machine, pairs: str, gated: bool, resident: int, clusters: int) -> None:
-    product(machine, wide(288, gated), 300, 1408, 256, resident)
-    assert machine.clusters == min(clusters, 9 if pairs == "by rows" else 10)
+def test_clusters_take_tiles_in_turn(
+    machine: Machine, by_tokens: bool, gated: bool, resident: int, clusters: int
+) -> None:
+    product(machine, WideTile(288, gated, by_tokens), 300, 1408, 256, resident)
+    assert machine.clusters == min(clusters, 10 if by_tokens else 9)
 
 
-def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, pairs: str) -> None:
-    product(machine, wide(256, False), 17 * 128 + 5, 640, 64, resident=3)
+@PAIRS
+def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, by_tokens: bool) -> None:
+    product(machine, WideTile(256, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
+@PAIRS
 @pytest.mark.parametrize("seed", range(4))
-def test_no_order_changes_a_bit(machine: Machine, pairs: str, seed: int) -> None:
-    plain = product(machine, wide(288, True), 200, 800, 448)
+def test_no_order_changes_a_bit(machine: Machine, by_tokens: bool, seed: int) -> None:
+    plain = product(machine, WideTile(288, True, by_tokens), 200, 800, 448)
     machine.seed = seed + 1
-    assert torch.equal(product(machine, wide(288, True), 200, 800, 448, resident=1 + seed), plain)
+    assert torch.equal(product(machine, WideTile(288, True, by_tokens), 200, 800, 448, resident=1 + seed), plain)
 
 
-def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, pairs: str) -> None:
+@PAIRS
+def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, by_tokens: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     x, weight = (torch.randn(rows, 256, generator=generator).to(BF16) for rows in (150, 608))
     results = []
     for m in (65, 150):
         machine.x, machine.out = x[:m].clone(), torch.empty(m, 304, dtype=BF16)
-        gemm_wide.launch(wide(288, True), machine.x, weight, machine.out, pdl=True)
+        gemm_wide.launch(WideTile(288, True, by_tokens), machine.x, weight, machine.out, pdl=True)
         results.append(machine.out[:65])
     assert torch.equal(*results)
 
@@ -223,3 +144,13 @@ def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest
     )
     kind = "wide_gated_n288" if m > gemm_table.GATED_SMALL else f"gated_n{gemm_table.gated_tile(624, 512, m).rows}"
     assert machine.ran.startswith(f"sm90_bf16_gemm_{kind}")
+
+
+@pytest.mark.parametrize(
+    ("m", "by_tokens", "rounds"), [(65, False, 1), (128, False, 1), (256, True, 2), (300, False, 3), (1024, True, 8)]
+)
+def test_pairs_go_by_tokens_where_that_costs_no_round(m: int, by_tokens: bool, rounds: int) -> None:
+    dealt = pairing(WideTile(288, gated=True), 37888, m, 66)
+    assert dealt.by_tokens is by_tokens
+    assert -(-dealt.tiles // 66) == rounds
+    assert not pairing(WideTile(288, True, by_tokens=False), 37888, m, 66).by_tokens
