@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from stoker_kernels import dispatch, gemm_table
+from stoker_kernels import dispatch, gemm_table, gemm_wide
+from stoker_kernels.activation import silu_and_mul
+from stoker_kernels.gemm import linear
 from stoker_kernels.gemm_gated import linear_silu_mul
 from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Tile
 from stoker_kernels.gemm_wide import WideTile
@@ -54,6 +56,38 @@ def test_a_wide_tile_fills_shared_memory(rows: int) -> None:
     assert SHARED_LIMIT - tile.stage_bytes < tile.shared_bytes <= SHARED_LIMIT
 
 
+def test_two_kernels_are_the_default_and_equal_their_ops() -> None:
+    x, weight = operands(5, 48, 96)
+    dense = LinearWeight(weight)
+    assert dispatch.implementations("linear_silu_mul") == ("split", "fused", "reference")
+    assert torch.equal(linear_silu_mul(x, dense), silu_and_mul(linear(x, dense)))
+    assert dispatch.require(x.device, x.dtype, ("linear_silu_mul",)) == {"linear_silu_mul": "split"}
+
+
+def test_the_fused_kernel_says_what_it_needs() -> None:
+    x, weight = operands(1, 8, 64)
+    dispatch.pin("linear_silu_mul", "fused")
+    try:
+        with pytest.raises(dispatch.KernelUnavailable, match="needs sm_90"):
+            linear_silu_mul(x, LinearWeight(weight))
+    finally:
+        dispatch.unpin("linear_silu_mul")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_tokens", [False, True])
+@pytest.mark.parametrize("rows", [256, 288])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(65, 1200, 192), (129, 37888, 3584), (300, 1040, 1152), (2200, 6144, 1024)])
+def test_the_wide_kernels_equal_the_definition(m: int, n: int, k: int, gated: bool, rows: int, by_tokens: bool) -> None:
+    x, weight = (t.cuda().bfloat16() for t in operands(m, n // 2, k))
+    expected = definition(x, weight) if gated else x.double() @ weight.double().T
+    out = torch.full(expected.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+    gemm_wide.launch(WideTile(rows, gated, by_tokens), x, weight, out, pdl=False)
+    allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
+    assert ((out.double() - expected).abs() <= allowed).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("f", "k"), [(18944, 3584), (3072, 1024), (520, 1152)])
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 65, 128, 300])
@@ -65,5 +99,19 @@ def test_the_fused_kernels_equal_the_definition(f: int, k: int, m: int) -> None:
         got = linear_silu_mul(x, LinearWeight(weight))
     finally:
         dispatch.unpin("linear_silu_mul")
+    allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
+    assert ((got.double() - expected).abs() <= allowed).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [65, 128, 300])
+def test_linear_by_wide_tiles_equals_the_definition(m: int) -> None:
+    x, weight = (t.cuda().bfloat16() for t in operands(m, 18944, 512))
+    expected = x.double() @ weight.double().T
+    dispatch.pin("linear", "wide")
+    try:
+        got = linear(x, LinearWeight(weight))
+    finally:
+        dispatch.unpin("linear")
     allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
     assert ((got.double() - expected).abs() <= allowed).all()

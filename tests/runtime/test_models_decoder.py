@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker_kernels import dispatch
 from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.gemm import LinearWeight, linear
 from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
@@ -109,6 +110,23 @@ def test_fp8_equals_its_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_feed_forward_is_linear_and_activation_to_the_bit(
+    tiny_checkpoint: Checkpoint, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompt = str(tiny_checkpoint("qwen2")), _prompts()[4]
+    by_op = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+    assert dispatch.chosen()["linear_silu_mul"] == "split"
+    calls = []
+
+    def by_hand(x: Tensor, weight: LinearWeight) -> Tensor:
+        calls.append(weight)
+        return silu_and_mul(linear(x, weight))
+
+    monkeypatch.setattr(decoder, "linear_silu_mul", by_hand)
+    assert torch.equal(paged_model(path).step([(0, prompt)], all_logits=True)[0], by_op)
+    assert calls
+
+
 def test_half_precision_stays_near_single(dtype: torch.dtype, tiny_checkpoint: Checkpoint, paged_model: Any) -> None:
     path, prompt = str(tiny_checkpoint("qwen3")), _prompts()[4]
     exact = paged_model(path).step([(0, prompt)], all_logits=True)[0]
