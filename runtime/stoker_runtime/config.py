@@ -93,6 +93,7 @@ class ServerConfig:
     `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
     folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
+    `response_store_bytes` bounds the answers of /v1/responses that are kept; 0 keeps none.
     """
 
     engine: EngineConfig
@@ -110,6 +111,7 @@ class ServerConfig:
     access_log: bool = True
     max_body_bytes: int = 32 * 1024 * 1024
     drain_seconds: float = 120.0
+    response_store_bytes: int = 64 * 1024 * 1024
 
     def validate(self) -> ServerConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""

@@ -18,6 +18,8 @@ from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
 from stoker_runtime.api.openapi import openapi_document
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from stoker_runtime.api.responses import routes as responses
+from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import (
     AuthenticationError,
@@ -50,7 +52,7 @@ Handler = Callable[[ServerState, Request], Awaitable[Answer]]
 class Route(NamedTuple):
     """One route. `body` is what a POST reads; `open`: no API key is asked for and no access logged.
 
-    A path that ends in `/*` takes whatever follows as the request's name.
+    A `*` in a path stands for the request's name: one segment, or at the end of a path whatever follows.
     """
 
     method: str
@@ -68,6 +70,11 @@ async def openapi(state: ServerState, _: Request) -> Response:
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/completions", completions.create_completion, CompletionBody),
     Route("POST", "/v1/chat/completions", chat.create_chat_completion, ChatBody),
+    Route("POST", "/v1/responses", responses.create_response, ResponsesBody),
+    Route("GET", "/v1/responses/*", responses.get_response),
+    Route("DELETE", "/v1/responses/*", responses.delete_response),
+    Route("POST", "/v1/responses/*/cancel", responses.cancel_response),
+    Route("GET", "/v1/responses/*/input_items", responses.list_input_items),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
@@ -99,6 +106,9 @@ class Application:
         self._exact: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             self._exact.setdefault(route.path, {})[route.method] = route
+        named = [(path.partition("*"), methods) for path, methods in self._exact.items() if "*" in path]
+        # A name may hold slashes, so what ends in more comes first.
+        self._named = sorted(named, key=lambda entry: -len(entry[0][2]))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -137,11 +147,12 @@ class Application:
         found = self._exact.get(request.path)
         if found is not None:
             return found
-        parent, slash, _ = request.path.partition("/models/")
-        found = self._exact.get(f"{parent}{slash}*", {}) if slash else {}
-        if found:
-            request.name = request.path.removeprefix(f"{parent}{slash}")
-        return found
+        for (before, _, after), methods in self._named:
+            if request.path.startswith(before) and request.path.endswith(after):
+                request.name = request.path[len(before) : len(request.path) - len(after)]
+                if request.name and not (after and "/" in request.name):
+                    return methods
+        return {}
 
     def _route(self, request: Request, methods: dict[str, Route]) -> Route:
         # A HEAD is a GET whose body the server drops.

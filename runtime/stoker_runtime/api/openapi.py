@@ -41,7 +41,7 @@ def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE + "{model}")
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler, body in listed:
-        spelled = path.replace("/*", "/{name}")
+        spelled = path.replace("*", "{name}")
         paths.setdefault(spelled, {})[method.lower()] = _operation(handler, spelled, method, body)
     return {
         "openapi": "3.1.0",

@@ -17,6 +17,7 @@ from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.generation import Generation, Work
+from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import ServerConfig
@@ -57,6 +58,10 @@ class ServerState:
     service: Service | None = None
     active: set[Generation] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
+    responses: ResponseStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.response_store_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:
