@@ -10,12 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stoker_runtime.api import chat, completions, service_routes
-from stoker_runtime.api.edge import REQUEST_ID_HEADER, KeyCheck, error_response, request_id_of
+from stoker_runtime.api.edge import (
+    REQUEST_ID_HEADER,
+    KeyCheck,
+    credentials,
+    error_body,
+    error_response,
+    request_id_of,
+)
 from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
+from stoker_runtime.api.messages import routes as messages
+from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
 from stoker_runtime.api.openapi import openapi_document
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.responses import routes as responses
@@ -52,6 +61,8 @@ Handler = Callable[[ServerState, Request], Awaitable[Answer]]
 class Route(NamedTuple):
     """One route. `body` is what a POST reads; `open`: no API key is asked for and no access logged.
 
+    `error_body` is the shape of its errors.
+
     A `*` in a path stands for the request's name: one segment, or at the end of a path whatever follows.
     """
 
@@ -60,6 +71,7 @@ class Route(NamedTuple):
     handler: Handler
     body: type[Body] | None = None
     open: bool = False
+    error_body: Callable[[StokerError], dict[str, Any]] = error_body
 
 
 async def openapi(state: ServerState, _: Request) -> Response:
@@ -75,6 +87,8 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/v1/responses/*", responses.delete_response),
     Route("POST", "/v1/responses/*/cancel", responses.cancel_response),
     Route("GET", "/v1/responses/*/input_items", responses.list_input_items),
+    Route("POST", "/v1/messages", messages.create_message, MessagesBody, error_body=messages.error_body),
+    Route("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensBody, error_body=messages.error_body),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
@@ -126,6 +140,7 @@ class Application:
 
     async def _serve(self, request: Request, methods: dict[str, Route], send: Send) -> int:
         """Answer `request`; the status that was sent."""
+        shape = next((route.error_body for route in methods.values()), error_body)
         try:
             route = self._route(request, methods)
             return await _send(await route.handler(self._state, request), request, send)
@@ -134,12 +149,12 @@ class Application:
         except StokerError as error:
             if error.status >= 500 and not isinstance(error, CapacityError):
                 log.error("%s: %s", type(error).__name__, error.message, extra={"request_id": request.request_id})
-            response = error_response(error)
+            response = error_response(error, shape)
             if isinstance(error, MethodError):
                 response.headers.append((b"allow", ", ".join(sorted(methods)).encode()))
         except Exception:
             log.exception("A request failed.", extra={"request_id": request.request_id})
-            response = error_response(EngineError("The server failed on this request."))
+            response = error_response(EngineError("The server failed on this request."), shape)
         return await _send(response, request, send)
 
     def _find(self, request: Request) -> dict[str, Route]:
@@ -157,7 +172,7 @@ class Application:
     def _route(self, request: Request, methods: dict[str, Route]) -> Route:
         # A HEAD is a GET whose body the server drops.
         route = methods.get("GET" if request.method == "HEAD" else request.method)
-        if not (route is not None and route.open) and not self._allowed(request.headers.get(b"authorization", b"")):
+        if not (route is not None and route.open) and not self._allowed(credentials(request.headers)):
             raise AuthenticationError("The API key is missing or wrong.", code="invalid_api_key")
         where = f"{request.method} {request.path}"
         if not methods:
@@ -168,6 +183,7 @@ class Application:
 
 
 async def _send(answer: Answer, request: Request, send: Send) -> int:
-    answer.headers.append((REQUEST_ID_HEADER, request.request_id.encode()))
+    # Anthropic's clients read the id without the x.
+    answer.headers += [(name, request.request_id.encode()) for name in (REQUEST_ID_HEADER, b"request-id")]
     await answer.send(request, send)
     return answer.status

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker_runtime.api.http import Response, json_response
@@ -25,9 +25,9 @@ def error_body(error: StokerError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: StokerError) -> Response:
-    """The response to an error, with Retry-After where waiting helps."""
-    response = json_response(error_body(error), error.status)
+def error_response(error: StokerError, body: Callable[[StokerError], dict[str, Any]] = error_body) -> Response:
+    """The response to an error, in the shape that `body` gives it, with Retry-After where waiting helps."""
+    response = json_response(body(error), error.status)
     if isinstance(error, CapacityError):
         response.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
     elif isinstance(error, AuthenticationError):
@@ -51,6 +51,13 @@ class KeyCheck:
         for digest in self._digests:
             found |= hmac.compare_digest(given, digest)
         return found and scheme.lower() == b"bearer"
+
+
+def credentials(headers: Mapping[bytes, bytes]) -> bytes:
+    """What a client sends to prove itself: a bearer token, or Anthropic's `x-api-key` in its place."""
+    given = headers.get(b"authorization", b"")
+    key = headers.get(b"x-api-key", b"")
+    return given if given or not key else b"Bearer " + key
 
 
 def request_id_of(given: bytes) -> str:
