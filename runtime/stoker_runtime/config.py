@@ -94,6 +94,7 @@ class ServerConfig:
     folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
     `response_store_bytes` bounds the answers of /v1/responses that are kept; 0 keeps none.
+    `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
     """
 
     engine: EngineConfig
@@ -112,6 +113,9 @@ class ServerConfig:
     max_body_bytes: int = 32 * 1024 * 1024
     drain_seconds: float = 120.0
     response_store_bytes: int = 64 * 1024 * 1024
+    batch_dir: str = ""
+    batch_concurrency: int = 64
+    max_file_bytes: int = 200 * 1024 * 1024
 
     def validate(self) -> ServerConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
@@ -126,6 +130,9 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
+        for name, least in (("response_store_bytes", 0), ("batch_concurrency", 1), ("max_file_bytes", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.", param=name)
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0.", param="drain_seconds")
         self.engine.validate()

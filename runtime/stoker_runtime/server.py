@@ -187,6 +187,8 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
+        if self.state.batches is not None:
+            self.state.batches.start()
         dialect = service.dialect
         log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
@@ -199,6 +201,9 @@ class Server:
     async def _drain(self) -> None:
         state, patience = self.state, self.config.drain_seconds
         state.phase, state.detail = Phase.DRAINING, "it is shutting down"
+        if state.batches is not None:
+            # Their lines run again at the next start, so nobody need wait for them.
+            await state.batches.stop()
         if state.active:
             log.info("draining: %d requests are running, they have %.0f s", len(state.active), patience)
         if not await _empty(state, patience):

@@ -10,9 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from stoker_runtime.api import chat, completions, service_routes
+from stoker_runtime.api.batch import routes as batch
+from stoker_runtime.api.batch.execute import ENDPOINTS, LineExecutor
+from stoker_runtime.api.batch.records import BatchBody
+from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.edge import (
     REQUEST_ID_HEADER,
     KeyCheck,
@@ -89,6 +94,15 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/responses/*/input_items", responses.list_input_items),
     Route("POST", "/v1/messages", messages.create_message, MessagesBody, error_body=messages.error_body),
     Route("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensBody, error_body=messages.error_body),
+    Route("POST", "/v1/files", batch.upload_file, batch.FileBody),
+    Route("GET", "/v1/files", batch.list_files),
+    Route("GET", "/v1/files/*", batch.get_file),
+    Route("DELETE", "/v1/files/*", batch.delete_file),
+    Route("GET", "/v1/files/*/content", batch.get_file_content),
+    Route("POST", "/v1/batches", batch.create_batch, BatchBody),
+    Route("GET", "/v1/batches", batch.list_batches),
+    Route("GET", "/v1/batches/*", batch.get_batch),
+    Route("POST", "/v1/batches/*/cancel", batch.cancel_batch),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
@@ -110,6 +124,17 @@ class MethodError(RequestError):
     status = 405
 
 
+def _batch_runner(state: ServerState) -> BatchRunner:
+    """What runs batches on this server's own routes. Raises ConfigError when the folder cannot be used."""
+    handlers = {route.path: route.handler for route in ROUTES if route.method == "POST" and route.path in ENDPOINTS}
+
+    def busy() -> bool:
+        return state.service is not None and state.service.engine.stats().waiting > 0
+
+    executor = LineExecutor(state, handlers)
+    return BatchRunner(Path(state.config.batch_dir), executor, busy, state.config.batch_concurrency)
+
+
 class Application:
     """The routes of one server."""
 
@@ -117,6 +142,8 @@ class Application:
         self._state = state
         self._allowed = KeyCheck(state.config.api_keys)
         self._access_log = state.config.access_log
+        if state.config.batch_dir:
+            state.batches = _batch_runner(state)
         self._exact: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             self._exact.setdefault(route.path, {})[route.method] = route

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker_runtime.api.http import Response, json_response
-from stoker_runtime.errors import AuthenticationError, CapacityError, StokerError
+from stoker_runtime.errors import AuthenticationError, CapacityError, StokerError, UnsupportedError
 
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID = 128
@@ -30,6 +30,8 @@ def error_response(error: StokerError, body: Callable[[StokerError], dict[str, A
     response = json_response(body(error), error.status)
     if isinstance(error, CapacityError):
         response.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    elif isinstance(error, UnsupportedError):
+        response.headers.append((b"x-should-retry", b"false"))
     elif isinstance(error, AuthenticationError):
         response.headers.append((b"www-authenticate", b"Bearer"))
     return response

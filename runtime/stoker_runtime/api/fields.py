@@ -22,6 +22,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    # How the body comes.
+    MEDIA_TYPE: ClassVar[str] = "application/json"
     # field -> values that ask for nothing; see refuse_unsupported in validation.py
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
 

@@ -19,7 +19,8 @@ from stoker_runtime.api.sse import HEADERS, EventStream
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import StokerError
 
-Handler = Callable[[ServerState, Request], Awaitable[Response | EventStream]]
+Handler = Callable[[ServerState, Request], Awaitable[object]]
+"""What answers a route."""
 Names = Iterable[tuple[str, str]]
 """Pairs of an inner field and the field of the outer request that it came from."""
 

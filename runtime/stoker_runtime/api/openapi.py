@@ -66,7 +66,7 @@ def _operation(handler: Callable[..., Any], path: str, method: str, body: type[B
         operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
         schema = {"$ref": REFERENCE + body.__name__}
-        operation["requestBody"] = {"required": True, "content": _json(schema)}
+        operation["requestBody"] = {"required": True, "content": {body.MEDIA_TYPE: {"schema": schema}}}
     return operation
 
 

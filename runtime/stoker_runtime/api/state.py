@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
@@ -59,6 +60,7 @@ class ServerState:
     active: set[Generation] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore = field(init=False)
+    batches: BatchRunner | None = None
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.config.response_store_bytes)
