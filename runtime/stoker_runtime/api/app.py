@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stoker_runtime.api import chat, completions, service_routes
+from stoker_runtime.api import chat, completions, lora, pages, service_routes
 from stoker_runtime.api.batch import routes as batch
 from stoker_runtime.api.batch.execute import ENDPOINTS, LineExecutor
 from stoker_runtime.api.batch.records import BatchBody
@@ -107,7 +107,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
     Route("POST", "/detokenize", service_routes.detokenize, DetokenizeBody),
+    Route("POST", "/v1/load_lora_adapter", lora.load_adapter),
+    Route("POST", "/v1/unload_lora_adapter", lora.unload_adapter),
     Route("GET", "/openapi.json", openapi),
+    Route("GET", "/docs", pages.docs_page, open=True),
+    Route("GET", "/", pages.chat_page, open=True),
     Route("GET", "/health", service_routes.health, open=True),
     Route("GET", "/ping", service_routes.health, open=True),
     Route("POST", "/ping", service_routes.health, open=True),

@@ -49,9 +49,12 @@ def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {**schemas.get("$defs", {}), "Error": ERROR},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"bearer": []}],
+        "security": [{}, {"bearer": []}, {"key": []}],
     }
 
 
@@ -59,7 +62,7 @@ def _operation(handler: Callable[..., Any], path: str, method: str, body: type[B
     error = {"description": "an error", "content": _json({"$ref": f"{REFERENCE}Error"})}
     operation: dict[str, Any] = {
         "operationId": f"{handler.__name__}_{method.lower()}_{path.strip('/').replace('/', '_')}",
-        "summary": (handler.__doc__ or "").split("\n")[0],
+        "summary": (handler.__doc__ or "").split("\n")[0].partition(" Raises ")[0],
         "responses": {"200": {"description": "the answer"}, "default": error},
     }
     if "{name}" in path:
