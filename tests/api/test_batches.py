@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -299,26 +300,25 @@ def test_a_full_disk_is_waited_for(server: Running, client: openai.OpenAI, monke
     assert len(server.engine.requests) == 2
 
 
-def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that stops half way leaves the file as it was."""
     results = ResultFile(tmp_path / "out.jsonl")
     results.append("a", {"custom_id": "a"})
 
-    class Full:
-        def write(self, data: bytes) -> int:
-            real.write(data[:5])
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def write_half(file: FileIO, data: bytes) -> None:
+        file.write(data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def truncate(self, size: int) -> int:
-            return real.truncate(size)
-
-    real, results._file = results._file, Full()  # type: ignore[assignment]
+    monkeypatch.setattr(lines, "write_all", write_half)
     with pytest.raises(StorageError, match="disk is full"):
         results.append("b", {"custom_id": "b"})
-    results._file = real
-    results.close()
     assert (tmp_path / "out.jsonl").read_text() == '{"custom_id": "a"}\n'
     assert results.done == {"a"}
+    monkeypatch.undo()
+    results.append("b", {"custom_id": "b"})
+    results.close()
+    results.append("c", {"custom_id": "c"})
+    assert ResultFile(tmp_path / "out.jsonl").done == {"a", "b"}
 
 
 def test_an_upload_to_a_full_disk_is_507_and_leaves_nothing(
