@@ -21,9 +21,7 @@ def _supports(target: Target) -> str | None:
     return _takes(target)
 
 
-register(
-    "bidirectional_attention", "triton", "stoker_kernels.bidirectional_triton:bidirectional_attention", _supports
-)
+register("bidirectional_attention", "triton", "stoker_kernels.bidirectional_triton:bidirectional_attention", _supports)
 register(
     "bidirectional_attention",
     "reference",

@@ -67,7 +67,7 @@ def _warps(block: int) -> int:
 def _register() -> None:
     numbers = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
     for dtype in (FP16, BF16):
-        tensors = {name: f"*{dtype}" for name in ("x", "weight", "bias", "out")}
+        tensors = dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}")
         for block in (512, 1024):
             for residual in (False, True):
                 added = {"residual": f"*{dtype}", "residual_stride": I32_DIVISIBLE}

@@ -7,6 +7,8 @@ Knows nothing of dispatch. Reads lengths on the host, which synchronises a GPU.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,7 +20,7 @@ def bidirectional_attention(
     """Softmax attention within each sequence, one sequence after the other."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     bounds = starts.tolist()
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         heads = (each[start:end].float().transpose(0, 1) for each in (q, k, v))
         out[start:end] = functional.scaled_dot_product_attention(*heads, scale=scale).transpose(0, 1).to(out.dtype)
     return out
