@@ -21,8 +21,9 @@ def bidirectional_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     bounds = starts.tolist()
     for start, end in itertools.pairwise(bounds):
-        heads = (each[start:end].float().transpose(0, 1) for each in (q, k, v))
-        out[start:end] = functional.scaled_dot_product_attention(*heads, scale=scale).transpose(0, 1).to(out.dtype)
+        query, key, value = (each[start:end].float().transpose(0, 1) for each in (q, k, v))
+        seen = functional.scaled_dot_product_attention(query, key, value, scale=scale)
+        out[start:end] = seen.transpose(0, 1).to(out.dtype)
     return out
 
 

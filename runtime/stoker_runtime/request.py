@@ -103,8 +103,9 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate, or with `pooling` one text to turn into a vector. A client's `n` choices are `n` requests that share their prompt's pages.
+    """One sequence to generate, or with `pooling` one text to turn into a vector.
 
+    A client's `n` choices are `n` requests that share their prompt's pages.
     `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
     `cache_salt` keeps the prefix cache of one tenant from another. A text to pool has `params.max_tokens` 0.
     """

@@ -17,6 +17,8 @@ from stoker_runtime.api.edge import REQUEST_ID_HEADER, KeyCheck, error_response,
 from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
 from stoker_runtime.api.openapi import openapi_document
+from stoker_runtime.api.pooling import embeddings, scoring
+from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import (
@@ -68,6 +70,10 @@ async def openapi(state: ServerState, _: Request) -> Response:
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/completions", completions.create_completion, CompletionBody),
     Route("POST", "/v1/chat/completions", chat.create_chat_completion, ChatBody),
+    Route("POST", "/v1/embeddings", embeddings.create_embedding, EmbeddingBody),
+    Route("POST", "/pooling", embeddings.create_pooling, PoolingBody),
+    *(Route("POST", path, scoring.create_score, ScoreBody) for path in ("/score", "/v1/score")),
+    *(Route("POST", path, scoring.create_rerank, RerankBody) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),

@@ -28,8 +28,6 @@ import zmq
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import head_start
 from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
-from stoker_runtime.engine.pooling_loop import PoolingLoop
-from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.messages import (
     Abort,
     Add,
@@ -46,6 +44,8 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
+from stoker_runtime.engine.pooling_loop import PoolingLoop
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
 from stoker_runtime.logging_setup import set_up

@@ -212,8 +212,8 @@ class PoolingExecutor:
         return {
             "model": self.config.model,
             "architecture": self._pooler.architecture,
-            "task": self.pooling.task,
-            "pooling": self.pooling.pooling,
+            "task": self.pooling.task.value,
+            "pooling": self.pooling.pooling.value,
             "device": name,
             "dtype": self.config.dtype,
             "quantization": self.config.quantization,

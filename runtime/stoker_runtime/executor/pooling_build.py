@@ -23,7 +23,7 @@ from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoder import Encoder
-from stoker_runtime.models.encoder_architectures import build_encoder, encoder_name
+from stoker_runtime.models.encoder_architectures import ENCODERS, build_encoder, encoder_name
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ModelSpec
@@ -38,11 +38,15 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
     """The spec of a model that pools: an encoder's, or a decoder's without its output head. Raises ModelError."""
     if encoder_name(source) is not None:
         return build_encoder(source)
+    given = [str(name) for name in source.config.get("architectures") or []]
     # A decoder saved without its head is called Qwen3Model where the whole one is Qwen3ForCausalLM.
-    names = [name.removesuffix("Model") + "ForCausalLM" if name.endswith("Model") else name
-             for name in source.config.get("architectures") or []]  # fmt: skip
+    names = [name.removesuffix("Model") + "ForCausalLM" if name.endswith("Model") else name for name in given]
     if not any(name in ARCHITECTURES for name in names):
-        names = list(source.config.get("architectures") or [])
+        raise ModelError(
+            f"{source.name}: architecture {', '.join(given) or 'none'} is not supported; supported for pooling are "
+            f"{', '.join((*ENCODERS, *ARCHITECTURES))}.",
+            param="model",
+        )
     spec = build_spec(replace(source, config={**source.config, "architectures": names}))
     return replace(spec, tie_embeddings=True)
 

@@ -36,8 +36,9 @@ def resolve_pooling(
     """
     encoder = isinstance(spec, EncoderSpec)
     if encoder and config.quantization not in ("auto", "none"):
-        raise ConfigError(f"Encoders are not quantized; leave --quantization {config.quantization} out.",
-                          param="quantization")  # fmt: skip
+        raise ConfigError(
+            f"Encoders are not quantized; leave --quantization {config.quantization} out.", param="quantization"
+        )
     if config.max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model's positions end at {spec.max_position}; "
@@ -91,8 +92,8 @@ def plan_pooling(config: EngineConfig, spec: EncoderSpec | ModelSpec, memory: De
         )
         if memory.used + weights + workspace + RESERVE_BYTES > budget:
             raise ConfigError(
-                f"{weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB for a step of {tokens} tokens do not "
-                f"fit {(budget - memory.used) / GIB:.2f} GiB; lower --max-num-batched-tokens and --max-model-len.",
+                f"{weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB for a step of {tokens} tokens do "
+                f"not fit {(budget - memory.used) / GIB:.2f} GiB; lower --max-num-batched-tokens and --max-model-len.",
                 param="max_num_batched_tokens",
             )
     return PoolingMemory(weights, workspace)

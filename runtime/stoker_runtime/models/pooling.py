@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_json
 from stoker_runtime.models.encoder_architectures import CLASSIFIER, encoder_name
 
@@ -77,7 +77,9 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
         raise ConfigError(f"{source.name}: a {encoder} does not generate; leave --runner out.", param="runner")
     if config.runner == "generate" or (config.runner == "auto" and encoder is None and not modules and not bare):
         if config.pooler_config:
-            raise ConfigError(f"{source.name} generates; --pooler-config needs --runner pooling.", param="pooler_config")
+            raise ConfigError(
+                f"{source.name} generates; --pooler-config needs --runner pooling.", param="pooler_config"
+            )
         return None
     if encoder is not None and encoder.endswith(CLASSIFIER):
         return PoolingSpec(Task.SCORE, Pooling.CLS, normalize=False, sigmoid=_is_sigmoid(source))
@@ -86,6 +88,20 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
         found = _from_modules(source.path, modules, found)
     found = replace(found, matryoshka=_matryoshka(source.config))
     return _overridden(found, config.pooler_config)
+
+
+def check_dimensions(pooling: PoolingSpec, dimensions: int | None) -> None:
+    """Raise RequestError for a size to which the model's vectors may not be cut."""
+    if dimensions is None:
+        return
+    if pooling.matryoshka is None or pooling.task is not Task.EMBED:
+        raise RequestError(
+            "dimensions is not supported by this model: it was not trained to have its vectors cut (Matryoshka).",
+            param="dimensions",
+        )
+    if pooling.matryoshka and dimensions not in pooling.matryoshka:
+        sizes = ", ".join(map(str, pooling.matryoshka))
+        raise RequestError(f"dimensions must be one of {sizes}; got {dimensions}.", param="dimensions")
 
 
 def _modules(source: ModelSource) -> list[Any]:
