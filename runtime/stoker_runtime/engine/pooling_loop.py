@@ -92,7 +92,7 @@ class PoolingLoop:
 
     def step(self) -> StepOutput:
         """Launch the next texts, then take in those before. Raises what the executor raises."""
-        earlier = bool(self._flights)
+        earlier, began = bool(self._flights), time.perf_counter()
         flight = self._draft()
         if flight is not None:
             # In the books before it is launched, so that `fail` finds its texts.
@@ -100,7 +100,11 @@ class PoolingLoop:
             rows = tuple(_row(sequence.request) for sequence in flight.sequences)
             flight.launched = self.executor.pool(PoolBatch(self._stats.steps, rows))
         output = self._take() if earlier else StepOutput()
-        self._measure(earlier)
+        # With a step ahead, a step takes from one result to the next; the first of a burst from its launch.
+        now = time.perf_counter()
+        if earlier:
+            self._stats.step_seconds = now - self._mark
+        self._mark = now if earlier else began
         return output
 
     def fail(self, error: BaseException) -> list[Sequence]:
@@ -158,12 +162,6 @@ class PoolingLoop:
                 output.started.append(sequence)
                 output.finished.append(sequence)
         return output
-
-    def _measure(self, earlier: bool) -> None:
-        now = time.perf_counter()
-        if earlier:
-            self._stats.step_seconds = now - self._mark
-        self._mark = now
 
 
 def finish_vector(row: NDArray[np.float32], params: PoolingParams, spec: PoolingSpec) -> NDArray[np.float32]:
