@@ -30,9 +30,7 @@ Text = str | Sequence[int]
 class LocalPooling:
     """A model that pools and its loop. `tokenizer` gives the model's tokenizer when a text is first seen."""
 
-    def __init__(
-        self, executor: PoolingExecutor, config: EngineConfig, tokenizer: Callable[[], Tokenizer]
-    ) -> None:
+    def __init__(self, executor: PoolingExecutor, config: EngineConfig, tokenizer: Callable[[], Tokenizer]) -> None:
         self._loop = PoolingLoop(executor, config)
         self._spec = executor.pooling
         self._tokenizer = tokenizer

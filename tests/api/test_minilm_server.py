@@ -1,4 +1,4 @@
-"""`stoker serve` with a real encoder: the vectors of transformers, through the `openai` client and the engine process."""
+"""`stoker serve` with a real encoder and the `openai` client: the vectors of transformers."""
 
 from __future__ import annotations
 

@@ -285,4 +285,3 @@ def test_a_drain_ends_what_is_left(embedder: Running) -> None:
         timer.join()
     assert (answer.status_code, answer.json()["error"]["message"]) == (503, "The server is shutting down.")
     engine.reset()
-

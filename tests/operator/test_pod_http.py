@@ -43,7 +43,8 @@ async def port() -> AsyncIterator[int]:
         return web.json_response({"phase": "download", "bytesDone": 3, "bytesTotal": 10, "etaSeconds": 2.5})
 
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.post("/v1/score", score), web.get("/progress", progress)])
+    app.add_routes([web.post("/v1/completions", complete), web.post("/v1/score", score)])
+    app.add_routes([web.get("/progress", progress)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

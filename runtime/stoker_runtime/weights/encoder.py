@@ -67,9 +67,7 @@ def plan_encoder(spec: EncoderSpec, entries: Mapping[str, TensorEntry]) -> Plan:
     return plan
 
 
-def _entry(
-    spec: EncoderSpec, entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]
-) -> TensorEntry:
+def _entry(spec: EncoderSpec, entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
     entry = entries.get(name)
     if entry is None:
         close = difflib.get_close_matches(name, entries, n=1)
@@ -80,7 +78,5 @@ def _entry(
             f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."
         )
     if entry.encoding not in PLAIN_DTYPES:
-        raise ModelError(
-            f"{entry.file}: tensor {name} is {entry.encoding}; supported are {', '.join(PLAIN_DTYPES)}."
-        )
+        raise ModelError(f"{entry.file}: tensor {name} is {entry.encoding}; supported are {', '.join(PLAIN_DTYPES)}.")
     return entry

@@ -17,9 +17,9 @@ from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import read_request
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, PoolingFields
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
-from stoker_runtime.api.state import ServerState, Service
+from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import RequestError
-from stoker_runtime.models.pooling import PoolingSpec, Task, check_dimensions
+from stoker_runtime.models.pooling import Task, check_dimensions
 from stoker_runtime.request import PoolingParams
 
 
@@ -27,61 +27,47 @@ async def create_embedding(state: ServerState, request: Request) -> Response:
     """POST /v1/embeddings: the vectors of texts. Raises RequestError, CapacityError or EngineError."""
     body = await read_request(state, request, EmbeddingBody)
     model = state.check_model(body.model)
-    service, pooling = state.require_pooling()
-    if pooling.task is not Task.EMBED:
+    if state.require_pooling()[1].task is not Task.EMBED:
         raise RequestError(f"The model `{model}` scores pairs of texts; it has no embeddings. Ask /v1/score.")
-    answer_id = pooling_id("embd", body)
-    work = await _work(service, pooling, body, answer_id)
-    with open_job(state, service, work) as job:
-        vectors = await job.vectors(request.receive)
+    vectors, answer = await _pooled(state, request, body, pooling_id("embd", body))
     data = [
         {"index": at, "object": "embedding", "embedding": spelled(vector, body.encoding_format)}
         for at, vector in enumerate(vectors)
     ]
-    return json_response(
-        {
-            "id": answer_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": data,
-            "usage": pooling_usage(work),
-        }
-    )
+    return json_response({**answer, "model": model, "data": data})
 
 
 async def create_pooling(state: ServerState, request: Request) -> Response:
     """POST /pooling: what the model pools of each text. Raises RequestError, CapacityError or EngineError."""
     body = await read_request(state, request, PoolingBody)
     model = state.check_model(body.model)
-    service, pooling = state.require_pooling()
-    if body.task not in (None, pooling.task):
-        raise RequestError(f"The model `{model}` has the task {pooling.task}, not {body.task}.", param="task")
-    answer_id = pooling_id("pool", body)
-    work = await _work(service, pooling, body, answer_id)
-    with open_job(state, service, work) as job:
-        vectors = await job.vectors(request.receive)
+    task = state.require_pooling()[1].task
+    if body.task not in (None, task):
+        raise RequestError(f"The model `{model}` has the task {task}, not {body.task}.", param="task")
+    vectors, answer = await _pooled(state, request, body, pooling_id("pool", body))
     data = [
         {"index": at, "object": "pooling", "data": spelled(vector, body.encoding_format)}
         for at, vector in enumerate(vectors)
     ]
-    return json_response(
-        {
-            "id": answer_id,
-            "object": "list",
-            "created": int(time.time()),
-            "model": model,
-            "data": data,
-            "usage": pooling_usage(work),
-        }
-    )
+    return json_response({**answer, "model": model, "data": data})
 
 
-async def _work(service: Service, pooling: PoolingSpec, body: EmbeddingBody, label: str) -> PoolingWork:
-    """The texts of `body`, checked and encoded."""
+async def _pooled(
+    state: ServerState, request: Request, body: EmbeddingBody, answer_id: str
+) -> tuple[list[bytes], dict[str, Any]]:
+    """The vectors of the texts of `body`, and what the answer says besides."""
+    service, pooling = state.require_pooling()
     check_dimensions(pooling, body.dimensions)
     texts = await TextEncoder(service, body).encode(body.input, "input")
-    return make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), label)
+    work = make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), answer_id)
+    with open_job(state, service, work) as job:
+        vectors = await job.vectors(request.receive)
+    return vectors, {
+        "id": answer_id,
+        "object": "list",
+        "created": int(time.time()),
+        "usage": pooling_usage(work),
+    }
 
 
 def spelled(vector: bytes, encoding: str | None) -> str | list[float]:
