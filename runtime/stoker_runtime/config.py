@@ -19,6 +19,7 @@ QUANTIZATIONS = ("auto", "none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")
+RUNNERS = ("auto", "generate", "pooling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class EngineConfig:
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is.
     `kernels` pins implementations: {"gemm": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
+    `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
+    wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
     """
 
     model: str
@@ -51,6 +54,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int = 0
+    runner: str = "auto"
+    pooler_config: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
 
     def validate(self) -> EngineConfig:
@@ -61,6 +66,7 @@ class EngineConfig:
             ("quantization", self.quantization, QUANTIZATIONS),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),
+            ("runner", self.runner, RUNNERS),
         ]
         for name, value, allowed in choices:
             if value not in allowed:

@@ -22,6 +22,7 @@ from stoker_runtime.config import (
     LOG_LEVELS,
     POLICIES,
     QUANTIZATIONS,
+    RUNNERS,
     EngineConfig,
     ServerConfig,
 )
@@ -136,6 +137,14 @@ class Flag:
         return self.convert is switch
 
 
+_RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}
+
+
+def runner(value: str) -> str:
+    """auto, generate or pooling; the older names of tasks that pool mean pooling."""
+    return choice(RUNNERS)(_RUNNERS.get(value, value))
+
+
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
 
 FLAGS: tuple[Flag, ...] = (
@@ -189,6 +198,24 @@ FLAGS: tuple[Flag, ...] = (
         "NAME",
     ),
     Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
+    Flag(
+        "runner",
+        "runner",
+        runner,
+        MODEL,
+        "generate, or pooling: embed and score; auto: by the model's files",
+        "|".join(RUNNERS),
+        aliases=("task",),
+    ),
+    Flag(
+        "pooler-config",
+        "pooler_config",
+        text,
+        MODEL,
+        'how to pool, as {"pooling_type": "MEAN", "normalize": true}',
+        "JSON",
+        aliases=("override-pooler-config",),
+    ),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(
         "gpu-memory-utilization",

@@ -89,11 +89,25 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One sequence to generate. A client's `n` choices are `n` requests that share their prompt's pages.
+class PoolingParams:
+    """What is done with the vector of a text that is embedded instead of continued.
 
+    `dimensions` cuts it to its first so many (Matryoshka models; None: whole). `normalize` None: as the model does.
+    `second_segment` is the token at which the second text of a pair begins (0: there is one text).
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    second_segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate, or with `pooling` one text to turn into a vector.
+
+    A client's `n` choices are `n` requests that share their prompt's pages.
     `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
-    `cache_salt` keeps the prefix cache of one tenant from another.
+    `cache_salt` keeps the prefix cache of one tenant from another. A text to pool has `params.max_tokens` 0.
     """
 
     id: str
@@ -102,6 +116,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,8 @@ class TokenOutput:
     `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
     a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
     has none). `queue_seconds`, from arrival to admission, comes with the first output. `complete`: the sequence
-    ended because its constraint allows nothing more; its last token is part of the answer.
+    ended because its constraint allows nothing more; its last token is part of the answer. `vector`: what a pooling
+    request asked for, as fp32 in this machine's byte order, one number for a score; it comes with `finish` STOP.
     """
 
     request_id: str
@@ -133,6 +149,7 @@ class TokenOutput:
     queue_seconds: float | None = None
     error: str | None = None
     complete: bool = False
+    vector: bytes | None = None
 
 
 @dataclass(slots=True)

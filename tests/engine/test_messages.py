@@ -25,7 +25,7 @@ from stoker_runtime.engine.messages import (
     encode,
 )
 from stoker_runtime.errors import CapacityError, EngineError, ModelError, RequestError, StokerError
-from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import EngineStats, FinishReason, PoolingParams, Request, SamplingParams, TokenLogprobs
 
 LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
 
@@ -38,6 +38,7 @@ LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
         Abort((1, 2, 3)),
         Ready(12, 4096, 256, 8192, 1000, 16, 50_000, 4096, (2, 5), {"device": "cpu"}),
         Add(7, Request("r", (1, 2, 3), SamplingParams(logit_bias=((3, -1.5),), stop_token_ids=(4,)), 1.5, -2, "salt")),
+        Add(8, Request("p", (1, 2), SamplingParams(max_tokens=0), pooling=PoolingParams(64, False, 1))),
         Step(EngineStats(steps=3, step_seconds=0.25, info={"a": "b"}), 5),
         Step(
             EngineStats(),
@@ -47,6 +48,7 @@ LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
             finished=[Finished(1, FinishReason.STOP, 6, None), Finished(2, FinishReason.ERROR, None, "why")],
             logprobs=[LOGPROBS, None],
             prompt_logprobs=[(1, [LOGPROBS, LOGPROBS])],
+            vectors=[(1, b"\x00\x01\x02\x03"), (2, b"")],
         ),
     ],
     ids=lambda message: type(message).__name__,

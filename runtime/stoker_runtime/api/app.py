@@ -31,6 +31,8 @@ from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Respon
 from stoker_runtime.api.messages import routes as messages
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
 from stoker_runtime.api.openapi import openapi_document
+from stoker_runtime.api.pooling import embeddings, scoring
+from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.body import ResponsesBody
@@ -103,6 +105,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/batches", batch.list_batches),
     Route("GET", "/v1/batches/*", batch.get_batch),
     Route("POST", "/v1/batches/*/cancel", batch.cancel_batch),
+    Route("POST", "/v1/embeddings", embeddings.create_embedding, EmbeddingBody),
+    Route("POST", "/pooling", embeddings.create_pooling, PoolingBody),
+    *(Route("POST", path, scoring.create_score, ScoreBody) for path in ("/score", "/v1/score")),
+    *(Route("POST", path, scoring.create_rerank, RerankBody) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),

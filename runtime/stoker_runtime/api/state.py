@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.constraint_checker import ConstraintChecker
@@ -22,9 +23,15 @@ from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import ServerConfig
-from stoker_runtime.errors import CapacityError, NotFoundError, UnavailableError
+from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.tokenizer import Tokenizer
+
+_DOES = {
+    Task.EMBED: ("embeds texts", "/v1/embeddings"),
+    Task.SCORE: ("scores pairs of texts", "/v1/score or /v1/rerank"),
+}
 
 
 class Phase(StrEnum):
@@ -35,9 +42,18 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class Running(Protocol):
+    """A client's request under way."""
+
+    def abort(self, reason: str = ...) -> None:
+        """End it; whoever waits for it is told `reason`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A model that answers: what is fixed once the engine runs."""
+    """A model that answers: what is fixed once the engine runs. `pooling`: it embeds or scores, and generates nothing.
+    """
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -46,6 +62,7 @@ class Service:
     defaults: SamplingDefaults
     dialect: Dialect
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
+    pooling: PoolingSpec | None = None
 
 
 @dataclass(slots=True)
@@ -57,7 +74,7 @@ class ServerState:
     phase: Phase = Phase.STARTING
     detail: str = "the engine is starting"
     service: Service | None = None
-    active: set[Generation] = field(default_factory=set)
+    active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
     responses: ResponseStore = field(init=False)
     batches: BatchRunner | None = None
@@ -79,7 +96,34 @@ class ServerState:
         return name
 
     def require_service(self) -> Service:
-        """The service, to generate with. Raises UnavailableError while starting or draining."""
+        """The service, to generate with.
+
+        Raises UnavailableError while starting or draining, RequestError for a model that does not generate.
+        """
+        service = self.require_ready()
+        if service.pooling is not None:
+            does, where = _DOES[service.pooling.task]
+            raise RequestError(
+                f"The model `{self.model_names[0]}` {does}; it does not generate text. Ask {where}.",
+                param="model",
+                code="model_does_not_generate",
+            )
+        return service
+
+    def require_pooling(self) -> tuple[Service, PoolingSpec]:
+        """The service, to embed or score with; errors as for `require_service`."""
+        service = self.require_ready()
+        if service.pooling is None:
+            raise RequestError(
+                f"The model `{self.model_names[0]}` generates text; it does not embed or score. A decoder embeds when "
+                "it is served with --runner pooling.",
+                param="model",
+                code="model_does_not_embed",
+            )
+        return service, service.pooling
+
+    def require_ready(self) -> Service:
+        """The service, whatever it does. Raises UnavailableError while starting or draining."""
         if self.phase is not Phase.READY or self.service is None:
             raise UnavailableError(f"The server is {self.phase}: {self.detail}.", code=f"server_{self.phase}")
         return self.service

@@ -29,6 +29,7 @@ class Part:
         "stop_token",
         "stream",
         "tokens",
+        "vector",
     )
 
     def __init__(self, stream: TokenStream, request_id: str) -> None:
@@ -43,6 +44,7 @@ class Part:
         self.stop_token: int | None = None
         self.error: str | None = None
         self.complete = False
+        self.vector: bytes | None = None
 
     def take(self) -> TokenOutput:
         """The news as one output; the buffer is empty then."""
@@ -57,6 +59,7 @@ class Part:
             queue_seconds=self.queue_seconds,
             error=self.error,
             complete=self.complete,
+            vector=self.vector,
         )
         self.tokens.clear()
         self.logprobs.clear()
