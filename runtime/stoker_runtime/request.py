@@ -34,11 +34,13 @@ class ConstraintKind(StrEnum):
 class Constraint:
     """What the whole output must match: `text` is a JSON schema, a regular expression, or a grammar (Lark, GBNF).
 
-    Whether it can be enforced at all, `sampling.grammar.check` tells.
+    `lead` is a Lark grammar of what may come around it, such as reasoning before it, which calls it `@answer`; ""
+    for nothing. Whether a constraint can be enforced at all, `sampling.grammar.check` tells.
     """
 
     kind: ConstraintKind
     text: str
+    lead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.arrival,
         request.priority,
         request.cache_salt,
-        None if constraint is None else (constraint.kind.value, constraint.text),
+        None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
     )
 
 
@@ -228,7 +228,7 @@ def _request_from_wire(values: list[Any]) -> Request:
     tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
-        known["constraint"] = Constraint(ConstraintKind(constraint[0]), constraint[1])
+        known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
     return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt)
 
 

@@ -88,10 +88,11 @@ def to_grammar(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            return _json_grammar(text)
+            return _led(constraint.lead, _json_grammar(text))
         if constraint.kind is ConstraintKind.REGEX:
-            return LLMatcher.grammar_from_regex(_without_anchors(text))
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+            return _led(constraint.lead, LLMatcher.grammar_from_regex(_without_anchors(text)))
+        lark = LLMatcher.grammar_from_lark(any_to_lark(text))
+        return _led(constraint.lead, json.dumps({"grammars": [{"lark_grammar": lark}]})) if constraint.lead else lark
     except (ValueError, RecursionError, GbnfToLarkError) as error:
         raise RequestError(f"The {_title(constraint)} cannot be read: {error}") from error
 
@@ -190,6 +191,14 @@ def _json_grammar(text: str) -> str:
     # Leniency would be silence about keywords that are not enforced.
     overrides: Any = {"lenient": False} if isinstance(schema, dict) else None
     return LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=overrides)
+
+
+def _led(lead: str, answer: str) -> str:
+    """`answer` where `lead` says `@answer`."""
+    if not lead:
+        return answer
+    named = {**json.loads(answer)["grammars"][0], "name": "answer"}
+    return json.dumps({"grammars": [{"lark_grammar": lead}, named]}, ensure_ascii=False)
 
 
 def _without_anchors(pattern: str) -> str:
