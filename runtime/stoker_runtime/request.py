@@ -13,6 +13,14 @@ from enum import StrEnum
 from stoker_runtime.errors import RequestError
 
 
+# What a slot's biases on the device have room for, shared out: stoker_kernels.sampling_state.MAX_BIAS in all.
+MAX_BIASED = 300
+MAX_STOP_IDS = 64
+MAX_BAD_TOKENS = 128
+MAX_WORD = 64
+"""Tokens of one bad word."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
@@ -49,6 +57,8 @@ class SamplingParams:
 
     `logprobs` is the number of top alternatives to report (None: none at all, 0: the sampled token only).
     `stop_token_ids` are ids after which the sequence ends; EOS ids are added by the engine unless `ignore_eos`.
+    `allowed_token_ids`, unless empty, are the only ones there are; `bad_words` are token sequences that the output
+    never holds.
     With a `constraint` every token is legal under it, and the sequence ends where it allows nothing more, whatever
     `min_tokens` and `ignore_eos` say.
     """
@@ -68,7 +78,27 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
+
+    @property
+    def bad_tokens(self) -> tuple[int, ...]:
+        """Tokens that are bad words in themselves."""
+        return tuple(word[0] for word in self.bad_words if len(word) == 1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether the host has to say before each token which ones are allowed.
+
+        Bad words of one token alone are a matter of bias, which rests on the device.
+        """
+        return (
+            self.constraint is not None
+            or bool(self.allowed_token_ids)
+            or len(self.bad_words) > MAX_BAD_TOKENS
+            or any(len(word) > 1 for word in self.bad_words)
+        )
 
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field and its range."""
@@ -83,6 +113,19 @@ class SamplingParams:
             (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "between -2 and 2"),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "between -2 and 2"),
             (self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20"),
+            (len(self.logit_bias) <= MAX_BIASED, "logit_bias", len(self.logit_bias), f"of at most {MAX_BIASED} tokens"),
+            (
+                len(self.stop_token_ids) <= MAX_STOP_IDS,
+                "stop_token_ids",
+                len(self.stop_token_ids),
+                f"at most {MAX_STOP_IDS} ids",
+            ),
+            (
+                all(0 < len(word) <= MAX_WORD for word in self.bad_words),
+                "bad_words",
+                max(map(len, self.bad_words), default=0),
+                f"of 1 to {MAX_WORD} tokens each",
+            ),
         ]
         for good, name, value, rule in checks:
             if not good:

@@ -63,6 +63,8 @@ class ReadySizes(Protocol):
     def description(self) -> Mapping[str, str]:
         """What the engine says of itself."""
         ...
+
+
 class OwnedEngine(EngineClient, Protocol):
     """An engine that this process started and must close."""
 

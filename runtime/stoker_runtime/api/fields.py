@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_BAD_WORDS = 1024
 
 
 class Body(BaseModel):
@@ -176,7 +177,7 @@ class SamplingFields(Body):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
     use_beam_search: bool | None = None
     early_stopping: Any = None
     stream: bool | None = None
@@ -205,8 +206,6 @@ class SamplingFields(Body):
         "typical_p": (None, 1.0),
         "length_penalty": (None, 1.0),
         "spaces_between_special_tokens": (None, True),
-        "allowed_token_ids": (None, []),
-        "bad_words": (None, []),
         "use_beam_search": (None, False),
         "early_stopping": (None, False),
         "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),

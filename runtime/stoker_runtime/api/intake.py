@@ -14,7 +14,7 @@ from typing import TypeVar
 from stoker_runtime.api.fields import Body, SamplingFields
 from stoker_runtime.api.generation import Prompt, Work
 from stoker_runtime.api.http import Request
-from stoker_runtime.api.sampling import build_params
+from stoker_runtime.api.sampling import build_params, spellings
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.validation import parse_body
 from stoker_runtime.errors import RequestError
@@ -49,7 +49,8 @@ def make_work(
     constraint: Constraint | None = None,
 ) -> Work:
     """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
-    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults)
+    words = spellings(body.bad_words or (), service.tokenizer)
+    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
     return Work(
         prompts=tuple(prompts),
         params=params if constraint is None else replace(params, constraint=constraint),

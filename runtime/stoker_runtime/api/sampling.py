@@ -16,6 +16,7 @@ from typing import TypeVar
 from stoker_runtime.api.fields import SamplingFields
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import SamplingParams
+from stoker_runtime.tokenizer import Tokenizer
 
 N = TypeVar("N", int, float)
 
@@ -67,10 +68,21 @@ class Limits:
     priorities: bool
 
 
+def spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of bad words: each word as it begins a text, and as it follows a blank."""
+    found = (tuple(tokenizer.encode_plain(before + word.lstrip(" "))) for word in words for before in ("", " "))
+    return tuple(dict.fromkeys(ids for ids in found if ids))
+
+
 def build_params(
-    body: SamplingFields, max_tokens: int, logprobs: int | None, limits: Limits, defaults: SamplingDefaults
+    body: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    limits: Limits,
+    defaults: SamplingDefaults,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """The parameters of each choice but its seed. Raises RequestError naming the field."""
+    """The parameters of each choice but its seed; `bad_words` in tokens. Raises RequestError naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of other than n is not supported by this server.", param="best_of")
     if body.priority and not limits.priorities:
@@ -78,6 +90,7 @@ def build_params(
     if body.prompt_logprobs and body.stream:
         raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     check_ids("stop_token_ids", body.stop_token_ids or (), limits.vocab_size)
+    check_ids("allowed_token_ids", body.allowed_token_ids or (), limits.vocab_size)
     check_ids("logit_bias", [token for token, _ in body.logit_bias], limits.vocab_size)
     top_k = _or(body.top_k, defaults.top_k)
     return SamplingParams(
@@ -96,6 +109,8 @@ def build_params(
         logit_bias=body.logit_bias,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=bad_words,
     ).validate()
 
 

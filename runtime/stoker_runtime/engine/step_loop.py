@@ -48,8 +48,8 @@ class StepLoop:
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request; errors as `Scheduler.add`."""
         sequence = self.scheduler.add(request, client=client, handle=handle)
-        if request.params.constraint is not None:
-            self._constraints.add(sequence, request.params.constraint)
+        if request.params.masked:
+            self._constraints.add(sequence)
         return sequence
 
     def abort(self, sequence: Sequence) -> bool:
