@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from stoker_runtime.errors import RequestError
 
-
 # What a slot's biases on the device have room for, shared out: stoker_kernels.sampling_state.MAX_BIAS in all.
 MAX_BIASED = 300
 MAX_STOP_IDS = 64
@@ -138,7 +137,9 @@ class Request:
     """One sequence to generate. A client's `n` choices are `n` requests that share their prompt's pages.
 
     `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
-    `cache_salt` keeps the prefix cache of one tenant from another.
+    `cache_salt` keeps the prefix cache of one tenant from another. `family`, unless empty, is common to requests with
+    the same prompt: one computes it and the others take its pages. What a `session` leaves in the prefix cache
+    outlives what is there without one.
     """
 
     id: str
@@ -147,6 +148,8 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    family: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ class ReadySizes(Protocol):
         ...
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        ...
+
+    @property
     def description(self) -> Mapping[str, str]:
         """What the engine says of itself."""
         ...
@@ -194,7 +199,12 @@ class Server:
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
-        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
+        limits = Limits(
+            engine.max_model_len,
+            engine.vocab_size,
+            self.config.engine.scheduling_policy == "priority",
+            engine.ready.eos_token_ids,
+        )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
         return Service(engine, text_side.tokenizer, text_side.template, limits, text_side.defaults, text_side.dialect)
 

@@ -1,4 +1,4 @@
-"""A server over an engine process whose tokens are random among the legal ones, and a client of it."""
+"""A server over an engine process, by default one whose tokens are random among the legal ones, and a client of it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,23 @@ CORE = Path(__file__).parent / "constrained_core.py"
 @asynccontextmanager
 async def constrained_client(template: str = TEMPLATE) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a server that speaks through `template`."""
-    engine = await AsyncEngine.start(EngineConfig("shape:tiny"), command=[sys.executable, str(CORE)], log_level="error")
+    config = EngineConfig("shape:tiny")
+    async with (
+        await AsyncEngine.start(config, command=[sys.executable, str(CORE)], log_level="error") as engine,
+        client_of(engine, Tokenizer.load("shape:tiny"), template) as found,
+    ):
+        yield found
+
+
+@asynccontextmanager
+async def client_of(
+    engine: AsyncEngine, tokenizer: Tokenizer, template: str = TEMPLATE
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a server over `engine`."""
     state = make_state(FakeEngine(), template)
     service = state.service
     assert service is not None
-    limits = Limits(engine.max_model_len, engine.vocab_size, priorities=False)
-    tokenizer = Tokenizer.load("shape:tiny")
+    limits = Limits(engine.max_model_len, engine.vocab_size, False, engine.ready.eos_token_ids)
     state.service = Service(engine, tokenizer, service.template, limits, SamplingDefaults(), dialect=service.dialect)
     listener = open_port("127.0.0.1", 0)
     web = uvicorn.Server(uvicorn_config(Application(state)))
@@ -42,4 +53,3 @@ async def constrained_client(template: str = TEMPLATE) -> AsyncIterator[openai.A
         yield found
     web.should_exit = True
     await serving
-    await engine.close()

@@ -11,6 +11,7 @@ from fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
+BEAMS = {"prompt": "a", "use_beam_search": True}
 
 
 def case(path: str, body: dict[str, Any], param: str | None, says: str, status: int = 400) -> Any:
@@ -48,7 +49,14 @@ CASES = [
     completion("min_tokens", 17, "min_tokens must be between 0 and max_tokens"),
     completion("n", 0, "greater than or equal to 1"),
     completion("n", 1000, "less than or equal to 128"),
-    completion("best_of", 3, "best_of other than n is not supported"),
+    case(COMPLETIONS, {"prompt": "a", "best_of": 2, "n": 3}, "best_of", "best_of must be at least n, which is 3"),
+    case(COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+    completion("best_of", 1000, "less than or equal to 128"),
+    completion("length_penalty", 2.0, "only allowed with use_beam_search"),
+    case(COMPLETIONS, {**BEAMS, "stream": True}, "use_beam_search", "cannot be streamed"),
+    case(COMPLETIONS, {**BEAMS, "n": 11}, "n", "n must be at most 10"),
+    case(COMPLETIONS, {**BEAMS, "stop": "x"}, "use_beam_search", "stop is not supported"),
+    case(COMPLETIONS, {**BEAMS, "guided_regex": "x"}, "use_beam_search", "structured output is not supported"),
     completion("seed", 2**70, "less than"),
     completion("stop", [""], "must not hold an empty string"),
     completion("stop", ["a"] * 17, "at most 16"),
@@ -115,12 +123,9 @@ CASES = [
 UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
-        "use_beam_search": True,
-        "length_penalty": 2.0,
         "typical_p": 0.5,
         "spaces_between_special_tokens": False,
         "logits_processors": ["x"],
-        "session_id": "s",
         "kv_transfer_params": {"a": 1},
         "prompt_embeds": "AAAA",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import jsonschema
@@ -85,7 +86,7 @@ def test_rules_hold_in_random_schedules() -> None:
         preemptions += loop.stats().preemptions
         for sequence in added:
             params, tokens = sequence.params, output(sequence)
-            pairs_said = set(zip(tokens, tokens[1:], strict=False))
+            pairs_said = set(pairwise(tokens))
             assert not pairs_said & set(params.bad_words)
             spoken += len(tokens)
             if params.allowed_token_ids:
@@ -141,7 +142,7 @@ def test_on_the_device_and_the_same_in_company(llm: LLM) -> None:
     together = llm.generate(["abc"] * 6, [*asked, plain])
     assert [each.token_ids for each in together] == [*(each.token_ids for each in alone), free]
     assert free[0] not in alone[0].token_ids
-    assert pair not in list(zip(alone[1].token_ids, alone[1].token_ids[1:], strict=False))
+    assert pair not in list(pairwise(alone[1].token_ids))
     assert alone[1].token_ids[:5] == free[:5]
     assert set(alone[2].token_ids) <= set(LETTERS)
     assert set(alone[3].token_ids) <= set(free[:6]) - {free[0]}
@@ -150,8 +151,8 @@ def test_on_the_device_and_the_same_in_company(llm: LLM) -> None:
 
 
 def test_a_schema_beside_bad_words(llm: LLM) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9999}}, "required": ["n"],
-              "additionalProperties": False}  # fmt: skip
+    number = {"type": "integer", "minimum": 0, "maximum": 9999}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"], "additionalProperties": False}
     asked = SamplingParams(max_tokens=60, constraint=grammar.json_schema(schema, ""), bad_words=((ord("1"),), (50, 50)))
     for seed in range(6):
         found = llm.generate("x", SamplingParams(**{**_fields(asked), "seed": seed}))[0]

@@ -16,7 +16,7 @@ from typing import Any
 from stoker_runtime.api.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.completions import finish_part
 from stoker_runtime.api.forced_calls import forced_constraint, told
-from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.generation import Answers, Delta, Prompt, merge
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
@@ -132,9 +132,9 @@ class ChatFormat:
         """What stands in every object of the answer."""
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
 
-    def whole(self, deltas: Sequence[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], generation: Answers) -> dict[str, Any]:
         """The whole answer."""
-        merged = merge(deltas, generation.work.n)
+        merged = merge(deltas, generation.work)
         prompt = generation.work.prompts[0]
         answer = {
             **self.frame("chat.completion"),
@@ -168,7 +168,7 @@ class ChatFormat:
 class ChatStream:
     """The events of one streamed answer."""
 
-    def __init__(self, layout: ChatFormat, generation: Generation) -> None:
+    def __init__(self, layout: ChatFormat, generation: Answers) -> None:
         self._layout = layout
         self._usage = StreamUsage(layout.body.stream_options, generation)
         frame = layout.frame("chat.completion.chunk")

@@ -18,6 +18,18 @@ from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.tokenizer import Tokenizer
 
+MAX_BEAMS = 10
+_NO_BEAMS = (
+    "min_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "prompt_logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "constraint",
+)
 N = TypeVar("N", int, float)
 
 
@@ -66,6 +78,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     priorities: bool
+    eos_token_ids: tuple[int, ...] = ()
 
 
 def spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -83,8 +96,7 @@ def build_params(
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """The parameters of each choice but its seed; `bad_words` in tokens. Raises RequestError naming the field."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of other than n is not supported by this server.", param="best_of")
+    _check_best_of(body)
     if body.priority and not limits.priorities:
         raise RequestError("priority needs a server that runs with --scheduling-policy priority.", param="priority")
     if body.prompt_logprobs and body.stream:
@@ -112,6 +124,34 @@ def build_params(
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=bad_words,
     ).validate()
+
+
+def _check_best_of(body: SamplingFields) -> None:
+    n = body.n or 1
+    if body.best_of is None or body.best_of == n:
+        return
+    if body.best_of < n:
+        raise RequestError(f"best_of must be at least n, which is {n}; got {body.best_of}.", param="best_of")
+    if body.stream:
+        raise RequestError("best_of cannot be streamed: the best are known at the end.", param="best_of")
+
+
+def check_beams(body: SamplingFields, params: SamplingParams) -> None:
+    """Raise RequestError for what beam search cannot do; it samples nothing, so temperature and filters do not matter.
+
+    It ranks by the model's own log-probabilities, so whatever else would change what may come next is refused.
+    """
+    name = "use_beam_search"
+    if body.stream:
+        raise RequestError("use_beam_search cannot be streamed: the best are known at the end.", param=name)
+    if (body.n or 1) > MAX_BEAMS:
+        raise RequestError(f"n must be at most {MAX_BEAMS} with use_beam_search; got {body.n}.", param="n")
+    plain = SamplingParams()
+    changed = [field for field in _NO_BEAMS if getattr(params, field) != getattr(plain, field)]
+    changed += [field for field in ("stop", "best_of") if getattr(body, field)]
+    if changed:
+        what = "structured output" if changed[0] == "constraint" else changed[0]
+        raise RequestError(f"{what} is not supported together with use_beam_search.", param=name)
 
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

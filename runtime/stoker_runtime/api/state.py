@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stoker_runtime.api.beam_generation import BeamGeneration
 from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Generation, Work
+from stoker_runtime.api.generation import Answers, Generation, Work
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import ServerConfig
@@ -55,7 +56,7 @@ class ServerState:
     phase: Phase = Phase.STARTING
     detail: str = "the engine is starting"
     service: Service | None = None
-    active: set[Generation] = field(default_factory=set)
+    active: set[Answers] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -84,10 +85,11 @@ class ServerState:
         return self.service
 
     @contextmanager
-    def generate(self, service: Service, work: Work) -> Iterator[Generation]:
+    def generate(self, service: Service, work: Work) -> Iterator[Answers]:
         """A generation that is aborted if it is left before its end. Raises what Generation raises."""
+        kind = Generation if work.beams is None else BeamGeneration
         try:
-            generation = Generation(service.engine, service.tokenizer, self.metrics, work)
+            generation: Answers = kind(service.engine, service.tokenizer, self.metrics, work)
         except UnavailableError:
             raise
         except CapacityError:

@@ -218,18 +218,20 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.arrival,
         request.priority,
         request.cache_salt,
+        request.family,
+        request.session,
         None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
     )
 
 
 def _request_from_wire(values: list[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt, constraint = values
+    name, prompt, params, arrival, priority, cache_salt, family, session, constraint = values
     tokens = array("i")
     tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
         known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
-    return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt)
+    return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt, family, session)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a request says of single tokens and of words: the ids that are allowed at all, and words that must not be written.
+"""What a request says of tokens and words: the ids that are allowed at all, and words that must not be written.
 
 Invariants: pure; rules only ever take tokens out of a mask.
 Knows nothing of grammars, of how text is cut into tokens, or of devices.
