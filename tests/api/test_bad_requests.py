@@ -52,6 +52,7 @@ CASES = [
     case(COMPLETIONS, {"prompt": "a", "best_of": 2, "n": 3}, "best_of", "best_of must be at least n, which is 3"),
     case(COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
     completion("best_of", 1000, "less than or equal to 128"),
+    completion("max_time", 0, "must be greater than 0"),
     completion("length_penalty", 2.0, "only allowed with use_beam_search"),
     case(COMPLETIONS, {**BEAMS, "stream": True}, "use_beam_search", "cannot be streamed"),
     case(COMPLETIONS, {**BEAMS, "n": 11}, "n", "n must be at most 10"),

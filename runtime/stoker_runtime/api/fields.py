@@ -194,6 +194,7 @@ class SamplingFields(Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
+    max_time: Annotated[float, Field(gt=0, le=86400)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

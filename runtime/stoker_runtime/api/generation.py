@@ -7,6 +7,7 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
 
+OUT_OF_TIME = "max_time"
+"""The `stop_reason` of a choice whose time was up."""
 _serials = count()
 
 
@@ -44,6 +47,7 @@ class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
     `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
+    After `max_time` seconds the choices end with what they have.
     """
 
     prompts: tuple[Prompt, ...]
@@ -58,6 +62,7 @@ class Work:
     priority: int = 0
     cache_salt: str = ""
     session: str = ""
+    max_time: float | None = None
     label: str = ""
 
 
@@ -166,7 +171,11 @@ class Generation:
         self._choices = [self._choice(tokenizer, index) for index in range(len(work.prompts) * work.n)]
         self._by_id = {choice.request_id: choice for choice in self._choices}
         self._open = len(self._choices)
+        self._expired = False
         self._stream = engine.submit([self._request(choice) for choice in self._choices])
+        self._timer: asyncio.TimerHandle | None = None
+        if work.max_time is not None:
+            self._timer = asyncio.get_running_loop().call_later(work.max_time, self._expire)
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
@@ -240,6 +249,11 @@ class Generation:
             for choice in running:
                 self._close(choice, FinishReason.ABORT, now)
 
+    def _expire(self) -> None:
+        """The time is up: what still runs ends with what it has."""
+        self._expired = True
+        self._engine.abort([choice.request_id for choice in self._choices if not choice.finished])
+
     def _take(self, choice: Choice, output: TokenOutput, now: float) -> Delta:
         if output.finish is FinishReason.ERROR:
             self._close(choice, FinishReason.ERROR, now)
@@ -249,6 +263,8 @@ class Generation:
             choice.cached_tokens = output.cached_tokens
         finish = output.finish
         stop_reason: int | str | None = output.stop_token
+        if finish is FinishReason.ABORT and self._expired:
+            finish, stop_reason = FinishReason.LENGTH, OUT_OF_TIME
         text, used = self._read(choice, output)
         stopped_by = choice.detokenizer.stopped_by
         if stopped_by is not None:
@@ -294,6 +310,8 @@ class Generation:
     def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
         choice.finished = True
         self._open -= 1
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
         self._metrics.request_finished(
             finish, now - self.arrival, choice.last_time - choice.first_time, len(choice.prompt.ids), choice.tokens
         )

@@ -76,6 +76,7 @@ def make_work(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         session=body.session_id or "",
+        max_time=body.max_time,
         label=label,
     )
 

@@ -126,6 +126,8 @@ class Placement:
     def release(self, sequence: Sequence) -> None:
         """Take slot and pages back; what is cached stays cached until it is evicted."""
         self.publish(sequence)
+        if sequence.request.session:
+            self.pages.keep(sequence.pages)
         self.free_slots.append(sequence.slot)
         self.pages.release(sequence.pages)
         sequence.slot = NO_SLOT
