@@ -3,8 +3,8 @@
 A page's key is a digest of its parent's key and its own token ids, so one key names the whole prefix up to the
 page's end. The root key comes from the request's `cache_salt`: two salts never share a page.
 
-Invariants: only full pages have a key; a key has one page and a page one key; `idle` holds exactly the keyed
-pages that no sequence references, least recently used first; those of sessions come after all others.
+Invariants: only full pages have a key; a key has one page and a page one key; idle are exactly the keyed pages that no
+sequence references, least recently used first, those of sessions after all others.
 Knows nothing of reference counts, sequences or devices.
 """
 
