@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
+from stoker_runtime.sampling.schema_check import blame, endless
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -31,8 +32,6 @@ MAX_PROTOTYPES = 64
 COMPILE_THREADS = 2
 MAX_MESSAGE = 500
 BYTES = 256
-# Where llguidance says what is wrong but not with which keyword.
-_BLAMED = (("regex parse error", "pattern"), ("Pointer ", "$ref"), ("Resource ", "$ref"))
 
 
 class Vocabulary:
@@ -103,6 +102,14 @@ def check(constraint: Constraint, tokenizer: LLTokenizer) -> None:
     matcher.compute_bitmask()
     if matcher.is_error():
         raise RequestError(f"The {_title(constraint)} is impossible: no output matches it.")
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA:
+        return
+    try:
+        loop = endless(json.loads(constraint.text))
+    except RecursionError as error:
+        raise RequestError("The JSON schema is nested too deeply.") from error
+    if loop is not None:
+        raise RequestError(f"The JSON schema is impossible: $ref: what {loop} requires holds itself without an end.")
 
 
 def compile_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher:
@@ -113,7 +120,7 @@ def compile_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher
     if matcher.is_error():
         message = explain(matcher)
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            message = next((f"{word}: {message}" for start, word in _BLAMED if message.startswith(start)), message)
+            message = blame(message)
         raise RequestError(f"The {_title(constraint)} cannot be enforced: {message}")
     return matcher
 
