@@ -107,15 +107,7 @@ class Constraints:
             if not legal or matchers[sequence].is_error():
                 self._refuse(sequence, f"it ended at token {token}: {explain(matchers[sequence])}", output)
             elif matchers[sequence].is_stopped():
-                self._stop(sequence, output)
-
-    def _stop(self, sequence: Sequence, output: StepOutput) -> None:
-        """A grammar allows nothing more: it is complete, unless it met one of its own limits on the way."""
-        matcher = self._matchers[sequence]
-        if matcher.is_accepting():
-            self._complete(sequence, output)
-        else:
-            self._refuse(sequence, f"the grammar ended before its end ({matcher.stop_reason()})", output)
+                self._complete(sequence, output)
 
     def _write(self, masks: MaskRows, output: StepOutput) -> None:
         """The masks of the launched step; rows of sequences that are not masked, or ended, allow everything."""
