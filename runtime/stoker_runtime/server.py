@@ -64,9 +64,16 @@ class ReadySizes(Protocol):
         ...
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        ...
+
+    @property
     def description(self) -> Mapping[str, str]:
         """What the engine says of itself."""
         ...
+
+
 class OwnedEngine(EngineClient, Protocol):
     """An engine that this process started and must close."""
 
@@ -199,7 +206,12 @@ class Server:
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
-        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
+        limits = Limits(
+            engine.max_model_len,
+            engine.vocab_size,
+            self.config.engine.scheduling_policy == "priority",
+            engine.ready.eos_token_ids,
+        )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
         return Service(
             engine,

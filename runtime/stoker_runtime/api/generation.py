@@ -7,10 +7,12 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Protocol
 
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.detokenizer import NOTHING, Detokenizer
@@ -19,6 +21,8 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
 
+OUT_OF_TIME = "max_time"
+"""The `stop_reason` of a choice whose time was up."""
 _serials = count()
 
 
@@ -31,21 +35,34 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamPlan:
+    """A search for the likeliest answers in place of sampling; `stops` end one."""
+
+    length_penalty: float
+    stops: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
-    `visible` special tokens are text even where special tokens are skipped.
+    `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
+    After `max_time` seconds the choices end with what they have.
     """
 
     prompts: tuple[Prompt, ...]
     params: SamplingParams
     n: int = 1
+    keep: int = 1
+    beams: BeamPlan | None = None
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     visible: frozenset[int] = NOTHING
     priority: int = 0
     cache_salt: str = ""
+    session: str = ""
+    max_time: float | None = None
     label: str = ""
 
 
@@ -62,12 +79,12 @@ class Delta:
     stop_reason: int | str | None = None
 
 
-def merge(deltas: Iterable[Delta], choices: int) -> list[Delta]:
-    """One delta a choice, by index: everything that `deltas` said of it."""
-    found: list[list[Delta]] = [[] for _ in range(choices)]
+def merge(deltas: Iterable[Delta], work: Work) -> list[Delta]:
+    """One delta a choice, by index: everything that `deltas` said of it; of more choices than are kept the best."""
+    found: list[list[Delta]] = [[] for _ in range(len(work.prompts) * work.n)]
     for delta in deltas:
         found[delta.index].append(delta)
-    return [
+    merged = [
         Delta(
             index,
             "".join([part.text for part in parts]),
@@ -79,6 +96,50 @@ def merge(deltas: Iterable[Delta], choices: int) -> list[Delta]:
         )
         for index, parts in enumerate(found)
     ]
+    return merged if work.keep == work.n else best_of(merged, work.n, work.keep)
+
+
+def best_of(merged: Sequence[Delta], n: int, keep: int) -> list[Delta]:
+    """Of each prompt's `n` choices the `keep` with the highest log-probability per token, best first."""
+    found: list[Delta] = []
+    for start in range(0, len(merged), n):
+        ranked = sorted(merged[start : start + n], key=_mean_logprob, reverse=True)
+        found += [replace(delta, index=start // n * keep + rank) for rank, delta in enumerate(ranked[:keep])]
+    return found
+
+
+def _mean_logprob(delta: Delta) -> float:
+    return sum(entry.logprob for entry in delta.logprobs) / max(len(delta.logprobs), 1)
+
+
+class Answers(Protocol):
+    """The answers to one client request while they come, however they are found."""
+
+    work: Work
+    aborted: str | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; a prompt with several choices counts once."""
+        ...
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache spared."""
+        ...
+
+    async def next(self) -> list[Delta]:
+        """Wait for news; an empty list once there are none any more. Raises EngineError."""
+        ...
+
+    def abort(self, reason: str = ...) -> None:
+        """End what still runs."""
+        ...
 
 
 @dataclass(slots=True)
@@ -110,7 +171,11 @@ class Generation:
         self._choices = [self._choice(tokenizer, index) for index in range(len(work.prompts) * work.n)]
         self._by_id = {choice.request_id: choice for choice in self._choices}
         self._open = len(self._choices)
+        self._expired = False
         self._stream = engine.submit([self._request(choice) for choice in self._choices])
+        self._timer: asyncio.TimerHandle | None = None
+        if work.max_time is not None:
+            self._timer = asyncio.get_running_loop().call_later(work.max_time, self._expire)
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
@@ -135,6 +200,8 @@ class Generation:
             arrival=self.arrival,
             priority=work.priority,
             cache_salt=work.cache_salt,
+            family=f"{work.label}-{self._serial}-{choice.index // work.n}" if work.n > 1 else "",
+            session=work.session,
         )
 
     @property
@@ -182,6 +249,11 @@ class Generation:
             for choice in running:
                 self._close(choice, FinishReason.ABORT, now)
 
+    def _expire(self) -> None:
+        """The time is up: what still runs ends with what it has."""
+        self._expired = True
+        self._engine.abort([choice.request_id for choice in self._choices if not choice.finished])
+
     def _take(self, choice: Choice, output: TokenOutput, now: float) -> Delta:
         if output.finish is FinishReason.ERROR:
             self._close(choice, FinishReason.ERROR, now)
@@ -191,6 +263,8 @@ class Generation:
             choice.cached_tokens = output.cached_tokens
         finish = output.finish
         stop_reason: int | str | None = output.stop_token
+        if finish is FinishReason.ABORT and self._expired:
+            finish, stop_reason = FinishReason.LENGTH, OUT_OF_TIME
         text, used = self._read(choice, output)
         stopped_by = choice.detokenizer.stopped_by
         if stopped_by is not None:
@@ -236,6 +310,8 @@ class Generation:
     def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
         choice.finished = True
         self._open -= 1
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
         self._metrics.request_finished(
             finish, now - self.arrival, choice.last_time - choice.first_time, len(choice.prompt.ids), choice.tokens
         )

@@ -15,10 +15,11 @@ from enum import StrEnum
 from typing import Protocol
 
 from stoker_runtime.api.batch.runner import BatchRunner
+from stoker_runtime.api.beam_generation import BeamGeneration
 from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Generation, Work
+from stoker_runtime.api.generation import Answers, Generation, Work
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.chat_template import ChatTemplate
@@ -135,10 +136,11 @@ class ServerState:
         return self.service
 
     @contextmanager
-    def generate(self, service: Service, work: Work) -> Iterator[Generation]:
+    def generate(self, service: Service, work: Work) -> Iterator[Answers]:
         """A generation that is aborted if it is left before its end. Raises what Generation raises."""
+        kind = Generation if work.beams is None else BeamGeneration
         try:
-            generation = Generation(service.engine, service.tokenizer, self.metrics, work)
+            generation: Answers = kind(service.engine, service.tokenizer, self.metrics, work)
         except UnavailableError:
             raise
         except CapacityError:
