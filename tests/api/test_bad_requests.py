@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import Running, make_state, serve
+from api_server import CLIENT, Running, make_state, serve
 from fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -193,7 +193,7 @@ def test_many_bad_requests_leave_nothing_in_the_engine(server: Running, http: ht
 def test_chat_without_a_template_says_what_to_do() -> None:
     engine = FakeEngine()
     for running in serve(make_state(engine, template=None), engine):
-        response = httpx.post(f"{running.url}{CHAT}", json={"messages": USER})
+        response = CLIENT.post(f"{running.url}{CHAT}", json={"messages": USER})
         assert response.status_code == 400
         assert "--chat-template" in response.json()["error"]["message"]
-        assert httpx.post(f"{running.url}{COMPLETIONS}", json={"prompt": "hi"}).status_code == 200
+        assert CLIENT.post(f"{running.url}{COMPLETIONS}", json={"prompt": "hi"}).status_code == 200

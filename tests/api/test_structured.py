@@ -25,8 +25,9 @@ from stoker_runtime.api.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.state import Service
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.port import open_port
 from stoker_runtime.request import ConstraintKind
-from stoker_runtime.server import open_port, uvicorn_config
+from stoker_runtime.server import uvicorn_config
 from stoker_runtime.tokenizer import Tokenizer
 
 CORE = Path(__file__).parent / "constrained_core.py"

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from stoker_runtime.api import chat, completions, service_routes
-from stoker_runtime.api.edge import REQUEST_ID_HEADER, KeyCheck, error_response, request_id_of
+from stoker_runtime.api.cors import CrossOrigin
+from stoker_runtime.api.edge import REQUEST_ID_HEADER, error_response, request_id_of
 from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
+from stoker_runtime.api.keys import KeyRing
 from stoker_runtime.api.openapi import openapi_document
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.state import ServerState
@@ -94,7 +96,8 @@ class Application:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._allowed = KeyCheck(state.config.api_keys)
+        self._keys = KeyRing(state.config.api_keys, state.config.api_key_file)
+        self._cross_origin = CrossOrigin(state.config)
         self._access_log = state.config.access_log
         self._exact: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
@@ -117,8 +120,11 @@ class Application:
     async def _serve(self, request: Request, methods: dict[str, Route], send: Send) -> int:
         """Answer `request`; the status that was sent."""
         try:
+            preflight = self._cross_origin.preflight(request)
+            if preflight is not None:
+                return await self._send(preflight, request, send)
             route = self._route(request, methods)
-            return await _send(await route.handler(self._state, request), request, send)
+            return await self._send(await route.handler(self._state, request), request, send)
         except ClientGone:
             return CLIENT_GONE
         except StokerError as error:
@@ -130,7 +136,13 @@ class Application:
         except Exception:
             log.exception("A request failed.", extra={"request_id": request.request_id})
             response = error_response(EngineError("The server failed on this request."))
-        return await _send(response, request, send)
+        return await self._send(response, request, send)
+
+    async def _send(self, answer: Answer, request: Request, send: Send) -> int:
+        answer.headers.append((REQUEST_ID_HEADER, request.request_id.encode()))
+        answer.headers += self._cross_origin.headers(request)
+        await answer.send(request, send)
+        return answer.status
 
     def _find(self, request: Request) -> dict[str, Route]:
         """The routes of this path by method."""
@@ -146,7 +158,7 @@ class Application:
     def _route(self, request: Request, methods: dict[str, Route]) -> Route:
         # A HEAD is a GET whose body the server drops.
         route = methods.get("GET" if request.method == "HEAD" else request.method)
-        if not (route is not None and route.open) and not self._allowed(request.headers.get(b"authorization", b"")):
+        if not (route is not None and route.open) and not self._keys.allows(request.headers):
             raise AuthenticationError("The API key is missing or wrong.", code="invalid_api_key")
         where = f"{request.method} {request.path}"
         if not methods:
@@ -154,9 +166,3 @@ class Application:
         if route is None:
             raise MethodError(f"{where}: this method is not allowed here.")
         return route
-
-
-async def _send(answer: Answer, request: Request, send: Send) -> int:
-    answer.headers.append((REQUEST_ID_HEADER, request.request_id.encode()))
-    await answer.send(request, send)
-    return answer.status

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_TIMEOUT = 86_400.0
 
 
 class Body(BaseModel):
@@ -192,6 +193,7 @@ class SamplingFields(Body):
     structural_tag: dict[str, Any] | str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     session_id: str | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None

@@ -7,6 +7,7 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from itertools import chain, count
 
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.detokenizer import NOTHING, Detokenizer
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import DeadlineError, EngineError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class Prompt:
 class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
-    `visible` special tokens are text even where special tokens are skipped.
+    `visible` special tokens are text even where special tokens are skipped. `deadline`: seconds that it may take.
     """
 
     prompts: tuple[Prompt, ...]
@@ -47,11 +48,15 @@ class Work:
     priority: int = 0
     cache_salt: str = ""
     label: str = ""
+    deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop"."""
+    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop".
+
+    Not frozen, because one is made for every token and freezing triples its cost; nobody changes it.
+    """
 
     index: int
     text: str
@@ -103,7 +108,7 @@ class Generation:
         """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
         self.arrival = time.monotonic()
         self.work = work
-        self.aborted: str | None = None
+        self.aborted: StokerError | None = None
         self._engine = engine
         self._metrics = metrics
         self._serial = next(_serials)
@@ -111,6 +116,11 @@ class Generation:
         self._by_id = {choice.request_id: choice for choice in self._choices}
         self._open = len(self._choices)
         self._stream = engine.submit([self._request(choice) for choice in self._choices])
+        self._timer = self._set_timer(work.deadline) if work.deadline is not None else None
+
+    def _set_timer(self, seconds: float) -> asyncio.TimerHandle:
+        error = DeadlineError(f"The request did not finish within its {seconds:g} seconds.", code="deadline_exceeded")
+        return asyncio.get_running_loop().call_later(seconds, self.abort, error)
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
@@ -172,11 +182,14 @@ class Generation:
                     deltas.append(self._take(choice, output, now))
         return deltas
 
-    def abort(self, reason: str = "The request was aborted.") -> None:
-        """End what still runs, and let `next` return an empty list. Harmless when nothing runs."""
+    def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
+        """End what still runs, and let `next` return an empty list. Harmless when nothing runs.
+
+        `aborted` is then what to tell the client: `reason`, where it is a text as UnavailableError.
+        """
         running = [choice for choice in self._choices if not choice.finished]
         if running:
-            self.aborted = reason
+            self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             self._engine.abort([choice.request_id for choice in running])
             now = time.monotonic()
             for choice in running:
@@ -236,6 +249,8 @@ class Generation:
     def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
         choice.finished = True
         self._open -= 1
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
         self._metrics.request_finished(
             finish, now - self.arrival, choice.last_time - choice.first_time, len(choice.prompt.ids), choice.tokens
         )
