@@ -176,9 +176,11 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenOutput:
     """What one step gave one sequence. `tokens` may be empty when only `finish` is news.
+
+    Not frozen, because one is made for every token and freezing triples its cost; nobody changes it.
 
     `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
     a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
