@@ -17,6 +17,7 @@ import aiohttp
 from stoker_operator.snapshot import Progress
 
 _LARGEST_ANSWER = 1 << 20
+_LARGEST_PAGE = 4 << 20
 
 
 class PodClient:
@@ -49,13 +50,25 @@ class PodClient:
         choices = body.get("choices")
         return "" if isinstance(choices, list) and choices else f"{url} answered without choices"
 
+    async def page(self, ip: str, port: int, path: str) -> str:
+        """A page of text, as /metrics is; "" when the pod does not give it."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.get(f"http://{url_host(ip)}:{port}{path}") as answer,
+            ):
+                text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
+                return text if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
+
     async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout) as session,
                 session.request(method, url, json=body) as answer,
             ):
-                raw = await answer.content.read(_LARGEST_ANSWER)
+                raw = await read_at_most(answer, _LARGEST_ANSWER)
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return 0, {"error": f"{type(error).__name__} {error}".strip()}
@@ -64,6 +77,16 @@ class PodClient:
         except ValueError:
             parsed = {"text": raw[:300].decode("utf-8", "replace")}
         return status, parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+async def read_at_most(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body, cut at `limit` bytes: a single `read` would stop at what has arrived so far."""
+    body = bytearray()
+    async for chunk in answer.content.iter_any():
+        body += chunk
+        if len(body) >= limit:
+            break
+    return bytes(body[:limit])
 
 
 def pod_address(pod: Mapping[str, Any], port_name: str) -> tuple[str, int] | None:
