@@ -67,7 +67,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
-    """What every pod of the service carries besides: for sidecars, policies and private registries."""
+    """What pods carry besides: the engine's labels and annotations, for sidecars and policies; all pods' registries."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)

@@ -108,9 +108,7 @@ def test_a_claim_as_source(service: Build, settings: Settings, golden: Any) -> N
     golden("pvc-source", [manifests.prefetch_job(built, settings, "uid-volume", 2, repair=True)])
 
 
-def test_a_claim_is_served_where_it_lies(
-    service: Build, settings: Settings, model: FetchedModel, golden: Any
-) -> None:
+def test_a_claim_is_served_where_it_lies(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
     built = service(model={"uri": "pvc://weights/llama/7b"})
     there = replace(model, path="llama/7b", serve="llama/7b/m.gguf")
     golden("in-place", [manifests.prefetch_job(built, settings, "v", 1), deployment(built, settings, there)])

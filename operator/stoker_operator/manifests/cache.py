@@ -155,8 +155,6 @@ def prefetch_job(
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
-    template = pod.metadata(service, "fetch")
-    template["labels"] |= tags
     job["spec"] = {
         "backoffLimit": 4,
         # Long enough for `kubectl logs`; the result itself is kept in the service's status.
@@ -172,7 +170,7 @@ def prefetch_job(
             ]
         },
         "template": {
-            "metadata": template,
+            "metadata": {"labels": dict(job["metadata"]["labels"])},
             "spec": _fetch_pod(service, settings, repair=repair),
         },
     }

@@ -58,10 +58,12 @@ def base_spec(service: InferenceService) -> dict[str, Any]:
     return spec | {key: value for key, value in optional.items() if value}
 
 
-def metadata(service: InferenceService, component: str) -> dict[str, Any]:
-    """A pod template's metadata: ours, and what the spec adds."""
+def engine_metadata(service: InferenceService) -> dict[str, Any]:
+    """The engine's pod template's metadata: ours, and what the spec adds. A prefetch gets none of the latter: a sidecar
+    that is injected into a Job keeps it from ever being complete.
+    """
     extra = service.pod_template
-    found: dict[str, Any] = {"labels": {**extra.labels, **labels(service, component)}}
+    found: dict[str, Any] = {"labels": {**extra.labels, **labels(service, "engine")}}
     return found | ({"annotations": dict(extra.annotations)} if extra.annotations else {})
 
 

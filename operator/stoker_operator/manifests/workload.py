@@ -66,7 +66,7 @@ def startup_seconds(settings: Settings, model: FetchedModel) -> int:
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     """The pod template that the spec asks for."""
-    return {"metadata": pod.metadata(service, "engine"), "spec": _engine_pod(service, settings, model)}
+    return {"metadata": pod.engine_metadata(service), "spec": _engine_pod(service, settings, model)}
 
 
 def deployment(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
