@@ -32,6 +32,7 @@ class Layout:
     """Folders of one node."""
 
     run: Path = Path("/run/stoker-e2e")
+    docker_run: Path = Path("/run/stoker-docker")
     data: Path = HERE / "run" / "node"
     cache: Path = HERE / "run" / "cache"
 
@@ -68,7 +69,7 @@ class Layout:
     @property
     def docker(self) -> Path:
         """dockerd's socket."""
-        return self.run / "docker.sock"
+        return self.docker_run / "docker.sock"
 
     def kubeconfig(self, user: str = "admin") -> Path:
         """The kubeconfig of a user."""

@@ -13,15 +13,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.cluster import control_plane, network, node_config, remains
@@ -29,7 +26,7 @@ from e2e.cluster.binaries import Say, ensure, to_stderr
 from e2e.cluster.debian import ensure_commands
 from e2e.cluster.image_tar import write_image
 from e2e.cluster.layout import DNS_ADDRESS, DNS_IMAGE, HERE, NODE_NAME, PAUSE_IMAGE, Layout
-from e2e.cluster.processes import Processes, StartError
+from e2e.cluster.processes import Processes, StartError, uninterrupted
 
 COMMANDS = ("runc", "nft", "iptables", "conntrack", "ip", "openssl")
 _PLUGINS = ("bridge", "loopback", "host-local", "portmap")
@@ -105,6 +102,7 @@ class Node:
         return str(self._binaries[name])
 
     def _up(self, mounts: dict[Path, str]) -> None:
+        remains.note(self.layout.run / "absent.json", remains.NODE_FOLDERS)
         network.up(self.layout)
         control_plane.start(self.layout, self.processes, self._binaries)
         plugins = self._collect_plugins()
@@ -156,20 +154,6 @@ class Node:
         self.processes.start("volumes", [*command, f"--folder={self.layout.volumes}", f"--node={NODE_NAME}"])
         self.kubectl("wait", "--for=condition=Ready", f"node/{NODE_NAME}", f"--timeout={_READY_SECONDS:.0f}s")
         self.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s")
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM for a moment (only the main thread may say so, and only it is interrupted)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run(command: list[str], text: str | None = None) -> str:

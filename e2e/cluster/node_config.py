@@ -75,6 +75,7 @@ disabled_plugins = {json.dumps(disabled)}
   base_runtime_spec = '{layout.config / "base-spec.json"}'
 [{runtime}.containerd.runtimes.runc.options]
   BinaryName = '{runc}'
+  Root = '{layout.run / "runc"}'
   SystemdCgroup = false
 """
 

@@ -14,8 +14,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -120,6 +122,20 @@ class Processes:
         fresh = self._state.with_suffix(".new")
         fresh.write_text(json.dumps({name: asdict(entry) for name, entry in entries.items()}, indent=1))
         fresh.rename(self._state)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM for a moment (only the main thread may say so, and only it is interrupted)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stat(pid: int) -> list[str]:

@@ -8,7 +8,9 @@ Invariants: nothing outside the layout's folders, Kubernetes' cgroup and our own
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +23,25 @@ from e2e.cluster.processes import Processes
 _CGROUPS = Path("/sys/fs/cgroup")
 _SHIM_SOCKETS = Path("/run/containerd/s")
 _PATIENCE_SECONDS = 20.0
+# Folders that containerd, the kubelet and CNI make whatever they are told.
+NODE_FOLDERS = ("/run/containerd", "/run/runc", "/var/lib/kubelet", "/var/lib/cni", "/etc/cni")
+DOCKER_FOLDERS = ("/run/docker", "/run/runc", "/run/containerd")
+
+
+def note(record: Path, folders: tuple[str, ...]) -> None:
+    """Write down which of the folders are not there yet, so that `forget` may remove them."""
+    if record.exists():  # of a run that was killed: what is there by now, it made
+        return
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps([name for name in folders if not Path(name).exists()]))
+
+
+def forget(record: Path) -> None:
+    """Remove the folders that were not there when `note` looked."""
+    if record.exists():
+        for name in json.loads(record.read_text()):
+            shutil.rmtree(name, ignore_errors=True)
+        record.unlink()
 
 
 def remove(layout: Layout, processes: Processes) -> list[str]:
@@ -33,8 +54,10 @@ def remove(layout: Layout, processes: Processes) -> list[str]:
     _delete_by_containerd(layout, processes)
     processes.stop_all()
     _kill_shims(layout)
-    left = _unmount(layout)
+    left = unmount(layout.run, layout.data)
     _remove_cgroups()
+    if not left:
+        forget(layout.run / "absent.json")
     return left
 
 
@@ -93,9 +116,6 @@ def _kill_shims(layout: Layout) -> None:
         for path in _SHIM_SOCKETS.iterdir():
             if not _listening(path):
                 path.unlink(missing_ok=True)
-    for folder in (_SHIM_SOCKETS, _SHIM_SOCKETS.parent):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _is_shim(process: Path, socket: str) -> bool:
@@ -110,17 +130,17 @@ def _listening(path: Path) -> bool:
     return str(path) in Path("/proc/net/unix").read_text()
 
 
-def _unmount(layout: Layout) -> list[str]:
-    """Remove the mounts below our folders, the deepest first; returns those that stayed."""
+def unmount(*folders: Path) -> list[str]:
+    """Remove the mounts below the folders, the deepest first; returns those that stayed."""
     for _ in range(3):
-        for point in sorted(_mounts(layout), key=len, reverse=True):
+        for point in sorted(_mounts(folders), key=len, reverse=True):
             subprocess.run(["umount", "--lazy", point], capture_output=True)
-    return _mounts(layout)
+    return _mounts(folders)
 
 
-def _mounts(layout: Layout) -> list[str]:
+def _mounts(folders: tuple[Path, ...]) -> list[str]:
     points = [line.split()[1].replace("\\040", " ") for line in Path("/proc/mounts").read_text().splitlines()]
-    return [point for point in points if point.startswith((f"{layout.run}/", f"{layout.data}/"))]
+    return [point for point in points if point.startswith(tuple(f"{folder}/" for folder in folders))]
 
 
 def _remove_cgroups() -> None:

@@ -33,7 +33,8 @@ class Provisioner:
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder, self._node = folder, node
-        self._core, self._storage = client.CoreV1Api(), client.StorageV1Api()
+        self._core: Any = client.CoreV1Api()
+        self._storage: Any = client.StorageV1Api()
 
     def look(self) -> None:
         """Serve every claim that waits; remove every volume whose claim is gone."""
@@ -99,7 +100,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--node", required=True)
     options = parser.parse_args()
-    config.load_kube_config(options.kubeconfig)
+    load: Any = config.load_kube_config
+    load(options.kubeconfig)
     provisioner = Provisioner(options.folder, options.node)
     while True:
         try:
