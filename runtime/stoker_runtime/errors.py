@@ -4,8 +4,9 @@
     ├── RequestError                 the caller's fault: 400
     │   ├── AuthenticationError      401
     │   ├── NotFoundError            404
-    │   ├── TooLargeError            413
-    │   └── UnsupportedError         501: a route that this server was not started for, or does not have yet
+     │   ├── DeadlineError            408: the request's own time is over
+     │   ├── TooLargeError            413
+     │   └── UnsupportedError         501: a route that this server was not started for, or does not have yet
     ├── ConfigError                  the operator's of this server: start-up stops, exit status 2
     │   ├── ModelError               a checkpoint, GGUF file, tokenizer or template that cannot be used
     │   └── KernelUnavailableError   no kernel for this op, dtype and device
@@ -53,6 +54,13 @@ class NotFoundError(RequestError):
 
     status = 404
     type = "not_found_error"
+
+
+class DeadlineError(RequestError):
+    """The time that the request had is over; what it held is free."""
+
+    status = 408
+    type = "timeout_error"
 
 
 class TooLargeError(RequestError):

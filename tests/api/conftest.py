@@ -35,7 +35,7 @@ def server(running: Running) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def http_pool(running: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=10) as client:
+    with httpx.Client(base_url=running.url, timeout=10, verify=False) as client:
         yield client
 
 

@@ -18,19 +18,16 @@ from stoker_runtime.api.batch import routes as batch
 from stoker_runtime.api.batch.execute import ENDPOINTS, LineExecutor
 from stoker_runtime.api.batch.records import BatchBody
 from stoker_runtime.api.batch.runner import BatchRunner
-from stoker_runtime.api.edge import (
-    REQUEST_ID_HEADER,
-    KeyCheck,
-    credentials,
-    error_body,
-    error_response,
-    request_id_of,
-)
+from stoker_runtime.api.cors import CrossOrigin
+from stoker_runtime.api.edge import REQUEST_ID_HEADER, error_body, error_response, request_id_of
 from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
+from stoker_runtime.api.keys import KeyRing
 from stoker_runtime.api.messages import routes as messages
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
 from stoker_runtime.api.openapi import openapi_document
+from stoker_runtime.api.pooling import embeddings, scoring
+from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.body import ResponsesBody
@@ -103,6 +100,10 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/batches", batch.list_batches),
     Route("GET", "/v1/batches/*", batch.get_batch),
     Route("POST", "/v1/batches/*/cancel", batch.cancel_batch),
+    Route("POST", "/v1/embeddings", embeddings.create_embedding, EmbeddingBody),
+    Route("POST", "/pooling", embeddings.create_pooling, PoolingBody),
+    *(Route("POST", path, scoring.create_score, ScoreBody) for path in ("/score", "/v1/score")),
+    *(Route("POST", path, scoring.create_rerank, RerankBody) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
@@ -144,7 +145,8 @@ class Application:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._allowed = KeyCheck(state.config.api_keys)
+        self._keys = KeyRing(state.config.api_keys, state.config.api_key_file)
+        self._cross_origin = CrossOrigin(state.config)
         self._access_log = state.config.access_log
         if state.config.batch_dir:
             state.batches = _batch_runner(state)
@@ -173,8 +175,11 @@ class Application:
         """Answer `request`; the status that was sent."""
         shape = next((route.error_body for route in methods.values()), error_body)
         try:
+            preflight = self._cross_origin.preflight(request)
+            if preflight is not None:
+                return await self._send(preflight, request, send)
             route = self._route(request, methods)
-            return await _send(await route.handler(self._state, request), request, send)
+            return await self._send(await route.handler(self._state, request), request, send)
         except ClientGone:
             return CLIENT_GONE
         except StokerError as error:
@@ -186,7 +191,14 @@ class Application:
         except Exception:
             log.exception("A request failed.", extra={"request_id": request.request_id})
             response = error_response(EngineError("The server failed on this request."), shape)
-        return await _send(response, request, send)
+        return await self._send(response, request, send)
+
+    async def _send(self, answer: Answer, request: Request, send: Send) -> int:
+        # Anthropic's clients read the id without the x.
+        answer.headers += [(name, request.request_id.encode()) for name in (REQUEST_ID_HEADER, b"request-id")]
+        answer.headers += self._cross_origin.headers(request)
+        await answer.send(request, send)
+        return answer.status
 
     def _find(self, request: Request) -> dict[str, Route]:
         """The routes of this path by method."""
@@ -203,7 +215,7 @@ class Application:
     def _route(self, request: Request, methods: dict[str, Route]) -> Route:
         # A HEAD is a GET whose body the server drops.
         route = methods.get("GET" if request.method == "HEAD" else request.method)
-        if not (route is not None and route.open) and not self._allowed(credentials(request.headers)):
+        if not (route is not None and route.open) and not self._keys.allows(request.headers):
             raise AuthenticationError("The API key is missing or wrong.", code="invalid_api_key")
         where = f"{request.method} {request.path}"
         if not methods:
@@ -211,10 +223,3 @@ class Application:
         if route is None:
             raise MethodError(f"{where}: this method is not allowed here.")
         return route
-
-
-async def _send(answer: Answer, request: Request, send: Send) -> int:
-    # Anthropic's clients read the id without the x.
-    answer.headers += [(name, request.request_id.encode()) for name in (REQUEST_ID_HEADER, b"request-id")]
-    await answer.send(request, send)
-    return answer.status
