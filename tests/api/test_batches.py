@@ -20,6 +20,7 @@ import pytest
 from api_server import Running, make_state, serve, wait_until
 from calling_server import TEMPLATE, LongEngine
 from openai.types import Batch
+from pooling_engine import PoolingEngine, make_pooling_state
 
 from stoker_runtime.api.batch import file_store, lines
 from stoker_runtime.api.batch.lines import ResultFile
@@ -27,6 +28,7 @@ from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.sampling import Limits
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import ConfigError, StorageError
+from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 
 CHAT = "/v1/chat/completions"
 MODEL = "byte-model"
@@ -160,6 +162,23 @@ def test_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, Any], r
     batch = wait_for(client, begin(client, [line], endpoint).id, "completed")
     (found,) = results(client, batch.output_file_id)
     assert read(found["response"]["body"]) == "The "
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    engine = PoolingEngine()
+    state = make_pooling_state(engine, PoolingSpec(Task.EMBED, Pooling.MEAN, normalize=True), batch_dir=str(tmp_path))
+    for running in serve(state, engine):
+        running.call(runner_of(state).start)
+        url = "/v1/embeddings"
+        asked = [{"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, "input": ["abc"]}}]
+        with client_of(running) as client:
+            batch = wait_for(client, begin(client, asked, url).id, "completed")
+            (found,) = results(client, batch.output_file_id)
+            wrong = wait_for(client, begin(client, [request_line("a")]).id, "completed")
+            (refused,) = results(client, wrong.error_file_id)
+        assert len(found["response"]["body"]["data"][0]["embedding"]) == 4
+        assert refused["response"]["body"]["error"]["code"] == "model_does_not_generate"
+        asyncio.run_coroutine_threadsafe(runner_of(state).stop(), running.loop).result(10)
 
 
 def test_lines_are_checked_before_any_runs(server: Running, client: openai.OpenAI) -> None:
