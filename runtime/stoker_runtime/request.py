@@ -135,13 +135,27 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One sequence to generate. A client's `n` choices are `n` requests that share their prompt's pages.
+class PoolingParams:
+    """What is done with the vector of a text that is embedded instead of continued.
 
+    `dimensions` cuts it to its first so many (Matryoshka models; None: whole). `normalize` None: as the model does.
+    `second_segment` is the token at which the second text of a pair begins (0: there is one text).
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    second_segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate, or with `pooling` one text to turn into a vector.
+
+    A client's `n` choices are `n` requests that share their prompt's pages.
     `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
     `cache_salt` keeps the prefix cache of one tenant from another. `family`, unless empty, is common to requests with
     the same prompt: one computes it and the others take its pages. What a `session` leaves in the prefix cache
-    outlives what is there without one.
+    outlives what is there without one. A text to pool has `params.max_tokens` 0.
     """
 
     id: str
@@ -152,6 +166,7 @@ class Request:
     cache_salt: str = ""
     family: str = ""
     session: str = ""
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +178,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenOutput:
     """What one step gave one sequence. `tokens` may be empty when only `finish` is news.
+
+    Not frozen, because one is made for every token and freezing triples its cost; nobody changes it.
 
     `tokens` include the id that ended the sequence, EOS too. `stop_token` is that id when `finish` is STOP by
     a stop id and not EOS. `prompt_logprobs` come in order, once: entry i is of prompt token i + 1 (the first
     has none). `queue_seconds`, from arrival to admission, comes with the first output. `complete`: the sequence
-    ended because its constraint allows nothing more; its last token is part of the answer.
+    ended because its constraint allows nothing more; its last token is part of the answer. `vector`: what a pooling
+    request asked for, as fp32 in this machine's byte order, one number for a score; it comes with `finish` STOP.
     """
 
     request_id: str
@@ -183,6 +201,7 @@ class TokenOutput:
     queue_seconds: float | None = None
     error: str | None = None
     complete: bool = False
+    vector: bytes | None = None
 
 
 @dataclass(slots=True)

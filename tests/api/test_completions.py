@@ -124,21 +124,6 @@ def test_min_tokens_puts_off_stop_strings(http: httpx.Client) -> None:
     assert complete(http, stop="o", min_tokens=14, max_tokens=40)["choices"][0]["text"] == "The quick brown f"
 
 
-def test_a_choice_ends_with_what_it_has_when_its_time_is_up(server: Running, http: httpx.Client) -> None:
-    server.engine.delay = 0.02
-    body = {"max_tokens": 200, "max_time": 0.2, "n": 2}
-    for choice in complete(http, **body)["choices"]:
-        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "max_time")
-        assert 0 < len(choice["text"]) < 150
-        assert SPOKEN.startswith(choice["text"][: len(SPOKEN)])
-    last = stream(http, prompt="hi", **body)[-1]["choices"][0]
-    assert (last["finish_reason"], last["stop_reason"]) == ("length", "max_time")
-    server.engine.delay = 0.0
-    choice = complete(http, max_tokens=5, max_time=30)["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
-    assert len(server.engine.aborted) == 4
-
-
 def test_a_session_reaches_the_engine(server: Running, http: httpx.Client) -> None:
     complete(http, session_id="talk", max_tokens=1)
     assert server.engine.requests[-1].session == "talk"

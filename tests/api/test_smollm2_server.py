@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
+from api_server import CLIENT
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from server_process import ServerProcess
 
@@ -145,12 +145,12 @@ def test_bad_input_leaves_the_server_up(server: ServerProcess, client: openai.Op
     for fields in ({"temperature": -1}, {"max_tokens": 600}, {"stop_token_ids": [10**6]}, {"use_beam_search": True}):
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model="smollm2", prompt="x", extra_body=fields)
-    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert CLIENT.get(f"{server.url}/ready").status_code == 200
 
 
 def test_metrics_count_what_happened(server: ServerProcess, client: openai.OpenAI) -> None:
     client.completions.create(model="smollm2", prompt="x", max_tokens=3)
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = CLIENT.get(f"{server.url}/metrics").text
     values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line[0] != "#"}
     label = '{model_name="smollm2"}'
     assert values[f"vllm:generation_tokens_total{label}"] >= 3

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import count
 
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Delta, Work
+from stoker_runtime.api.generation import Delta, Work, abort_after
 from stoker_runtime.detokenizer import Detokenizer
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import EngineError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.sampling.beam import Beam, BeamSearch
@@ -30,11 +30,11 @@ class BeamGeneration:
     def __init__(self, engine: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics, work: Work) -> None:
         assert work.beams is not None, "what samples is a Generation"
         self.work = work
-        self.aborted: str | None = None
+        self.aborted: StokerError | None = None
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._arrival = time.monotonic()
+        self.arrival = time.monotonic()
         self._first = 0.0
         self._plan = work.beams
         self._searches = [
@@ -53,6 +53,7 @@ class BeamGeneration:
         self._cached = 0
         self._completed = 0
         self._over = False
+        self._timer = abort_after(work.deadline, self.abort)
 
     @property
     def prompt_tokens(self) -> int:
@@ -76,6 +77,8 @@ class BeamGeneration:
         while self.aborted is None and (going := [search for search in self._searches if not search.done]):
             await self._step(going)
         self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self.aborted is not None:
             return []
         deltas = [self._delta(index, beam) for index, beam in enumerate(self._best())]
@@ -84,14 +87,16 @@ class BeamGeneration:
         for prompt in self.work.prompts:
             share = self._completed // len(self.work.prompts)
             self._metrics.request_finished(
-                FinishReason.STOP, now - self._arrival, now - self._first, len(prompt.ids), share
+                FinishReason.STOP, now - self.arrival, now - self._first, len(prompt.ids), share
             )
         return deltas
 
-    def abort(self, reason: str = "The request was aborted.") -> None:
+    def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
         """End the search; harmless when it is over."""
+        if self._timer is not None:
+            self._timer.cancel()
         if not self._over:
-            self.aborted = reason
+            self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             self._engine.abort(list(self._open))
 
     async def _step(self, going: Sequence[BeamSearch]) -> None:
@@ -118,7 +123,7 @@ class BeamGeneration:
             id=f"{self._name}-{number}-{self._steps}",
             prompt_token_ids=prompt + beam.tokens,
             params=SamplingParams(max_tokens=1, temperature=0.0, logprobs=asked, ignore_eos=True),
-            arrival=self._arrival,
+            arrival=self.arrival,
             priority=self.work.priority,
             cache_salt=self.work.cache_salt,
             session=self.work.session,
@@ -140,7 +145,7 @@ class BeamGeneration:
             raise EngineError(output.error or "The engine failed on this request.")
         if not self._first:
             self._first = time.monotonic()
-            self._metrics.first_token(self._first - self._arrival, output.queue_seconds)
+            self._metrics.first_token(self._first - self.arrival, output.queue_seconds)
         if self._steps <= len(self._searches):
             self._cached += output.cached_tokens
         if output.logprobs:

@@ -16,6 +16,7 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_BAD_WORDS = 1024
+MAX_TIMEOUT = 86_400.0
 
 
 class Body(BaseModel):
@@ -23,6 +24,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    # How the body comes.
+    MEDIA_TYPE: ClassVar[str] = "application/json"
     # field -> values that ask for nothing; see refuse_unsupported in validation.py
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
 
@@ -194,7 +197,7 @@ class SamplingFields(Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
-    max_time: Annotated[float, Field(gt=0, le=86400)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

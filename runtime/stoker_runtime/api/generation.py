@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Protocol
 
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.detokenizer import NOTHING, Detokenizer
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import DeadlineError, EngineError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
 
-OUT_OF_TIME = "max_time"
-"""The `stop_reason` of a choice whose time was up."""
 _serials = count()
 
 
@@ -47,7 +45,7 @@ class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
     `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
-    After `max_time` seconds the choices end with what they have.
+    `deadline`: seconds that it may take.
     """
 
     prompts: tuple[Prompt, ...]
@@ -62,13 +60,16 @@ class Work:
     priority: int = 0
     cache_salt: str = ""
     session: str = ""
-    max_time: float | None = None
     label: str = ""
+    deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop"."""
+    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop".
+
+    Not frozen, because one is made for every token and freezing triples its cost; nobody changes it.
+    """
 
     index: int
     text: str
@@ -116,7 +117,8 @@ class Answers(Protocol):
     """The answers to one client request while they come, however they are found."""
 
     work: Work
-    aborted: str | None
+    arrival: float
+    aborted: StokerError | None
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,9 +139,17 @@ class Answers(Protocol):
         """Wait for news; an empty list once there are none any more. Raises EngineError."""
         ...
 
-    def abort(self, reason: str = ...) -> None:
-        """End what still runs."""
+    def abort(self, reason: str | StokerError = ...) -> None:
+        """End what still runs. `aborted` is then what to tell the client."""
         ...
+
+
+def abort_after(seconds: float | None, abort: Callable[[StokerError], None]) -> asyncio.TimerHandle | None:
+    """Call `abort` with a DeadlineError once `seconds` are over; None where time does not matter."""
+    if seconds is None:
+        return None
+    error = DeadlineError(f"The request did not finish within its {seconds:g} seconds.", code="deadline_exceeded")
+    return asyncio.get_running_loop().call_later(seconds, abort, error)
 
 
 @dataclass(slots=True)
@@ -164,18 +174,15 @@ class Generation:
         """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
         self.arrival = time.monotonic()
         self.work = work
-        self.aborted: str | None = None
+        self.aborted: StokerError | None = None
         self._engine = engine
         self._metrics = metrics
         self._serial = next(_serials)
         self._choices = [self._choice(tokenizer, index) for index in range(len(work.prompts) * work.n)]
         self._by_id = {choice.request_id: choice for choice in self._choices}
         self._open = len(self._choices)
-        self._expired = False
         self._stream = engine.submit([self._request(choice) for choice in self._choices])
-        self._timer: asyncio.TimerHandle | None = None
-        if work.max_time is not None:
-            self._timer = asyncio.get_running_loop().call_later(work.max_time, self._expire)
+        self._timer = abort_after(work.deadline, self.abort)
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
@@ -239,20 +246,18 @@ class Generation:
                     deltas.append(self._take(choice, output, now))
         return deltas
 
-    def abort(self, reason: str = "The request was aborted.") -> None:
-        """End what still runs, and let `next` return an empty list. Harmless when nothing runs."""
+    def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
+        """End what still runs, and let `next` return an empty list. Harmless when nothing runs.
+
+        `aborted` is then what to tell the client: `reason`, where it is a text as UnavailableError.
+        """
         running = [choice for choice in self._choices if not choice.finished]
         if running:
-            self.aborted = reason
+            self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             self._engine.abort([choice.request_id for choice in running])
             now = time.monotonic()
             for choice in running:
                 self._close(choice, FinishReason.ABORT, now)
-
-    def _expire(self) -> None:
-        """The time is up: what still runs ends with what it has."""
-        self._expired = True
-        self._engine.abort([choice.request_id for choice in self._choices if not choice.finished])
 
     def _take(self, choice: Choice, output: TokenOutput, now: float) -> Delta:
         if output.finish is FinishReason.ERROR:
@@ -263,8 +268,6 @@ class Generation:
             choice.cached_tokens = output.cached_tokens
         finish = output.finish
         stop_reason: int | str | None = output.stop_token
-        if finish is FinishReason.ABORT and self._expired:
-            finish, stop_reason = FinishReason.LENGTH, OUT_OF_TIME
         text, used = self._read(choice, output)
         stopped_by = choice.detokenizer.stopped_by
         if stopped_by is not None:

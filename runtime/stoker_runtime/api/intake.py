@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from stoker_runtime.api.fields import Body, SamplingFields
+from stoker_runtime.api.fields import MAX_TIMEOUT, Body, SamplingFields
 from stoker_runtime.api.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.http import Request
+from stoker_runtime.api.pooling.bodies import PoolingFields
 from stoker_runtime.api.sampling import build_params, check_beams, spellings
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.validation import parse_body
@@ -21,11 +22,38 @@ from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
 
 B = TypeVar("B", bound=Body)
+TIMEOUT_HEADER = b"x-request-timeout"
 
 
 async def read_request(state: ServerState, request: Request, model: type[B]) -> B:
-    """The body of `request`. Raises RequestError, TooLargeError or ClientGone."""
-    return parse_body(await request.body(state.config.max_body_bytes), model)
+    """The body of `request`. Raises RequestError, TooLargeError or ClientGone.
+
+    Where the body names no id, its answer carries the request's. Of the times that the body, the header and the server
+    allow, the shortest holds.
+    """
+    body = parse_body(await request.body(state.config.max_body_bytes), model)
+    if isinstance(body, SamplingFields):
+        body.request_id = body.request_id or request.request_id
+    if isinstance(body, SamplingFields | PoolingFields):
+        limits = (body.timeout, timeout_header(request), state.config.request_timeout or None)
+        body.timeout = min((limit for limit in limits if limit is not None), default=None)
+    return body
+
+
+def timeout_header(request: Request) -> float | None:
+    """The seconds that the request may take, as its header says. Raises RequestError."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise RequestError(
+            f"The header {TIMEOUT_HEADER.decode()} must be a number of seconds, at most {MAX_TIMEOUT:g}."
+        )
+    return seconds
 
 
 def public_id(prefix: str, body: SamplingFields) -> str:
@@ -76,8 +104,8 @@ def make_work(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         session=body.session_id or "",
-        max_time=body.max_time,
         label=label,
+        deadline=body.timeout,
     )
 
 

@@ -149,7 +149,7 @@ def check_beams(body: SamplingFields, params: SamplingParams) -> None:
         raise RequestError(f"n must be at most {MAX_BEAMS} with use_beam_search; got {body.n}.", param="n")
     plain = SamplingParams()
     changed = [field for field in _NO_BEAMS if getattr(params, field) != getattr(plain, field)]
-    changed += [field for field in ("stop", "best_of", "max_time") if getattr(body, field)]
+    changed += [field for field in ("stop", "best_of") if getattr(body, field)]
     if changed:
         what = "structured output" if changed[0] == "constraint" else changed[0]
         raise RequestError(f"{what} is not supported together with use_beam_search.", param=name)

@@ -79,13 +79,13 @@ async def abort_on_disconnect(receive: Receive, generation: Answers) -> AsyncIte
 
 
 async def collect(receive: Receive, generation: Answers) -> list[Delta]:
-    """All deltas of a generation. Raises EngineError, or UnavailableError when it was aborted."""
+    """All deltas of a generation. Raises EngineError, or what it was aborted with."""
     deltas: list[Delta] = []
     async with abort_on_disconnect(receive, generation):
         while fresh := await generation.next():
             deltas += fresh
     if generation.aborted is not None:
-        raise UnavailableError(generation.aborted)
+        raise generation.aborted
     return deltas
 
 
@@ -108,7 +108,7 @@ class EventStream:
             async with abort_on_disconnect(request.receive, generation):
                 first = await generation.next()
                 if not first:
-                    raise UnavailableError(generation.aborted or "The request was aborted.")
+                    raise generation.aborted or UnavailableError("The request was aborted.")
                 await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
                 closing = await self._body(generation, first, send)
         await send(_part(closing + DONE, more=False))
@@ -122,7 +122,7 @@ class EventStream:
                     await send(_part(body))
                 deltas = await generation.next()
             if generation.aborted is not None:
-                raise UnavailableError(generation.aborted)
+                raise generation.aborted
             return layout.closing()
         except StokerError as error:
             return event(error_body(error))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch
 
@@ -109,6 +110,6 @@ class Executor(Protocol):
 class ExecutorFactory(Protocol):
     """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
 
-    def __call__(self, config: EngineConfig) -> Executor:
+    def __call__(self, config: EngineConfig) -> Executor | PoolingExecutor:
         """Load the model, make every allocation. Raises ConfigError, ModelError, KernelUnavailableError."""
         ...
