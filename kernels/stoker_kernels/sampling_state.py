@@ -69,8 +69,8 @@ class SlotSampling:
     """The sampling parameters of the sequence that takes `slot`.
 
     Temperature 0 is greedy; `top_k` ≤ 0, `top_p` 1 and `typical_p` 1 switch those filters off. `bias` is added to the
-    logits of its ids. `suppressed` ids are impossible while the position of the token that is run is below `suppress_until`
-    (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with penalties only.
+    logits of its ids. `suppressed` ids are impossible while the position of the token that is run is below
+    `suppress_until` (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with penalties only.
     """
 
     slot: int
