@@ -1,4 +1,4 @@
-"""FP8 checkpoints in every form that is read: the same numbers as dequantized weights, and errors that name the tensor."""
+"""FP8 checkpoints in every form that is read: the numbers of dequantized weights, and errors that name the tensor."""
 
 from __future__ import annotations
 
