@@ -17,6 +17,7 @@ import aiohttp
 from stoker_operator.snapshot import Progress
 
 _LARGEST_ANSWER = 1 << 20
+_LARGEST_PAGE = 4 << 20
 
 
 class PodClient:
@@ -54,13 +55,25 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
+    async def page(self, ip: str, port: int, path: str) -> str:
+        """A page of text, as /metrics is; "" when the pod does not give it."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.get(f"http://{url_host(ip)}:{port}{path}") as answer,
+            ):
+                text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
+                return text if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
+
     async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout) as session,
                 session.request(method, url, json=body) as answer,
             ):
-                raw = await answer.content.read(_LARGEST_ANSWER)
+                raw = await read_at_most(answer, _LARGEST_ANSWER)
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return 0, {"error": f"{type(error).__name__} {error}".strip()}
@@ -74,6 +87,16 @@ class PodClient:
 def _error_code(body: Mapping[str, Any]) -> str:
     error = body.get("error")
     return str(error.get("code", "")) if isinstance(error, dict) else ""
+
+
+async def read_at_most(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body, cut at `limit` bytes: a single `read` would stop at what has arrived so far."""
+    body = bytearray()
+    async for chunk in answer.content.iter_any():
+        body += chunk
+        if len(body) >= limit:
+            break
+    return bytes(body[:limit])
 
 
 def pod_address(pod: Mapping[str, Any], port_name: str) -> tuple[str, int] | None:

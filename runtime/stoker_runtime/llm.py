@@ -48,7 +48,8 @@ UNBOUNDED = 1 << 62
 class Output:
     """A finished generation. `token_ids` include the id that ended it; `text` does not.
 
-    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS.
+    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS; "max_model_len" where the
+    context was full before `max_tokens` were out.
     `prompt_logprobs[i]` is of prompt token i + 1.
     """
 
@@ -364,8 +365,11 @@ class _Record:
     def _finish(self) -> tuple[FinishReason, str | int | None]:
         if self._detokenizer.stopped_by is not None:
             return FinishReason.STOP, self._detokenizer.stopped_by
-        assert self._sequence.finish is not None, "the sequence goes on"
-        return self._sequence.finish, self._sequence.stop_token
+        sequence = self._sequence
+        assert sequence.finish is not None, "the sequence goes on"
+        if sequence.finish is FinishReason.LENGTH and len(self._token_ids) < sequence.params.max_tokens:
+            return sequence.finish, "max_model_len"
+        return sequence.finish, sequence.stop_token
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

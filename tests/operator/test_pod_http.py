@@ -83,3 +83,26 @@ async def test_a_pod_nobody_can_reach_is_an_answer_too() -> None:
 
 async def test_progress(port: int) -> None:
     assert await PodClient(0.5).progress("127.0.0.1", port) == Progress("download", 3, 10, 2)
+
+
+async def test_a_page_that_comes_in_pieces_is_read_to_its_end() -> None:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for number in range(3):
+            await answer.write(f"series_{number} 1\n".encode())
+            await asyncio.sleep(0.02)
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        port = runner.addresses[0][1]
+        assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == "series_0 1\nseries_1 1\nseries_2 1\n"
+        assert await PodClient(5.0).page("127.0.0.1", port, "/nothing") == ""
+    finally:
+        await runner.cleanup()
+    assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == ""

@@ -108,7 +108,7 @@ async def load(state: ServerState, _: Request) -> Response:
     stats = state.service.engine.stats() if state.service else None
     return json_response(
         {
-            "server_load": len(state.active),
+            "server_load": state.load,
             "running": stats.running if stats else 0,
             "waiting": stats.waiting if stats else 0,
             "ready": state.phase is Phase.READY,

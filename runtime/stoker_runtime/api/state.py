@@ -14,11 +14,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from stoker_runtime.api.batch.runner import BatchRunner
+from stoker_runtime.api.beam_generation import BeamGeneration
 from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Generation, Work
+from stoker_runtime.api.generation import Answers, Generation, Work
+from stoker_runtime.api.request_log import log_end, log_start
+from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
+from stoker_runtime.board import ACTIVE
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
@@ -74,11 +79,16 @@ class ServerState:
     service: Service | None = None
     active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
+    responses: ResponseStore = field(init=False)
+    batches: BatchRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.response_store_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may ask for; the first is the one that answers carry."""
-        return self.config.served_model_names or (self.config.engine.model,)
+        return self.config.model_names
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer carries. Raises NotFoundError for a model that is not served here."""
@@ -127,19 +137,43 @@ class ServerState:
             raise UnavailableError(f"The server is {self.phase}: {self.detail}.", code=f"server_{self.phase}")
         return self.service
 
+    @property
+    def load(self) -> int:
+        """Client requests under way in the whole server, whichever process has them."""
+        return int(self.metrics.board.total(ACTIVE))
+
     @contextmanager
-    def generate(self, service: Service, work: Work) -> Iterator[Generation]:
+    def generate(self, service: Service, work: Work) -> Iterator[Answers]:
         """A generation that is aborted if it is left before its end. Raises what Generation raises."""
+        kind = Generation if work.beams is None else BeamGeneration
         try:
-            generation = Generation(service.engine, service.tokenizer, self.metrics, work)
+            generation: Answers = kind(service.engine, service.tokenizer, self.metrics, work)
         except UnavailableError:
             raise
         except CapacityError:
             self.metrics.request_rejected()
             raise
-        self.active.add(generation)
+        if self.config.log_requests:
+            log_start(generation)
         try:
-            yield generation
+            with self.under_way(generation):
+                yield generation
+        except CapacityError as error:
+            if not isinstance(error, UnavailableError):
+                self.metrics.request_rejected()
+            raise
         finally:
-            self.active.discard(generation)
-            generation.abort()
+            if self.config.log_requests:
+                log_end(generation)
+
+    @contextmanager
+    def under_way(self, running: Running) -> Iterator[None]:
+        """Count `running` among what is under way, and abort it if it is left before its end."""
+        self.active.add(running)
+        self.metrics.board.cells[ACTIVE] = len(self.active)
+        try:
+            yield
+        finally:
+            self.active.discard(running)
+            self.metrics.board.cells[ACTIVE] = len(self.active)
+            running.abort()

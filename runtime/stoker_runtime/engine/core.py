@@ -49,6 +49,7 @@ from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
 from stoker_runtime.logging_setup import set_up
+from stoker_runtime.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
@@ -176,7 +177,8 @@ class EngineCore:
         """The client's process is gone: end what it asked for."""
         if self._clients.pop(client.identity, None) is None:
             return
-        log.warning("an API process went away with %d requests open; they are aborted", len(client.sequences))
+        level = logging.WARNING if client.sequences else logging.INFO
+        log.log(level, "an API process went away; its %d open requests are aborted", len(client.sequences))
         for sequence in client.sequences.values():
             self._loop.abort(sequence)
         client.sequences.clear()
@@ -319,14 +321,6 @@ def read_start(stream: BinaryIO) -> Start:
     if not isinstance(start, Start):
         raise TypeError(f"the engine process needs a Start on its standard input, not a {type(start).__name__}")
     return start
-
-
-def exit_with_parent(stream: BinaryIO) -> None:
-    """Block until the parent's end of the pipe closes, then end the process, whatever it is doing."""
-    # Not `stream.read`: a thread inside it would hold the stream's lock when the interpreter shuts down.
-    while os.read(stream.fileno(), 1):
-        pass
-    os._exit(1)
 
 
 def build_executor(config: EngineConfig) -> Executor | PoolingExecutor:

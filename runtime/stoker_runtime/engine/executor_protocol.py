@@ -50,7 +50,7 @@ class Launched(Protocol):
 
     @property
     def masks(self) -> MaskRows | None:
-        """For a batch with constrained slots, where their masks are to be written before `sample`; else None."""
+        """For a batch with masked slots, where their masks are to be written before `sample`; else None."""
         ...
 
     def sample(self) -> None:
@@ -89,7 +89,7 @@ class Executor(Protocol):
     def execute(self, batch: Batch) -> Launched:
         """Launch one step and return at once. Errors are raised as `Launched.result` describes.
 
-        A batch with slots whose parameters have a constraint is launched up to its logits: its tokens are chosen
+        A batch with slots whose parameters are `masked` is launched up to its logits: its tokens are chosen
         when `Launched.sample` is called, which is before the next `execute`.
         """
         ...

@@ -220,20 +220,23 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.arrival,
         request.priority,
         request.cache_salt,
-        None if constraint is None else (constraint.kind.value, constraint.text),
+        request.family,
+        request.session,
+        None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
         None if pooling is None else (pooling.dimensions, pooling.normalize, pooling.second_segment),
     )
 
 
 def _request_from_wire(values: list[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt, constraint, pooling = values
+    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling = values
     tokens = array("i")
     tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
-        known["constraint"] = Constraint(ConstraintKind(constraint[0]), constraint[1])
+        known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
     pooled = None if pooling is None else PoolingParams(*pooling)
-    return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt, pooled)
+    asked = SamplingParams(**known)
+    return Request(name, tuple(tokens), asked, arrival, priority, cache_salt, family, session, pooled)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:

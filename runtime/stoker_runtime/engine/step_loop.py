@@ -60,8 +60,8 @@ class StepLoop:
         if request.pooling is not None:
             raise RequestError("This model generates text; it does not embed or score.")
         sequence = self.scheduler.add(request, client=client, handle=handle)
-        if request.params.constraint is not None:
-            self._constraints.add(sequence, request.params.constraint)
+        if request.params.masked:
+            self._constraints.add(sequence)
         return sequence
 
     def abort(self, sequence: Sequence) -> bool:

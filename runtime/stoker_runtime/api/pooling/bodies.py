@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import Body, Prompt
+from stoker_runtime.api.fields import MAX_TIMEOUT, Body, Prompt
 
 Texts = str | list[str]
 
@@ -23,6 +23,7 @@ class PoolingFields(Body):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     user: str | None = None
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = None

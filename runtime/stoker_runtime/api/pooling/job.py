@@ -16,11 +16,12 @@ from itertools import count
 from typing import TypeVar
 
 from stoker_runtime.api.engine_client import EngineClient
+from stoker_runtime.api.generation import abort_after
 from stoker_runtime.api.http import Receive
 from stoker_runtime.api.pooling.bodies import PoolingFields
 from stoker_runtime.api.sampling import check_ids
 from stoker_runtime.api.state import ServerState, Service
-from stoker_runtime.errors import CapacityError, EngineError, RequestError, UnavailableError
+from stoker_runtime.errors import CapacityError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.tokenizer import Encoded
@@ -34,12 +35,16 @@ THREAD_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PoolingWork:
-    """What one client request asks of the engine. `label` is the request id that its log lines carry."""
+    """What one client request asks of the engine. `label` is the request id that its log lines carry.
+
+    `deadline`: seconds that it may take.
+    """
 
     texts: tuple[Encoded, ...]
     params: PoolingParams
     priority: int = 0
     label: str = ""
+    deadline: float | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -54,12 +59,13 @@ class PoolingJob:
         """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
         self.arrival = time.monotonic()
         self.work = work
-        self.aborted: str | None = None
+        self.aborted: StokerError | None = None
         self._engine = engine
         self._metrics = metrics
         serial = next(_serials)
         self._open = {f"{work.label}-{serial}-{at}": at for at in range(len(work.texts))}
         self._stream = engine.submit([self._request(name, at) for name, at in self._open.items()])
+        self._timer = abort_after(work.deadline, self.abort)
 
     def _request(self, name: str, at: int) -> Request:
         text, work = self.work.texts[at], self.work
@@ -76,7 +82,7 @@ class PoolingJob:
         """Every text's vector, fp32. A client that goes away ends the job.
 
         Raises EngineError when the engine failed on one of them, RequestError for what the engine refused,
-        UnavailableError when the job was aborted.
+        what it was aborted with otherwise.
         """
         found: list[bytes] = [b""] * len(self.work.texts)
         watch = asyncio.ensure_future(self._abort_on_disconnect(receive))
@@ -93,13 +99,15 @@ class PoolingJob:
         finally:
             watch.cancel()
         if self.aborted is not None:
-            raise UnavailableError(self.aborted)
+            raise self.aborted
         return found
 
-    def abort(self, reason: str = "The request was aborted.") -> None:
+    def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
         """End what still runs. Harmless when nothing runs."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._open:
-            self.aborted = reason
+            self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             # Their streams answer with ABORT, which is what lets `vectors` go on.
             self._engine.abort(list(self._open))
 
@@ -127,12 +135,8 @@ def open_job(state: ServerState, service: Service, work: PoolingWork) -> Iterato
     except CapacityError:
         state.metrics.request_rejected()
         raise
-    state.active.add(job)
-    try:
+    with state.under_way(job):
         yield job
-    finally:
-        state.active.discard(job)
-        job.abort()
 
 
 class TextEncoder:
@@ -205,4 +209,4 @@ def make_pooling_work(
     """The work that `body` asks for. Raises RequestError for a priority that the server does not know."""
     if body.priority and not service.limits.priorities:
         raise RequestError("priority needs a server that runs with --scheduling-policy priority.", param="priority")
-    return PoolingWork(tuple(texts), params, body.priority or 0, label)
+    return PoolingWork(tuple(texts), params, body.priority or 0, label, body.timeout)
