@@ -331,3 +331,13 @@ def test_what_is_not_understood_is_refused(config: dict[str, Any], message: str,
     write(tmp_path, dense, {"x": torch.ones(1)}, config)
     with pytest.raises(ModelError, match=message):
         build_spec(read_source(str(tmp_path)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_gpu_gives_the_logits_of_the_reference(name: str, make: Make, paged_model: Any) -> None:
+    path = str(make(name))
+    cpu = paged_model(path, quantization="fp8").step([(0, prompt())], all_logits=True)[0]
+    gpu = paged_model(path, quantization="fp8", dtype=torch.bfloat16, device=torch.device("cuda"))
+    logits = gpu.step([(0, prompt())], all_logits=True)[0].float().cpu()
+    assert torch.nn.functional.cosine_similarity(logits, cpu, dim=1).min() > 0.98
