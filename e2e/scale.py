@@ -2,7 +2,7 @@
 
 A real kube-apiserver with the real controllers and the real scheduler; kwok plays the nodes and the pods' kubelets, so
 that volumes are bound, prefetches end with a report and engines become ready. The pods' address is one of loopback, on
-which this script answers for every engine and every prefetch: the operator's completions and its polls are real requests.
+which this script answers for every engine and every prefetch: the operator's completions and polls are real requests.
 
     from nothing       N services are created; until each has answered a completion and is Ready
     after a restart    the operator starts anew; until it has looked at every service
@@ -159,17 +159,19 @@ def stages() -> str:
     )
     containers = (
         "containerStatuses:\n{{ range .spec.containers }}\n"
-        "- {name: {{ .name | Quote }}, image: {{ .image | Quote }}, ready: READY, restartCount: 0, state: STATE}\n{{ end }}\n"
+        "- {name: {{ .name | Quote }}, image: {{ .image | Quote }}, ready: READY, restartCount: 0, state: STATE}\n"
+        "{{ end }}\n"
     )
     running = containers.replace("READY", "true").replace("STATE", "{running: {startedAt: {{ $now | Quote }}}}")
-    ended = f"{{terminated: {{exitCode: 0, finishedAt: {{{{ $now | Quote }}}}, message: {json.dumps(json.dumps(REPORT))}}}}}"
+    report = json.dumps(json.dumps(REPORT))
+    ended = f"{{terminated: {{exitCode: 0, finishedAt: {{{{ $now | Quote }}}}, message: {report}}}}}"
     address = f"podIP: {POD_ADDRESS}\npodIPs: [{{ip: {POD_ADDRESS}}}]\n"
     documents = [
         _stage(
             "node",
             "Node",
             [{"key": ".status.phase", "operator": "NotIn", "values": ["Running"]}],
-            f'{now}\nphase: Running\nconditions:\n- {{type: Ready, status: "True", reason: KubeletReady, message: ready, '
+            f'{now}\nphase: Running\nconditions:\n- {{type: Ready, status: "True", reason: KubeletReady, message: "", '
             "lastHeartbeatTime: {{ $now | Quote }}, lastTransitionTime: {{ $now | Quote }}}\n",
         ),
         _stage(
@@ -194,11 +196,13 @@ def stages() -> str:
     return "\n---\n".join(json.dumps(item) for item in documents)
 
 
-def _alive() -> dict[str, str]:
+def _alive() -> dict[str, object]:
     return {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
 
 
-def _stage(name: str, kind: str, expressions: list[dict[str, object]], status: str, delay: int = 0) -> dict[str, object]:
+def _stage(
+    name: str, kind: str, expressions: list[dict[str, object]], status: str, delay: int = 0
+) -> dict[str, object]:
     spec: dict[str, object] = {
         "resourceRef": {"apiGroup": "v1", "kind": kind},
         "selector": {"matchExpressions": expressions},
@@ -374,7 +378,9 @@ def main() -> int:
     """Start a control plane, measure, stop it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--services", type=int, default=200, help="how many InferenceServices (default: %(default)s)")
-    parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for one phase (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=1800, metavar="SECONDS", help="for one phase (default: %(default)s)"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep state and logs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -385,13 +391,13 @@ def main() -> int:
             kubectl = str(ensure(["kubectl"])["kubectl"])
             environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}
 
-            def run(*arguments: str) -> str:
+            def run(*arguments: str, check: bool = True) -> bool:
                 command = [kubectl, *arguments]
-                return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+                return subprocess.run(command, env=environment, check=check, capture_output=True).returncode == 0
 
             run("apply", "-f", str(ROOT / "crds" / "stoker.dev_inferenceservices.yaml"))
-            established = 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
-            while run("get", "crd", "inferenceservices.stoker.dev", "-o", established) != "True":
+            # `kubectl wait` fails at once while an object has no conditions at all.
+            while not run("wait", "--for=condition=Established", "crd/inferenceservices.stoker.dev", check=False):
                 time.sleep(0.1)
             for number in range(NAMESPACES):
                 run("create", "namespace", f"scale-{number}")
