@@ -22,6 +22,7 @@ from stoker_runtime.config import (
     LOG_LEVELS,
     POLICIES,
     QUANTIZATIONS,
+    RUNNERS,
     EngineConfig,
     ServerConfig,
 )
@@ -137,6 +138,14 @@ class Flag:
         return self.convert is switch
 
 
+_RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}
+
+
+def runner(value: str) -> str:
+    """auto, generate or pooling; the older names of tasks that pool mean pooling."""
+    return choice(RUNNERS)(_RUNNERS.get(value, value))
+
+
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
 
 FLAGS: tuple[Flag, ...] = (
@@ -190,6 +199,24 @@ FLAGS: tuple[Flag, ...] = (
         "NAME",
     ),
     Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
+    Flag(
+        "runner",
+        "runner",
+        runner,
+        MODEL,
+        "generate, or pooling: embed and score; auto: by the model's files",
+        "|".join(RUNNERS),
+        aliases=("task",),
+    ),
+    Flag(
+        "pooler-config",
+        "pooler_config",
+        text,
+        MODEL,
+        'how to pool, as {"pooling_type": "MEAN", "normalize": true}',
+        "JSON",
+        aliases=("override-pooler-config",),
+    ),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(
         "gpu-memory-utilization",
@@ -258,6 +285,17 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("request-timeout", "request_timeout", number(0.0), SERVER, "longest time of a request; 0: none", "SECONDS"),
     Flag("max-body-bytes", "max_body_bytes", integer(1), SERVER, "largest request body; 32M is 32 MiB", "BYTES"),
+    Flag(
+        "response-store-bytes",
+        "response_store_bytes",
+        integer(0),
+        SERVER,
+        "memory for stored answers of /v1/responses; 0: none",
+        "BYTES",
+    ),
+    Flag("batch-dir", "batch_dir", text, SERVER, "folder for /v1/files and /v1/batches; none: they are off", "FOLDER"),
+    Flag("batch-concurrency", "batch_concurrency", integer(1), SERVER, "lines of batches that run at a time", "N"),
+    Flag("max-file-bytes", "max_file_bytes", integer(1), SERVER, "largest file for /v1/files", "BYTES"),
     Flag("drain-seconds", "drain_seconds", number(0.0), SERVER, "time for running streams after SIGTERM", "SECONDS"),
     Flag(
         "access-log",

@@ -22,6 +22,8 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import uvicorn
@@ -36,10 +38,12 @@ from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import EngineError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.pooling import PoolingSpec, read_pooling
 from stoker_runtime.parent import FORCED_EXIT
 from stoker_runtime.port import BACKLOG, address, open_port
 from stoker_runtime.process_clock import process_age
-from stoker_runtime.request import FinishReason, Request, SamplingParams
+from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.tls import keep_fresh, tls_context
 from stoker_runtime.tokenizer import Tokenizer
 
@@ -62,6 +66,11 @@ class ReadySizes(Protocol):
     @property
     def num_pages(self) -> int:
         """KV pages."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
         ...
 
     @property
@@ -217,18 +226,37 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        dialect = service.dialect
-        log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
+        if self.state.batches is not None:
+            self.state.batches.start()
+        if service.pooling is None:
+            dialect = service.dialect
+            log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
-        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
+        limits = Limits(
+            engine.max_model_len,
+            engine.vocab_size,
+            self.config.engine.scheduling_policy == "priority",
+            engine.ready.eos_token_ids,
+        )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
-        return Service(engine, text_side.tokenizer, text_side.template, limits, text_side.defaults, text_side.dialect)
+        return Service(
+            engine,
+            text_side.tokenizer,
+            text_side.template,
+            limits,
+            text_side.defaults,
+            text_side.dialect,
+            pooling=text_side.pooling,
+        )
 
     async def _drain(self) -> None:
         state, patience = self.state, self.config.drain_seconds
         state.phase, state.detail = Phase.DRAINING, "it is shutting down"
+        if state.batches is not None:
+            # Their lines run again at the next start, so nobody need wait for them.
+            await state.batches.stop()
         if state.load:
             log.info("draining: %d requests are running, they have %.0f s", state.load, patience)
         if not await _empty(state, patience):
@@ -255,6 +283,7 @@ class TextSide(NamedTuple):
     template: ChatTemplate
     defaults: SamplingDefaults
     dialect: Dialect
+    pooling: PoolingSpec | None
 
 
 def load_text_side(config: ServerConfig) -> TextSide:
@@ -265,18 +294,33 @@ def load_text_side(config: ServerConfig) -> TextSide:
         config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
     )
     defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
-    return TextSide(tokenizer, template, defaults, choose_dialect(config, template))
+    return TextSide(tokenizer, template, defaults, choose_dialect(config, template), find_pooling(config.engine))
+
+
+def find_pooling(config: EngineConfig) -> PoolingSpec | None:
+    """How the model pools; None where it generates. Raises ModelError or ConfigError."""
+    # Only a folder's files can say by themselves that a model pools.
+    if config.runner != "pooling" and not (Path(config.model) / "config.json").is_file():
+        return None
+    return read_pooling(read_source(config.model), config)
 
 
 async def warm_up(service: Service) -> None:
-    """Let one short completion through the engine. Raises EngineError when it does not come out."""
+    """Let one short completion, or text to pool, through the engine. Raises EngineError when it does not come out."""
     prompt = tuple(at % service.limits.vocab_size for at in range(4))
-    tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
-    params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
-    stream = service.engine.submit([Request("warm-up", prompt, params, time.monotonic())])
+    request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
+    if service.pooling is None:
+        tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
+        params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
+        request = replace(request, params=params)
+    else:
+        prompt = prompt[: service.limits.max_model_len]
+        params, good = SamplingParams(max_tokens=0), FinishReason.STOP
+        request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
+    stream = service.engine.submit([request])
     while True:
         for output in await stream.next():
-            if output.finish is FinishReason.LENGTH:
+            if output.finish is good:
                 return
             if output.finish is not None:
                 raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")

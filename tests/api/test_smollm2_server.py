@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from api_server import CLIENT
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from server_process import ServerProcess
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -35,6 +38,49 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as found:
         yield found
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK: Any = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "tools": [WEATHER],
+    "temperature": 0,
+    "max_tokens": 120,
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"),
+    [("required", "tool_calls"), ({"type": "function", "function": {"name": "get_weather"}}, "stop")],
+    ids=["required", "named"],
+)
+def test_forced_calls(client: openai.OpenAI, choice: Any, finish: str) -> None:
+    whole = client.chat.completions.create(**ASK, tool_choice=choice, n=2, parallel_tool_calls=False)
+    with client.chat.completions.stream(**ASK, tool_choice=choice, parallel_tool_calls=False) as events:
+        events.until_done()
+        streamed = events.get_final_completion().choices[0]
+    for each in (*whole.choices, streamed):
+        assert each.finish_reason == finish
+        assert each.message.tool_calls is not None
+        call = each.message.tool_calls[0]
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert call.function.name == "get_weather"
+        found = json.loads(call.function.arguments)
+        assert "Paris" in found["city"]
+        assert found["unit"] in ("celsius", "fahrenheit")
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:

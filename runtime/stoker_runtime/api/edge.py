@@ -7,10 +7,11 @@ Knows nothing of models or engines.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from stoker_runtime.api.http import Response, json_response
-from stoker_runtime.errors import AuthenticationError, CapacityError, DeadlineError, StokerError
+from stoker_runtime.errors import AuthenticationError, CapacityError, DeadlineError, StokerError, UnsupportedError
 
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID = 128
@@ -21,11 +22,13 @@ def error_body(error: StokerError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: StokerError) -> Response:
-    """The response to an error, with Retry-After where waiting helps."""
-    response = json_response(error_body(error), error.status)
+def error_response(error: StokerError, body: Callable[[StokerError], dict[str, Any]] = error_body) -> Response:
+    """The response to an error, in the shape that `body` gives it, with Retry-After where waiting helps."""
+    response = json_response(body(error), error.status)
     if isinstance(error, CapacityError):
         response.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    elif isinstance(error, UnsupportedError):
+        response.headers.append((b"x-should-retry", b"false"))
     elif isinstance(error, AuthenticationError):
         response.headers.append((b"www-authenticate", b"Bearer"))
     elif isinstance(error, DeadlineError):

@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import fields
 
-from stoker_runtime.api.generation import Generation
+from stoker_runtime.api.generation import Answers
 from stoker_runtime.request import SamplingParams
 
 log = logging.getLogger("stoker.requests")
@@ -19,7 +19,7 @@ _DEFAULTS = SamplingParams()
 _COUNTED = frozenset({"logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words"})
 
 
-def log_start(generation: Generation) -> None:
+def log_start(generation: Answers) -> None:
     """A request was submitted."""
     work = generation.work
     lengths = "+".join(str(len(prompt.ids)) for prompt in work.prompts)
@@ -32,7 +32,7 @@ def log_start(generation: Generation) -> None:
     )
 
 
-def log_end(generation: Generation) -> None:
+def log_end(generation: Answers) -> None:
     """A request ended, however it did."""
     log.info(
         "finished: %d prompt tokens (%d cached), %d generated, %s, %.3f s",

@@ -91,7 +91,7 @@ async def health(state: ServerState, _: Request) -> Response:
 async def ready(state: ServerState, _: Request) -> Response:
     """GET /ready: whether to send requests here."""
     try:
-        state.require_service().engine.check_health()
+        state.require_ready().engine.check_health()
     except StokerError as error:
         return error_response(error)
     return json_response({"status": "ready"})

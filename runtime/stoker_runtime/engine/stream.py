@@ -29,6 +29,7 @@ class Part:
         "stop_token",
         "stream",
         "tokens",
+        "vector",
     )
 
     def __init__(self, stream: TokenStream, request_id: str) -> None:
@@ -43,6 +44,7 @@ class Part:
         self.stop_token: int | None = None
         self.error: str | None = None
         self.complete = False
+        self.vector: bytes | None = None
 
     def take(self) -> TokenOutput:
         """The news as one output; the buffer is empty then."""
@@ -57,7 +59,7 @@ class Part:
             output.queue_seconds, self.queue_seconds = self.queue_seconds, None
         if self.finish is not None:
             output.finish, output.stop_token = self.finish, self.stop_token
-            output.error, output.complete = self.error, self.complete
+            output.error, output.complete, output.vector = self.error, self.complete, self.vector
         return output
 
 
