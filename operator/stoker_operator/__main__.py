@@ -30,6 +30,7 @@ from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.pod_http import PodClient
 from stoker_operator.queue import WorkQueue
 from stoker_operator.reconcile import Reconciler
+from stoker_operator.retention import sweep
 from stoker_operator.settings import Settings, SettingsError, from_arguments
 
 log = logging.getLogger("stoker.operator")
@@ -70,11 +71,12 @@ async def serve_health(settings: Settings, health: Health) -> web.AppRunner:
 
 async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None:
     """Enqueue every service now and then, spread over the interval: what a frozen watch missed is found
-    here.
+    here. Volumes whose time is over are ended at the same pace.
     """
     while True:
         try:
             for namespace in settings.namespaces or ("",):
+                await sweep(cluster, namespace)
                 services = await cluster.list_all(kinds.INFERENCE_SERVICE, namespace)
                 for index, item in enumerate(services):
                     key = (item["metadata"]["namespace"], item["metadata"]["name"])

@@ -80,7 +80,7 @@ BY_NAME = {
     kind.kind: kind
     for kind in (
         SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET, AUTOSCALER,
-        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, *OPTIONAL,
+        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, CONFIG_MAP, *OPTIONAL,
     )
 }  # fmt: skip
 
@@ -163,11 +163,13 @@ class Cluster:
         found: list[Object] = answer["items"]
         return found
 
-    async def apply(self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "") -> Object:
+    async def apply(
+        self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
         """Server-side apply as our field manager; fields that we set are ours, others' fields stay."""
         meta = manifest["metadata"]
         path = kind.path(meta["namespace"], meta["name"], subresource)
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        query = [("fieldManager", manager), ("force", "true")]
         return await self._request("PATCH", kind, path, dict(manifest), query, "application/apply-patch+yaml")
 
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> Object:

@@ -14,6 +14,7 @@ from typing import Any
 import kopf
 
 from stoker_operator import cluster as kinds
+from stoker_operator.manifests.cache import USER_PREFIX
 from stoker_operator.manifests.identity import INSTANCE, MANAGED_BY
 from stoker_operator.queue import Key
 from stoker_operator.spec import GROUP, KIND, PLURAL, VERSION
@@ -77,9 +78,10 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
 
 
 def owners(namespace: str, meta: Any) -> set[Key]:
-    """The services that a child belongs to: by its owner references, and by its label where it has another
-    owner.
+    """The services that a child belongs to: by its owner references, by its label where it has another owner, and by
+    the users that a cache volume names.
     """
-    names = {item["name"] for item in meta.get("ownerReferences") or () if item["kind"] == KIND}
+    names = {key.removeprefix(USER_PREFIX) for key in meta.get("annotations") or {} if key.startswith(USER_PREFIX)}
+    names |= {item["name"] for item in meta.get("ownerReferences") or () if item["kind"] == KIND}
     instance = (meta.get("labels") or {}).get(INSTANCE)
     return {(namespace, name) for name in names | ({instance} if instance else set())}

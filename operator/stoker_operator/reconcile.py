@@ -19,7 +19,7 @@ from stoker_operator import metrics, status
 from stoker_operator.actions import Finding
 from stoker_operator.apply import carry_out, write_status
 from stoker_operator.cluster import Cluster
-from stoker_operator.observe import observe, spare_gpu
+from stoker_operator.observe import load, observe, spare_gpu
 from stoker_operator.plan import make_plan
 from stoker_operator.pod_http import PodClient
 from stoker_operator.settings import Settings
@@ -60,6 +60,9 @@ class Reconciler:
         observed = await observe(self.cluster, self.pods, service)
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
+        if plan.asks_load:
+            observed = replace(observed, load=await load(self.pods, observed))
+            plan = make_plan(service, observed, self.settings, now)
         if plan.asks_capacity and not self.settings.namespaces:  # else nodes are none of our business
             observed = replace(observed, spare_gpu=await spare_gpu(self.cluster, service))
             plan = make_plan(service, observed, self.settings, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -57,6 +58,17 @@ def test_every_sampling_parameter(llm: LLM) -> None:
             jsonschema.validate(json.loads(output.text), SCHEMA)
     assert sum(output.finish is FinishReason.STOP for output in outputs) >= len(ways) // 2
     assert len(outputs[6].logprobs) == len(outputs[6].token_ids)
+
+
+def test_length_is_said_only_where_the_length_is_reached(llm: LLM) -> None:
+    endless = Constraint(ConstraintKind.REGEX, "[a-z]*")
+    asked = SamplingParams(max_tokens=300, constraint=endless, ignore_eos=True, temperature=0.0)
+    [whole] = llm.generate("x", replace(asked, max_tokens=100))
+    assert (whole.finish, len(whole.token_ids), whole.stop_reason) == (FinishReason.LENGTH, 100, None)
+    # A context of 256 tokens leaves 129 behind a prompt of 127, and the answer says that this was why.
+    [cut] = llm.generate([[7] * 127], asked)
+    assert (cut.finish, len(cut.token_ids)) == (FinishReason.LENGTH, 129)
+    assert cut.stop_reason == "max_model_len"
 
 
 def test_a_seed_gives_the_same_alone_and_in_company(llm: LLM) -> None:

@@ -44,6 +44,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   resources: [serviceaccounts, services]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
+  resources: [configmaps]   # dashboards, where the Prometheus operator is installed
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]

@@ -109,7 +109,7 @@ def _base(config: Mapping[str, Any]) -> ModelSpec:
         windows=(0,) * layers,
         max_position=max_position(config, rope),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        dtype=_dtype(config),
+        dtype=read_dtype(config),
     )
 
 
@@ -202,7 +202,8 @@ def _checked(name: str, spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
+def read_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that config.json names for the weights. Raises ModelError for one that is not known."""
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelError(f"dtype {dtype!r} is not supported; it must be float32, bfloat16 or float16.", param="dtype")

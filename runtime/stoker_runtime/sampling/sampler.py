@@ -3,12 +3,13 @@
 Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`, `MASKED`) depends on the parameters of its slots
 alone, never on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no
 upload as long as the row that the device holds for it is plainly greedy too.
-A batch with constrained slots is `MASKED`: it needs the masks of its rows in `masks`, and nothing else is new in it.
+A batch with masked slots is `MASKED`: it needs the masks of its rows in `masks`, and nothing else is new in it.
 Knows nothing of text, of grammars or of stop conditions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ class Sampler:
             slot, params = assign.slot, assign.params
             update = slot_sampling(assign)
             need = ADJUST if update.adjusted else GREEDY if params.temperature == 0.0 else SAMPLE
-            if params.constraint is not None:
+            if params.masked:
                 need = MASKED
             self._needs[slot] = MODES.index(need)
             if need != GREEDY or self._set[slot]:
@@ -100,11 +101,12 @@ class Sampler:
 def slot_sampling(assign: SlotAssign) -> SlotSampling:
     """What the device has to know of a sequence's parameters.
 
-    Until `min_tokens` are out, the ids that would end the sequence are impossible. Under a constraint that is for the
-    mask to say, which knows when nothing else is left.
+    Until `min_tokens` are out, the ids that would end the sequence are impossible, and so are bad tokens at any time.
+    Under a mask that is for the mask to say, which knows when nothing else is left.
     """
     params = assign.params
-    suppressed = assign.stop_token_ids if params.constraint is None else ()
+    suppressed = () if params.masked else assign.stop_token_ids
+    bad = () if params.masked else tuple((token, -math.inf) for token in params.bad_tokens)
     first_free = assign.prompt_length + params.min_tokens - 1 if params.min_tokens else 0
     return SlotSampling(
         slot=assign.slot,
@@ -116,7 +118,7 @@ def slot_sampling(assign: SlotAssign) -> SlotSampling:
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         seed=assign.seed,
-        bias=params.logit_bias,
+        bias=params.logit_bias + bad,
         suppressed=suppressed,
         suppress_until=first_free,
         prompt=assign.history[: assign.prompt_length],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,9 +27,11 @@ from stoker_runtime.weights.layout import DecoderWeights, WeightArena
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 from stoker_runtime.weights.safetensors_index import read_checkpoint_index
+from stoker_runtime.weights.tensor_entry import TensorEntry
 
 # Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.
 PENDING_BYTES = 1024**3
+BASE = "model."
 
 
 def load_weights(
@@ -67,7 +70,7 @@ def _settled(arena: WeightArena) -> DecoderWeights:
 def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> dict[str, tuple[Route, ...]]:
     if kind is SourceKind.GGUF:
         return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF)
-    routes = route(spec, read_checkpoint_index(path), Vocabulary.HF)
+    routes = route(spec, with_base(read_checkpoint_index(path)), Vocabulary.HF)
     for pieces in routes.values():
         for piece in pieces:
             if piece.entry.encoding not in PLAIN_DTYPES:
@@ -76,6 +79,14 @@ def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> dict[str, tuple[Ro
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
     return routes
+
+
+def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Tensors by the names of a whole model: one saved without its head leaves out their first part, `model.`."""
+    if any(name.startswith(BASE) for name in entries):
+        return entries
+    whole = (name if name.startswith("lm_head.") else f"{BASE}{name}" for name in entries)
+    return {name: replace(entry, name=name) for name, entry in zip(whole, entries.values(), strict=True)}
 
 
 def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyLanes) -> None:
