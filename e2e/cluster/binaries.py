@@ -65,6 +65,7 @@ BINARIES: dict[str, Binary] = {
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns"),
     "pause": Binary("pause", "."),
+    "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 
 Say = Callable[[str], None]
