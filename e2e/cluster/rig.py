@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A Kubernetes control plane on this machine, by hand.
+"""A Kubernetes cluster on this machine, by hand.
 
-    python e2e/cluster/rig.py build [NAME…]      # default: what the tests need
-    python e2e/cluster/rig.py up                 # etcd, kube-apiserver and controllers, until Ctrl-C
-
-Knows nothing of nodes: objects are stored and controllers act on them, no pod runs.
+python e2e/cluster/rig.py build [NAME…]      # default: what `make test` needs
+python e2e/cluster/rig.py up                 # etcd, kube-apiserver and controllers, until Ctrl-C; no pod runs
+python e2e/cluster/rig.py up --node          # a whole cluster with one node and real pods, until Ctrl-C (root)
+python e2e/cluster/rig.py down               # end a node whose own process is gone
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from e2e.cluster import apiserver
 from e2e.cluster.binaries import BINARIES, BuildError, ensure
+from e2e.cluster.debian import MissingCommand
+from e2e.cluster.node import BINARIES as FOR_NODE
+from e2e.cluster.node import Node
+from e2e.cluster.processes import StartError
 
 # What `make test` uses: the API server for the operator, helm and kubectl for the chart.
 FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
@@ -25,22 +29,50 @@ FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "he
 
 def build(options: argparse.Namespace) -> int:
     """Build binaries and print where they are."""
-    for name, path in ensure(options.names or FOR_TESTS).items():
+    names = options.names or ([*FOR_NODE, "helm", "kubeconform"] if options.node else FOR_TESTS)
+    for name, path in ensure(names).items():
         print(f"{name}: {path}")
     return 0
 
 
 def up(options: argparse.Namespace) -> int:
-    """Run a control plane in the foreground."""
-    running = apiserver.start(options.folder, controllers=["*"])
-    print(f"export KUBECONFIG={running.kubeconfig}\nCtrl-C ends it.", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Run a cluster in the foreground."""
+    # Also where the shell started this in the background, with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
-        signal.pause()
+        return _run_node() if options.node else _run_control_plane(options.folder)
     except KeyboardInterrupt:
         return 0
+
+
+def _run_control_plane(folder: Path) -> int:
+    running = apiserver.start(folder, controllers=["*"])
+    try:
+        _stay(running.kubeconfig)
     finally:
         running.stop()
+    return 0
+
+
+def _run_node() -> int:
+    node = Node()
+    kubeconfig = node.up()
+    try:
+        _stay(kubeconfig)
+    finally:
+        node.down()
+    return 0
+
+
+def _stay(kubeconfig: Path) -> None:
+    print(f"export KUBECONFIG={kubeconfig}\nCtrl-C ends it.", flush=True)
+    signal.pause()
+
+
+def down(options: argparse.Namespace) -> int:
+    """End a node that is up."""
+    Node().down()
     return 0
 
 
@@ -50,14 +82,18 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("build", help="build Kubernetes' binaries with Go")
     command.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BINARIES)}")
+    command.add_argument("--node", action="store_true", help="all that a node and the scenarios need")
     command.set_defaults(run=build)
-    command = commands.add_parser("up", help="run a control plane until Ctrl-C")
-    command.add_argument("--folder", type=Path, default=Path(__file__).parent / "run")
+    command = commands.add_parser("up", help="run a cluster until Ctrl-C")
+    command.add_argument("--folder", type=Path, default=Path(__file__).parent / "run" / "control-plane")
+    command.add_argument("--node", action="store_true", help="with a node, on which pods run; needs root")
     command.set_defaults(run=up)
+    command = commands.add_parser("down", help="end a node whose own process is gone")
+    command.set_defaults(run=down)
     options = parser.parse_args()
     try:
         return int(options.run(options))
-    except (BuildError, apiserver.StartError) as error:
+    except (BuildError, MissingCommand, StartError) as error:
         print(f"rig: {error}", file=sys.stderr)
         return 1
 

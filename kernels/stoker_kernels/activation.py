@@ -1,4 +1,4 @@
-"""Gated activations: `act(gate) * up` of a merged gate-up projection, gate first.
+"""Activations: gated, `act(gate) * up` of a merged gate-up projection with the gate first, and plain.
 
 Invariants: fp32 arithmetic, one rounding to the result's dtype.
 Knows nothing of the projection that made its input.
@@ -17,6 +17,9 @@ _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 for _op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
     register(_op, "triton", f"stoker_kernels.activation_triton:{_op}", triton_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+for _op in ("silu", "gelu", "gelu_tanh", "relu"):
+    register(_op, "triton", f"stoker_kernels.activation_triton:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.reference_encoder:{_op}", reference_supports)
 register(
     "silu_and_mul_quant",
     "triton",
@@ -47,4 +50,28 @@ def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def silu_and_mul_quant(x: Tensor) -> Quantized:
     """`silu_and_mul` of `[T,2F]`, then fp8 e4m3 `[T,F]` with one scale a token `[T,1]`: amax / 448."""
     y: Quantized = select("silu_and_mul_quant", x.device, x.dtype)(x)
+    return y
+
+
+def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → `x · sigmoid(x)` `[T,F]`. `out` may be `x`."""
+    y: Tensor = select("silu", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → the exact gelu, with erf, `[T,F]`. `out` may be `x`."""
+    y: Tensor = select("gelu", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def gelu_tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → gelu's tanh form `[T,F]`. `out` may be `x`."""
+    y: Tensor = select("gelu_tanh", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → `max(x, 0)` `[T,F]`. `out` may be `x`."""
+    y: Tensor = select("relu", x.device, x.dtype)(x, out=out)
     return y

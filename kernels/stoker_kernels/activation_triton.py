@@ -1,4 +1,4 @@
-"""Gated activations in Triton: `act(gate) * up`, and the same with FP8 quantization.
+"""Activations in Triton: `act(gate) * up`, the same with FP8 quantization, and `act(x)`.
 
 Invariants: fp32 arithmetic with one rounding; rows may be strided, columns are contiguous. The quantizing kernel
 holds a row in registers, because its scale is known only after the whole row.
@@ -20,7 +20,7 @@ from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
 from stoker_kernels.triton_kernel import kernel
 
-SILU, GELU, GELU_TANH = 0, 1, 2
+SILU, GELU, GELU_TANH, RELU = 0, 1, 2, 3
 MAX_QUANT_COLUMNS = 65536
 _BLOCK = 1024
 
@@ -31,9 +31,11 @@ def _activate(gate, KIND: tl.constexpr):
         result = gate * tl.sigmoid(gate)
     elif KIND == 1:
         result = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
+    elif KIND == 2:
         # 0.5 * (1 + tanh(u)) is sigmoid(2u), which has no overflow.
         result = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        result = tl.maximum(gate, 0.0)
     return result
 
 
@@ -48,6 +50,17 @@ def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl
     up = tl.load(x + row * x_stride + columns + column, mask=inside, other=0.0).to(tl.float32)
     result = _activate(gate, KIND) * up
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def _act_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + column, _activate(value, KIND).to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -115,6 +128,38 @@ def silu_and_mul_quant(x: Tensor) -> Quantized:
     return Quantized(data, scales)
 
 
+def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.silu` on CUDA."""
+    return _launch_plain(x, out, SILU)
+
+
+def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.gelu` on CUDA."""
+    return _launch_plain(x, out, GELU)
+
+
+def gelu_tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.gelu_tanh` on CUDA."""
+    return _launch_plain(x, out, GELU_TANH)
+
+
+def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.relu` on CUDA."""
+    return _launch_plain(x, out, RELU)
+
+
+def _launch_plain(x: Tensor, out: Tensor | None, kind: int) -> Tensor:
+    rows, columns = x.shape
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
+    if x.stride(1) != 1 or not out.is_contiguous():
+        raise ValueError("activations take rows of contiguous values, and a contiguous out")
+    if rows:
+        _act_kernel[(rows, triton.cdiv(columns, _BLOCK))](
+            x, out, columns, x.stride(0), KIND=kind, BLOCK=_BLOCK, **launch_options(x.device)
+        )
+    return out
+
+
 def _launch(x: Tensor, out: Tensor | None, kind: int) -> Tensor:
     rows, columns = _shape(x)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
@@ -147,6 +192,13 @@ def _register() -> None:
                 integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
                 [{"KIND": kind, "BLOCK": _BLOCK}],
                 compact=dtype == BF16,
+            )
+        for kind in (SILU, GELU, GELU_TANH, RELU):
+            register_aot(
+                _act_kernel,
+                integers | {"x": f"*{dtype}", "out": f"*{dtype}"},
+                [{"KIND": kind, "BLOCK": _BLOCK}],
+                compact=dtype == FP16 and kind == GELU,
             )
         for block in (2048, 4096, 8192, 16384, 32768):
             register_aot(

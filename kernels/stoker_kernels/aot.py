@@ -31,14 +31,17 @@ from stoker_kernels.pdl import PDL_MIN_SM
 KERNEL_MODULES = (
     "activation_triton",
     "attention_aot",
+    "bidirectional_triton",
     "embedding_triton",
     "gemm_fp8_triton",
+    "layer_norm_triton",
     "logprobs_triton",
     "norm_triton",
     "quant_triton",
     "ragged_triton",
     "rope_triton",
     "sampling_triton",
+    "typical_triton",
     "slots_triton",
 )
 

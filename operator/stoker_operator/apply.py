@@ -27,6 +27,7 @@ STAGES = frozenset(
         "CreatingVolume",
         "Fetching",
         "RollingOut",
+        "WaitingForIdle",
         "AwaitingAnswer",
         "Suspended",
         "ScaledToZero",

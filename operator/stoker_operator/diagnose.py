@@ -142,6 +142,8 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         advice = "Check placement.nodeSelector, resources.gpuProducts and the node of the cache volume"
     elif "taint" in text:
         what, advice = "every node that would do has a taint", "Add placement.tolerations"
+    elif "scheduling gates" in text:
+        what, advice = "its queue has not admitted it", "See placement.queueName and the queue's quota"
     else:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
     return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({_short(text)})", False)

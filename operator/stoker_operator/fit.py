@@ -7,14 +7,18 @@ Knows nothing of how the engine lays out memory beyond its sum: weights + KV of 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_operator.spec import FetchedModel, InferenceService
 
 GIB = 2**30
 WORKSPACE_GIB = 2.0
 USABLE = 0.9
-KV_BYTES = 2
+_KV_BYTES = {"Auto": 2, "BF16": 2, "FP16": 2, "FP8": 1}
+_ADVICE = (
+    "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take 8-bit types (model.quantization, "
+    "model.kvCacheDtype), or set resources.fitCheck: Off"
+)
 # GiB by NVIDIA's product label, where the label itself does not say.
 _KNOWN = {
     "Tesla-T4": 15, "NVIDIA-L4": 23, "NVIDIA-A10G": 22, "NVIDIA-A10": 22, "NVIDIA-L40S": 45, "NVIDIA-L40": 45,
@@ -34,6 +38,7 @@ class Fit:
     kv_gib: float = 0.0
     required_gib: float = 0.0
     gpu_gib: float = 0.0
+    context: int = 0
 
 
 def gpu_memory_gib(product: str) -> float:
@@ -54,15 +59,19 @@ def assess(service: InferenceService, model: FetchedModel) -> Fit | None:
     if not gpu:
         return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
     context = service.runtime.context_length or model.max_context
-    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES * context / GIB
-    weights = model.bytes / GIB
+    kv = 2 * model.layers * model.kv_heads * model.head_dim * _KV_BYTES[service.model.kv_cache_dtype] * context / GIB
+    # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
+    # too low, and nothing is blocked by it.
+    weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
     required = (weights + kv + WORKSPACE_GIB) / USABLE
-    numbers = (product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1))
+    known = Fit("Fits", "", product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1), context)
     sums = (
         f"weights {weights:.1f} + KV cache of {context} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
         f"over {USABLE:.0%} of the GPU: {required:.1f} GiB of {gpu:.1f} GiB on {product}"
     )
-    if required <= gpu:
-        return Fit("Fits", f"The model fits: {sums}.", *numbers)
-    advice = "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, or set resources.fitCheck: Off"
-    return Fit("TooLarge", f"The model does not fit: {sums}. {advice}.", *numbers)
+    if required > gpu:
+        return replace(known, verdict="TooLarge", message=f"The model does not fit: {sums}. {_ADVICE}.")
+    if not kv:
+        text = f"The weights alone fit, but the model's shape is not known: {sums}."
+        return replace(known, verdict="Unknown", message=text)
+    return replace(known, message=f"The model fits: {sums}.")

@@ -35,6 +35,7 @@ from stoker_operator.manifests.workload import PORT
 from stoker_operator.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
+from stoker_operator.spec import parse
 
 DEFAULT_DATA = Path("~/.cache/stoker")
 # How long a change waits for company, and how often progress is looked at.
@@ -85,6 +86,7 @@ class Up:
         self._fronts: list[_Front] = []
         for number, document in enumerate(manifests.services):
             service = self._store.add(document)
+            self._controllers.take_claim(parse(service))
             name = service["metadata"]["name"]
             proxy = Proxy(LOOPBACK, port + number, partial(self._backends, name))
             self._fronts.append(_Front(service, proxy))

@@ -101,6 +101,12 @@ class Container:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    async def reaped(self) -> None:
+        """Wait until a process that was told to end has ended and its parts are closed."""
+        if self._process is not None:
+            await self._process.wait()
+            await asyncio.sleep(0)
+
     async def succeeds_once(self, probe: Mapping[str, Any], ports: Mapping[int, int], names: Mapping[str, int]) -> bool:
         """Probe until a success, for as long as the manifest allows; False when that time is over."""
         budget = float(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3))

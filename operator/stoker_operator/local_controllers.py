@@ -21,8 +21,10 @@ from stoker_operator.cluster import Kind, Object
 from stoker_operator.local_pod import LocalPod
 from stoker_operator.local_process import LOOPBACK, Machine
 from stoker_operator.local_store import LocalCluster, timestamp
+from stoker_operator.manifests import claim_name, owns_claim
 from stoker_operator.manifests.identity import short_hash
 from stoker_operator.rollout import REVISION, TEMPLATE_HASH, is_ready
+from stoker_operator.spec import InferenceService
 
 _JOB_BACK_OFF_SECONDS = 2.0
 
@@ -218,6 +220,13 @@ class Controllers:
                 file.touch(mode=0o600)
                 file.write_text(values[item["key"]])
         return folder
+
+    def take_claim(self, service: InferenceService) -> None:
+        """A claim of the user's own is a folder below `volumes` that the user made."""
+        meta = {"name": claim_name(service), "namespace": service.namespace}
+        there = any(claim["metadata"]["name"] == meta["name"] for claim in self._store.of(kinds.CLAIM))
+        if not owns_claim(service) and not there and self._volume(meta).is_dir():
+            self._store.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta})
 
     def _volume(self, meta: Mapping[str, Any]) -> Path:
         return self._data / "volumes" / str(meta["namespace"]) / str(meta["name"])

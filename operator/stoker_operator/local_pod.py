@@ -39,6 +39,7 @@ class LocalPod:
         self._spec: Mapping[str, Any] = copy.deepcopy(pod["spec"])
         self._init: list[Container] = []
         self._main: list[Container] = []
+        self._ending = False
         self._ports_by_name = {
             port["name"]: port["containerPort"] for item in self._spec["containers"] for port in item.get("ports", ())
         }
@@ -71,9 +72,11 @@ class LocalPod:
             return
         finally:
             self.kill()
+            await asyncio.gather(*(container.reaped() for container in (*self._init, *self._main)))
 
     async def shut_down(self) -> None:
         """End the containers with the manifest's grace. The caller cancels `run` afterwards."""
+        self._ending = True
         for container in self._main:
             container.ready = False
         self._report()
@@ -89,7 +92,7 @@ class LocalPod:
         """Run the init containers in their order; False when one failed and the pod is not to be restarted."""
         for container, manifest in await self._create(self._spec.get("initContainers", ()), self._init):
             while code := await self._once(container, manifest):
-                if self._spec.get("restartPolicy", "Always") == "Never":
+                if self._ending or self._spec.get("restartPolicy", "Always") == "Never":
                     self.object["status"]["phase"] = "Failed"
                     self._report()
                     return False
@@ -119,7 +122,7 @@ class LocalPod:
         """Run, and restart as the pod's policy says; returns the exit status when it is not restarted."""
         while True:
             code = await self._once(container, manifest)
-            if self._spec.get("restartPolicy", "Always") == "Never":
+            if self._ending or self._spec.get("restartPolicy", "Always") == "Never":
                 return code
             await self._back_off(container, code)
 

@@ -73,6 +73,8 @@ def map_container(container: Object, machine: Machine) -> Mapped:
         name: value for name, value in machine.host_environment.items() if not name.startswith(_OWN_SETTINGS)
     }
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, machine.gpus))
+    for source in container.get("envFrom", ()):
+        environment |= _referred_all(source, machine)
     for entry in container.get("env", ()):
         environment[entry["name"]] = _path(_value(entry, machine), paths)
     return Mapped(container["name"], tuple(command), environment, log)
@@ -126,6 +128,17 @@ def _referred(reference: Object, objects: Mapping[str, Mapping[str, str]], kind:
     if key not in objects[name]:
         raise ReferenceMissing(f"couldn't find key {key} in {kind} default/{name}")
     return objects[name][key]
+
+
+def _referred_all(source: Object, machine: Machine) -> dict[str, str]:
+    """Every value of the Secret or ConfigMap that an entry of `envFrom` names."""
+    kind, objects = ("Secret", machine.secrets) if "secretRef" in source else ("ConfigMap", machine.config_maps)
+    reference = source["secretRef" if kind == "Secret" else "configMapRef"]
+    if reference["name"] not in objects:
+        if reference.get("optional"):
+            return {}
+        raise ReferenceMissing(f'{kind.lower()} "{reference["name"]}" not found')
+    return {f"{source.get('prefix', '')}{key}": value for key, value in objects[reference["name"]].items()}
 
 
 def plain_values(document: Object) -> dict[str, str]:

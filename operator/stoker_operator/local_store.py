@@ -16,6 +16,7 @@ from typing import Any
 
 from stoker_operator import cluster as kinds
 from stoker_operator.cluster import ApiError, Cluster, Kind, Object
+from stoker_operator.manifests.identity import FIELD_MANAGER
 
 
 def timestamp() -> str:
@@ -49,7 +50,9 @@ class LocalCluster(Cluster):
         found = [item for item in self.of(kind) if not namespace or item["metadata"]["namespace"] == namespace]
         return [copy.deepcopy(item) for item in found if wanted.items() <= item["metadata"].get("labels", {}).items()]
 
-    async def apply(self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "") -> Object:
+    async def apply(
+        self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
         """Create or update, or replace the status alone."""
         meta = manifest["metadata"]
         key = (kind.kind, meta["namespace"], meta["name"])

@@ -14,8 +14,10 @@ from typing import Any
 from stoker_operator import capacity, rollout
 from stoker_operator import cluster as kinds
 from stoker_operator.cluster import Cluster, Kind
-from stoker_operator.manifests import claim_name, source_id
+from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
+from stoker_operator.manifests.scaling import QUEUED, RUNNING
+from stoker_operator.metrics_adapter.scrape import parse as parse_gauges
 from stoker_operator.pod_http import PodClient, pod_address
 from stoker_operator.rollout import Rollout
 from stoker_operator.snapshot import Answer, Observed, Progress
@@ -33,6 +35,8 @@ async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) 
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
     served = await cluster.served(kinds.OPTIONAL)
     wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
+    if kinds.POD_MONITOR.kind in served:
+        wanted += (kinds.CONFIG_MAP,)  # of the dashboard, which is made for the same clusters
     lists = await asyncio.gather(
         *(cluster.list_all(kind, service.namespace, ours) for kind in wanted),
         cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
@@ -46,6 +50,9 @@ async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) 
     floor = scaling.least if scaling is not None and scaling.ours else None
     state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor)
     claim = children.get(("PersistentVolumeClaim", claim_name(service)))
+    if claim is None and not owns_claim(service):
+        claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
+        children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
     progress, answer = await asyncio.gather(
         _progress(pods, service, claim, fetch_pods), _answer(pods, service, state, engine_pods)
     )
@@ -69,6 +76,22 @@ async def spare_gpu(cluster: Cluster, service: InferenceService) -> bool:
         if capacity.has_room(service, node, await cluster.pods_on(node["metadata"]["name"])):
             return True
     return False
+
+
+async def load(pods: PodClient, observed: Observed) -> int:
+    """How many requests the ready pods have, running and queued. A pod that does not say counts as one request."""
+    ready = [pod for pod in observed.engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
+    addresses = [pod_address(pod, "http") for pod in ready]
+    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in addresses if address))
+    return sum(map(_requests, pages)) + addresses.count(None)
+
+
+def _requests(page: str) -> int:
+    try:
+        gauges = parse_gauges(page)
+        return int(gauges[QUEUED] + gauges[RUNNING])
+    except (ValueError, KeyError):
+        return 1
 
 
 def _component(pod: Object) -> str:

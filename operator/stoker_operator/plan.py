@@ -21,7 +21,7 @@ from stoker_operator.fit import Fit, assess
 from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.plan_cache import CachePlan, plan_cache
 from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
-from stoker_operator.plan_rollout import RolloutPlan, plan_rollout
+from stoker_operator.plan_rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan_scaling import scaling_actions, scaling_condition
 from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
 from stoker_operator.settings import Settings
@@ -30,6 +30,7 @@ from stoker_operator.spec import InferenceService
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
+_SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
 # Not ready by choice: nothing is being done about it and nothing is wrong.
 IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")
 
@@ -50,6 +51,8 @@ class Plan:
     previous: str = ""
     failed: str = ""
     asks_capacity: bool = False
+    asks_load: bool = False
+    waiting_since: str = ""
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -57,9 +60,10 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     cache = plan_cache(service, observed, settings, now)
     fit = assess(service, cache.model) if cache.model else None
     too_large = fit is not None and fit.verdict == "TooLarge" and service.resources.fit_check == "Enforce"
-    rolling = RolloutPlan()
     if cache.model is not None and not too_large:
-        rolling = plan_rollout(service, observed, settings, cache.model)
+        rolling = plan_rollout(service, observed, settings, cache.model, now)
+    else:
+        rolling = plan_held(service, observed)
     state = observed.rollout
     answered = _answered(service, observed)
     trouble = first_trouble(_pods_that_count(observed))
@@ -91,6 +95,8 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         previous=rolling.previous,
         failed=rolling.failed,
         asks_capacity=rolling.asks_capacity,
+        asks_load=rolling.asks_load,
+        waiting_since=rolling.waiting_since,
     )
 
 
@@ -111,7 +117,7 @@ def _released(service: InferenceService, observed: Observed, cache: CachePlan) -
     for claim in observed.claims:
         meta = claim["metadata"]
         owners = [reference["uid"] for reference in meta.get("ownerReferences") or ()]
-        # A cache that other services own too stays; the last one to leave deletes it.
+        # A cache that other services own too stays; the last one to leave deletes it. One without owners is retained.
         if meta["name"] != cache.claim and owners == [service.uid] and "deletionTimestamp" not in meta:
             actions.append(
                 Delete("PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more")
@@ -153,6 +159,8 @@ def _blocking(
         return cache.finding or Finding("Fetching", "The model is being fetched.")
     if too_large is not None:
         return Finding("DoesNotFit", too_large.message, stalled=True)
+    if service.suspend and not rolling.workload and not state.desired and not state.total:
+        return _suspended(state)
     if rolling.finding is not None:
         return rolling.finding
     if rolling.workload:
@@ -166,11 +174,16 @@ def _blocking(
         return Finding("RollingOut", "The Deployment's controller has not taken up the newest revision yet.")
     if not state.settled:
         return _rolling(service, observed)
-    if service.suspend:
-        return Finding("Suspended", "spec.suspend is true: no pods run; the cache and the address are kept.")
     if state.desired == 0:
         return Finding("ScaledToZero", "No replicas are asked for.")
     return None
+
+
+def _suspended(state: Rollout) -> Finding:
+    text = "spec.suspend is true: no pods run; the cache and the address are kept."
+    if state.terminating:
+        text += f" {state.terminating} pods finish their requests and end."
+    return Finding("Suspended", text)
 
 
 def _rolling(service: InferenceService, observed: Observed) -> Finding:
@@ -273,4 +286,4 @@ def _requeue(cache: CachePlan, blocking: Finding | None) -> float | None:
         return cache.requeue_after
     if blocking is None or blocking.reason in (*IDLE, "DoesNotFit", "RolledBack"):
         return None
-    return UNANSWERED_SECONDS if blocking.reason in ("NoAnswer", "AwaitingAnswer") else UNSETTLED_SECONDS
+    return UNANSWERED_SECONDS if blocking.reason in _SOON else UNSETTLED_SECONDS

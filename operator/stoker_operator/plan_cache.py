@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
 from stoker_operator.diagnose import fetch_outcome, first_trouble, verify_failure
-from stoker_operator.manifests import claim_name, prefetch_job, source_id, volume_claim
+from stoker_operator.manifests import claim_name, owns_claim, prefetch_job, source_id, volume_claim
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
 from stoker_operator.quantity import human_bytes
 from stoker_operator.settings import Settings
@@ -24,8 +24,12 @@ from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, r
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0
+# No event tells of a claim that is not ours.
+MISSING_SECONDS = 15.0
 FIRST_DELAY_SECONDS = 30
 LONGEST_DELAY_SECONDS = 600
+# A volume that was just asked for is not there yet, and the scheduler says so at once.
+PLACING_SECONDS = 20
 # The fetch process's own verdict that trying again changes nothing: see the contract in operator/README.md.
 PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
 _ADVICE = {
@@ -48,6 +52,7 @@ class CachePlan:
     finding: Finding | None = None
     requeue_after: float | None = None
     resolved: FetchedModel | None = None
+    in_place: bool = False
 
     def conditions(self) -> list[Condition]:
         """ModelResolved and ModelCached."""
@@ -60,21 +65,29 @@ class CachePlan:
             resolved = Condition("ModelResolved", "True", "Resolved", message)
         if self.model is None:
             return [resolved, Condition("ModelCached", "False", waiting.reason, waiting.message)]
+        if self.in_place:
+            text = f"{self.model.digest} was hashed where it lies, on volume {self.claim}; nothing was copied."
+            return [resolved, Condition("ModelCached", "True", "InPlace", text)]
         message = f"{self.model.digest} is published and verified on volume {self.claim}."
         return [resolved, Condition("ModelCached", "True", "Published", message)]
 
 
 def plan_cache(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> CachePlan:
     """Decide the next step of the cache."""
-    name = claim_name(service)
+    name, ours = claim_name(service), owns_claim(service)
     live = observed.children.get(("PersistentVolumeClaim", name))
-    base = CachePlan(name)
-    claim = ensure(live, volume_claim(service, settings, live), "it holds the model")
+    base = CachePlan(name, in_place=service.in_place)
+    if live is None and not ours:
+        where = "spec.model.uri" if service.in_place else "spec.cache.pvc.existingClaim"
+        text = f"PersistentVolumeClaim {name}, which {where} names, does not exist in this namespace. Create it."
+        return replace(base, finding=Finding("VolumeMissing", text, stalled=True), requeue_after=MISSING_SECONDS)
+    claim = ensure(live, volume_claim(service, settings, live), "it holds the model") if ours else []
     if live is None:
         return replace(base, actions=tuple(claim), finding=Finding("CreatingVolume", f"Creating volume {name}."),
                        requeue_after=1.0)  # fmt: skip
     if "deletionTimestamp" in live["metadata"]:
-        text = f"Volume {name} is being deleted; it is made anew once it is gone. It waits for the pods that use it."
+        after = "it is made anew once it is gone" if ours else "make it anew once it is gone"
+        text = f"Volume {name} is being deleted; {after}. It waits for the pods that use it."
         return replace(base, finding=Finding("VolumeTerminating", text), requeue_after=POLL_SECONDS)
     source = source_id(service, live["metadata"]["uid"])
     base = replace(base, source=source, actions=tuple(claim))
@@ -98,7 +111,7 @@ def _from_jobs(
     known = _known_model(service, observed, base.source, latest)
     broken = _broken_cache(service, observed, latest)
     if latest is not None and not _finished(latest):
-        return _while_running(service, observed, base, latest, known)
+        return _while_running(observed, base, latest, known, now)
     if known is not None and broken is None:
         return replace(base, model=known, resolved=known)
     failed_at = _condition_time(latest, "Failed") if latest else None
@@ -120,7 +133,7 @@ def _from_jobs(
 
 
 def _while_running(
-    service: InferenceService, observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None
+    observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None, now: datetime
 ) -> CachePlan:
     """A prefetch runs: what it says of itself, or what keeps its pod from running."""
     pods = _pods_of(observed, job)
@@ -128,7 +141,9 @@ def _while_running(
     trouble = first_trouble(
         pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
     )
-    if trouble:
+    made = _time(str(job["metadata"].get("creationTimestamp", "")))
+    young = made is not None and now - made < timedelta(seconds=PLACING_SECONDS)
+    if trouble and not (young and trouble.reason == "Unschedulable"):
         return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
     name = job["metadata"]["name"]
     outcome = fetch_outcome(pods)
@@ -170,6 +185,8 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
         return "the attempt before failed"
     if latest is not None:
         return "the report of the attempt before is lost"
+    if service.in_place:
+        return f"{service.model.uri} is served where it lies and was not hashed yet"
     return f"{service.model.uri} at {service.model.revision} is not on the volume yet"
 
 

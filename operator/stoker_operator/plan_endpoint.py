@@ -16,7 +16,7 @@ from stoker_operator.snapshot import Observed
 from stoker_operator.spec import InferenceService
 
 Object = Mapping[str, Any]
-_KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule")
+_KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap")
 
 
 def endpoint_actions(service: InferenceService, observed: Observed) -> list[Action]:
@@ -33,6 +33,9 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
         wanted.append((manifests.pod_monitor(service), "Prometheus scrapes the pods"))
     if watch.rules and "PrometheusRule" in observed.served:
         wanted.append((manifests.prometheus_rule(service), "Prometheus watches the service"))
+    # Nothing says whether Grafana is there; where the Prometheus operator is, it usually is too.
+    if watch.dashboard and "PodMonitor" in observed.served:
+        wanted.append((manifests.dashboard(service), "Grafana shows the service"))
     return converge(observed, wanted, _KINDS, "the spec does not ask for it any more")
 
 
@@ -95,11 +98,20 @@ def _ready(status: str, reason: str, message: str) -> Condition:
 
 def _monitored(service: InferenceService, observed: Observed) -> Condition:
     watch = service.observability
-    if not (watch.pod_monitor or watch.rules):
+    asked = {
+        "PodMonitor": watch.pod_monitor,
+        "PrometheusRule": watch.rules,
+        "dashboard ConfigMap": watch.dashboard,
+    }
+    names = [name for name, wanted in asked.items() if wanted]
+    if not names:
         return Condition("Monitored", "False", "Off", "spec.observability turns it off.")
     if not {"PodMonitor", "PrometheusRule"} & observed.served:
-        text = (
-            "No API serves monitoring.coreos.com/v1, so no PodMonitor is made. The pods' own /metrics is always there."
-        )
+        text = f"No API serves monitoring.coreos.com/v1, so no {', '.join(names)} is made"
+        text += ". The pods' own /metrics is always there."
         return Condition("Monitored", "False", "PrometheusOperatorMissing", text)
-    return Condition("Monitored", "True", "Applied", "Prometheus is told of the pods.")
+    needs = {"dashboard ConfigMap": "PodMonitor"}
+    lacking = [name for name in names if needs.get(name, name) not in observed.served]
+    if lacking:
+        return Condition("Monitored", "False", "KindMissing", f"No API serves what {', '.join(lacking)} needs.")
+    return Condition("Monitored", "True", "Applied", f"Made: {', '.join(names)}.")

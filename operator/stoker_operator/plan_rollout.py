@@ -4,17 +4,19 @@ Invariants: pure. A revision is known by its pod template; the record of it (a C
 served or was given up. Only a revision that never served is given up, and only for one that did. A change surges only
 onto a GPU that is free, and falls back to going in place when the scheduler says otherwise; settled, nothing of the
 strategy is ever rewritten.
+While there is nothing newer to roll out yet, the number of pods is followed all the same.
 Knows nothing of the cache and of who sets the number of pods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Delete, Finding, ensure
+from stoker_operator.actions import Action, Apply, Delete, Finding, ensure
 from stoker_operator.diagnose import first_trouble, trouble_of
 from stoker_operator.manifests.revision import Record, read_record
 from stoker_operator.plan_scaling import wanted_replicas
@@ -42,19 +44,47 @@ class RolloutPlan:
     previous: str = ""
     failed: str = ""
     asks_capacity: bool = False
+    asks_load: bool = False
+    waiting_since: str = ""
 
 
-def plan_rollout(service: InferenceService, observed: Observed, settings: Settings, model: FetchedModel) -> RolloutPlan:
+def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
+    """What to do while the model that the spec asks for is not there (or may not run): what runs stays, in the number
+    that the spec asks for, so that `suspend`, a resumption and `replicas` never wait for a download.
+    """
+    records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
+    current = observed.rollout.current
+    held = RolloutPlan(previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""))
+    live = observed.children.get(("Deployment", service.name))
+    if live is None or "deletionTimestamp" in live["metadata"]:
+        return held
+    wanted = wanted_replicas(service, live)
+    if wanted is None or wanted == live["spec"].get("replicas", 1):
+        return held
+    key = manifests.live_template_key(live)
+    template = next((record.template for record in records if record.key == key), None)
+    variant = manifests.Variant(wanted, *IN_PLACE, template)
+    why = f"{wanted} pods are asked for; the revision stays until the next one can run"
+    return replace(held, workload=(Apply(manifests.held_deployment(service, live, variant), why, create=False),))
+
+
+def plan_rollout(
+    service: InferenceService, observed: Observed, settings: Settings, model: FetchedModel, now: datetime
+) -> RolloutPlan:
     """Decide on the Deployment, given its model."""
     live = observed.children.get(("Deployment", service.name))
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
     wanted = manifests.engine_template(service, settings, model)
     key = manifests.template_key(wanted)
-    failed = _given_up(observed, records, key)
+    failed = _given_up(service, observed, records, key)
     good = next((record for record in reversed(records) if record.served and record.key != key), None)
     back = good if failed is not None and service.rollout.auto_rollback else None
     template = back.template if back is not None else wanted
     changes = live is not None and manifests.live_template_key(live) != manifests.template_key(template)
+    if changes and back is None:
+        waiting = _wait_for_idle(service, observed, now)
+        if waiting is not None:
+            return waiting
     variant = manifests.Variant(wanted_replicas(service, live), *_strategy(service, observed, live, changes), template)
     manifest = manifests.deployment(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
@@ -66,8 +96,23 @@ def plan_rollout(service: InferenceService, observed: Observed, settings: Settin
         finding=_finding(service, observed, records, key, failed, back),
         previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""),
         failed=failed.hash if failed is not None and back is not None else "",
-        asks_capacity=changes and _auto_with_gpus(service) and observed.spare_gpu is None,
+        asks_capacity=changes and _auto_with_gpus(service) and not service.suspend and observed.spare_gpu is None,
     )
+
+
+def _wait_for_idle(service: InferenceService, observed: Observed, now: datetime) -> RolloutPlan | None:
+    """The plan while a change waits for a moment without requests; None when it need not wait any longer."""
+    longest = service.rollout.wait_for_idle
+    if not longest or service.suspend or service.rollout.paused or not observed.rollout.ready or observed.load == 0:
+        return None
+    since = str((service.status.get("revisions") or {}).get("waitingSince") or now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    until = datetime.fromisoformat(since) + timedelta(seconds=longest)
+    if now >= until:
+        return None
+    text = f"A change waits until the pods have no request, at most until {until:%H:%M:%S} UTC"
+    finding = Finding("WaitingForIdle", f"{text}; they have {observed.load} now." if observed.load else f"{text}.")
+    held = plan_held(service, observed)
+    return replace(held, finding=finding, asks_load=observed.load is None, waiting_since=since)
 
 
 def first_variant(service: InferenceService) -> manifests.Variant:
@@ -81,7 +126,7 @@ def _why(model: FetchedModel, back: Record | None) -> str:
     return f"revision {model.resolved_revision} is published and verified"
 
 
-def _given_up(observed: Observed, records: list[Record], key: str) -> Record | None:
+def _given_up(service: InferenceService, observed: Observed, records: list[Record], key: str) -> Record | None:
     """The record of the wanted template if that failed earlier, or fails now: no pod of it ever became ready in time.
 
     Raised to life again by nobody but a person: see the finding's message.
@@ -90,6 +135,8 @@ def _given_up(observed: Observed, records: list[Record], key: str) -> Record | N
     if known is not None:
         return known
     state = observed.rollout
+    if service.suspend or not state.desired:
+        return None  # no pod is asked for, so none is late
     current = next((record for record in records if record.hash == state.current and record.key == key), None)
     if current is None or current.served or not state.deadline_exceeded:
         return None
@@ -144,7 +191,9 @@ def _records(
         if known is None or known.key == key:
             manifest = manifests.record_manifest(service, now)
             why = "it served" if served else "it is rolled out"
-            actions += ensure(live.get(manifest["metadata"]["name"]), manifest, f"revision {state.current}: {why}")
+            why = f"revision {state.current}: {why}"
+            there = live.get(manifest["metadata"]["name"])
+            actions += [replace(action, reason=why) for action in ensure(there, manifest, why)]
     old = [record for record in records[:-KEPT_RECORDS] if record.hash != state.current]
     for record in old:
         meta = live[manifests.record_name(service, record.hash)]["metadata"]

@@ -17,6 +17,7 @@ import aiohttp
 from stoker_operator.snapshot import Progress
 
 _LARGEST_ANSWER = 1 << 20
+_LARGEST_PAGE = 4 << 20
 
 
 class PodClient:
@@ -35,10 +36,15 @@ class PodClient:
         return Progress(str(body.get("phase", "")), done, total, eta)
 
     async def complete(self, ip: str, port: int, model: str) -> str:
-        """Ask for one token: "" when one came, else why not."""
+        """Ask for one token, or for a score where the model gives none: "" when it came, else why not."""
         wanted = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         url = f"http://{url_host(ip)}:{port}/v1/completions"
         status, body = await self._ask("POST", url, wanted)
+        answer = "choices"
+        if status == 400 and _error_code(body) == "model_does_not_generate":
+            # A model that embeds or scores answers this one, whichever it does.
+            url, answer = f"http://{url_host(ip)}:{port}/v1/score", "data"
+            status, body = await self._ask("POST", url, {"model": model, "text_1": "Hello", "text_2": "Hello"})
         if status == 0:
             return f"no answer from {url}: {body['error']}; does a NetworkPolicy keep the operator out?"
         if status in (401, 403):
@@ -46,8 +52,20 @@ class PodClient:
             return ""
         if status != 200:
             return f"{url} answered {status}: {json.dumps(body)[:300]}"
-        choices = body.get("choices")
-        return "" if isinstance(choices, list) and choices else f"{url} answered without choices"
+        found = body.get(answer)
+        return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
+
+    async def page(self, ip: str, port: int, path: str) -> str:
+        """A page of text, as /metrics is; "" when the pod does not give it."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.get(f"http://{url_host(ip)}:{port}{path}") as answer,
+            ):
+                text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
+                return text if answer.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
 
     async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         try:
@@ -55,7 +73,7 @@ class PodClient:
                 aiohttp.ClientSession(timeout=self._timeout) as session,
                 session.request(method, url, json=body) as answer,
             ):
-                raw = await answer.content.read(_LARGEST_ANSWER)
+                raw = await read_at_most(answer, _LARGEST_ANSWER)
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return 0, {"error": f"{type(error).__name__} {error}".strip()}
@@ -64,6 +82,21 @@ class PodClient:
         except ValueError:
             parsed = {"text": raw[:300].decode("utf-8", "replace")}
         return status, parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def _error_code(body: Mapping[str, Any]) -> str:
+    error = body.get("error")
+    return str(error.get("code", "")) if isinstance(error, dict) else ""
+
+
+async def read_at_most(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body, cut at `limit` bytes: a single `read` would stop at what has arrived so far."""
+    body = bytearray()
+    async for chunk in answer.content.iter_any():
+        body += chunk
+        if len(body) >= limit:
+            break
+    return bytes(body[:limit])
 
 
 def pod_address(pod: Mapping[str, Any], port_name: str) -> tuple[str, int] | None:

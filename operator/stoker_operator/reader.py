@@ -124,7 +124,7 @@ class Reader:
                 self.problems.append(f"{where}: must be a string, is {value!r}")
         return tuple(value for value in values if isinstance(value, str))
 
-    def text_map(self, key: str, *, pattern: str = "", most: int) -> dict[str, str]:
+    def text_map(self, key: str, *, pattern: str = "", most: int, longest: int = 256) -> dict[str, str]:
         """A bounded map of strings."""
         values: dict[Any, Any] = self._get(key, dict, {})
         if len(values) > most:
@@ -133,7 +133,7 @@ class Reader:
             if not isinstance(name, str) or not isinstance(value, str):
                 self.problems.append(f"{self._at(key)}.{name}: must be a string, is {value!r}")
             else:
-                self._matches(f"{self._at(key)}.{name}", value, pattern, 256)
+                self._matches(f"{self._at(key)}.{name}", value, pattern, longest)
         return {str(name): str(value) for name, value in values.items()}
 
     def objects(self, key: str, *, most: int) -> tuple[Mapping[str, Any], ...]:
@@ -154,6 +154,11 @@ class Reader:
         if isinstance(value, str) and re.search(pattern, value):
             where = self._at(key) if index is None else f"{self._at(key)}[{index}]"
             self.problems.append(f"{where}: {value!r} is not allowed: {why}")
+
+    def refuse_key(self, key: str, name: str, pattern: str, why: str) -> None:
+        """Record a problem when `name`, a key of the map at `key`, matches `pattern`."""
+        if re.search(pattern, name):
+            self.problems.append(f"{self._at(key)}: {name!r} is not allowed: {why}")
 
     def finish(self) -> None:
         """Record every key that was never asked for, with the nearest one that was."""

@@ -19,11 +19,14 @@ from stoker_operator import metrics, status
 from stoker_operator.actions import Finding
 from stoker_operator.apply import carry_out, write_status
 from stoker_operator.cluster import Cluster
-from stoker_operator.observe import observe, spare_gpu
+from stoker_operator.observe import load, observe, spare_gpu
 from stoker_operator.plan import make_plan
 from stoker_operator.pod_http import PodClient
 from stoker_operator.settings import Settings
 from stoker_operator.spec import SpecError, parse
+
+# What was just written may be what something else waits for; its event need not come back to us.
+_FOLLOW_UP_SECONDS = 0.5
 
 
 class ApplyFailed(Exception):
@@ -60,6 +63,9 @@ class Reconciler:
         observed = await observe(self.cluster, self.pods, service)
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
+        if plan.asks_load:
+            observed = replace(observed, load=await load(self.pods, observed))
+            plan = make_plan(service, observed, self.settings, now)
         if plan.asks_capacity and not self.settings.namespaces:  # else nodes are none of our business
             observed = replace(observed, spare_gpu=await spare_gpu(self.cluster, service))
             plan = make_plan(service, observed, self.settings, now)
@@ -71,7 +77,7 @@ class Reconciler:
             raise ApplyFailed("; ".join(failures))
         await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
-        return plan.requeue_after
+        return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         generation = int(raw["metadata"].get("generation", 1))

@@ -38,8 +38,9 @@ class Answer:
 class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
 
-    `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, None = nobody
-    looked; `served` names the optional kinds that this API server knows.
+    `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, and `load` how many
+    requests the ready pods have, running and queued: None = nobody looked. `served` names the optional kinds that this
+    API server knows.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Observed:
     rollout: Rollout = field(default_factory=Rollout)
     revisions: tuple[Object, ...] = ()
     spare_gpu: bool | None = None
+    load: int | None = None
     served: frozenset[str] = frozenset()
     progress: Progress | None = None
     answer: Answer | None = None

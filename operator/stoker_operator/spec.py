@@ -27,10 +27,25 @@ from stoker_operator.spec_endpoint import (
 )
 from stoker_operator.spec_operations import (
     Autoscaling,
+    Disruption,
+    Drain,
     RolloutPolicy,
     autoscaling_problems,
     read_autoscaling,
+    read_disruption,
+    read_drain,
     read_rollout,
+)
+from stoker_operator.spec_pods import (
+    Cache,
+    Placement,
+    PodTemplate,
+    Resources,
+    cache_problems,
+    read_cache,
+    read_placement,
+    read_pod_template,
+    read_resources,
 )
 
 GROUP = "stoker.dev"
@@ -47,8 +62,11 @@ REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 PROTECTED_FLAGS = (
     "host", "port", "model", "served-model-name", "max-model-len", "max-num-seqs", "drain-seconds", "api-key",
-    "api-key-file",
+    "api-key-file", "quantization", "kv-cache-dtype",
 )  # fmt: skip
+# As the spec says it: as `stoker serve` does.
+QUANTIZATIONS = {"Auto": "auto", "None": "none", "FP8": "fp8"}
+KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
 PROTECTED_FLAG_PATTERN = r"^--(" + "|".join(PROTECTED_FLAGS) + r")(=.*)?$"
 PROTECTED_ENV_PATTERN = r"^(HOME|HF_TOKEN|STOKER_(HOST|PORT|MODEL|SERVED_MODEL_NAME|DRAIN_SECONDS|API_KEY_FILE))$"
 
@@ -73,6 +91,8 @@ class Model:
     allow: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     sha256: tuple[tuple[str, str], ...] = ()
+    quantization: str = "Auto"
+    kv_cache_dtype: str = "Auto"
 
     @property
     def scheme(self) -> str:
@@ -95,51 +115,10 @@ class Runtime:
     image: str = ""
     args: tuple[str, ...] = ()
     env: tuple[Mapping[str, Any], ...] = ()
+    env_from: tuple[Mapping[str, Any], ...] = ()
     context_length: int = 0
     max_concurrency: int = 0
     shm_size: str = "1Gi"
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Per pod. Quantities are Kubernetes strings, "" = unset."""
-
-    gpus: int
-    gpu_resource: str = "nvidia.com/gpu"
-    gpu_products: tuple[str, ...] = ()
-    cpu: str = ""
-    memory: str = ""
-    ephemeral_storage: str = ""
-    fit_check: str = "Enforce"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the pods may run; the prefetch Job goes the same way, since a volume may be bound to a node."""
-
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    runtime_class_name: str = ""
-    priority_class_name: str = ""
-    scheduler_name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The volume that holds the weights. "" = the operator's setting."""
-
-    storage_class_name: str = ""
-    size: str = ""
-    access_mode: str = "ReadWriteOnce"
-    verify: str = "OnDownload"
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Seconds: readiness is off and the address is being withdrawn; then running streams may finish."""
-
-    pre_stop: int = 15
-    timeout: int = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +138,8 @@ class InferenceService:
     placement: Placement
     cache: Cache
     drain: Drain
+    disruption: Disruption = field(default_factory=Disruption)
+    pod_template: PodTemplate = field(default_factory=PodTemplate)
     autoscaling: Autoscaling | None = None
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
     endpoint: Endpoint = field(default_factory=Endpoint)
@@ -169,6 +150,11 @@ class InferenceService:
     def served_names(self) -> tuple[str, ...]:
         """The names under which clients ask for the model; the object's own by default."""
         return self.model.served_names or (self.name,)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the weights are served from the claim that spec.model.uri names, and copied nowhere."""
+        return self.model.source_claim is not None and self.cache.mode == "Auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +203,12 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
         replicas=spec.integer("replicas", least=0, most=1000) if "replicas" in spec.raw else None,
         model=_model(spec.mapping("model", required=True)),
         runtime=_runtime(spec.mapping("runtime")),
-        resources=_resources(spec.mapping("resources", required=True)),
-        placement=_placement(spec.mapping("placement")),
-        cache=_cache(spec.mapping("cache")),
-        drain=_drain(spec.mapping("drain")),
+        resources=read_resources(spec.mapping("resources", required=True)),
+        placement=read_placement(spec.mapping("placement")),
+        cache=read_cache(spec.mapping("cache")),
+        drain=read_drain(spec.mapping("drain")),
+        disruption=read_disruption(spec.mapping("disruption")),
+        pod_template=read_pod_template(spec.mapping("podTemplate")),
         autoscaling=read_autoscaling(spec.mapping("autoscaling")) if "autoscaling" in spec.raw else None,
         rollout=read_rollout(spec.mapping("rollout")),
         endpoint=read_endpoint(spec.mapping("endpoint")),
@@ -246,6 +234,8 @@ def _model(r: Reader) -> Model:
         allow=files.texts("allow", most=32, longest=256),
         ignore=files.texts("ignore", most=32, longest=256),
         sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
+        quantization=r.choice("quantization", tuple(QUANTIZATIONS)),
+        kv_cache_dtype=r.choice("kvCacheDtype", tuple(KV_CACHE_DTYPES)),
     )
     for part in (files, r):
         part.finish()
@@ -266,10 +256,23 @@ def _runtime(r: Reader) -> Runtime:
             source.mapping(key)
         source.finish()
         item.finish()
+    env_from = r.objects("envFrom", most=16)
+    for index, entry in enumerate(env_from):
+        item = Reader(entry, f"{r.path}.envFrom[{index}]", r.problems)
+        item.text("prefix", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", longest=128)
+        if ("secretRef" in entry) == ("configMapRef" in entry):
+            r.problems.append(f"{item.path}: give exactly one of secretRef and configMapRef")
+        for key in ("secretRef", "configMapRef"):
+            source = item.mapping(key)
+            source.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=key in entry)
+            source.boolean("optional")
+            source.finish()
+        item.finish()
     runtime = Runtime(
         image=r.text("image", longest=512),
         args=r.texts("args", most=64, longest=1024),
         env=env,
+        env_from=env_from,
         context_length=r.integer("contextLength", least=0, most=16777216),
         max_concurrency=r.integer("maxConcurrency", least=0, most=65536),
         shm_size=r.quantity("shmSize", default="1Gi"),
@@ -278,60 +281,6 @@ def _runtime(r: Reader) -> Runtime:
         r.refuse("args", PROTECTED_FLAG_PATTERN, "the operator sets it from the spec", index=index)
     r.finish()
     return runtime
-
-
-def _resources(r: Reader) -> Resources:
-    resources = Resources(
-        gpus=r.integer("gpus", least=0, most=1, required=True),
-        gpu_resource=r.text(
-            "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
-        ),
-        gpu_products=r.texts("gpuProducts", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", most=16, longest=63),
-        cpu=r.quantity("cpu"),
-        memory=r.quantity("memory"),
-        ephemeral_storage=r.quantity("ephemeralStorage"),
-        fit_check=r.choice("fitCheck", ("Enforce", "Warn", "Off")),
-    )
-    r.finish()
-    return resources
-
-
-def _placement(r: Reader) -> Placement:
-    tolerations = r.objects("tolerations", most=32)
-    for index, entry in enumerate(tolerations):
-        item = Reader(entry, f"{r.path}.tolerations[{index}]", r.problems)
-        for key in ("key", "operator", "value", "effect"):
-            item.text(key, longest=253)
-        item.integer("tolerationSeconds")
-        item.finish()
-    placement = Placement(
-        node_selector=r.text_map("nodeSelector", most=32),
-        tolerations=tolerations,
-        runtime_class_name=r.text("runtimeClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
-        priority_class_name=r.text("priorityClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
-        scheduler_name=r.text("schedulerName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
-    )
-    r.finish()
-    return placement
-
-
-def _cache(r: Reader) -> Cache:
-    pvc = r.mapping("pvc")
-    cache = Cache(
-        storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
-        size=pvc.quantity("size"),
-        access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
-        verify=r.choice("verify", ("OnDownload", "Always")),
-    )
-    pvc.finish()
-    r.finish()
-    return cache
-
-
-def _drain(r: Reader) -> Drain:
-    drain = Drain(r.duration("preStop", 15, most=600), r.duration("timeout", 120, most=86400))
-    r.finish()
-    return drain
 
 
 def _cross_field_problems(service: InferenceService) -> list[str]:
@@ -348,6 +297,7 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
     return found

@@ -66,6 +66,7 @@ class Observability:
 
     pod_monitor: bool = True
     rules: bool = True
+    dashboard: bool = True
 
 
 def read_secret_ref(r: Reader, key: str) -> SecretRef | None:
@@ -134,6 +135,7 @@ def read_observability(r: Reader) -> Observability:
     wanted = Observability(
         pod_monitor=r.choice("podMonitor", ("Auto", "Off")) == "Auto",
         rules=r.choice("rules", ("Auto", "Off")) == "Auto",
+        dashboard=r.choice("dashboard", ("Auto", "Off")) == "Auto",
     )
     r.finish()
     return wanted

@@ -1,4 +1,5 @@
-"""The parts of the spec that say how a service is operated, not what it serves: autoscaling, rollout.
+"""The parts of the spec that say how a service is operated, not what it serves: autoscaling, rollout,
+drain, disruption.
 
 Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
 Knows nothing of the children an InferenceService gets.
@@ -91,7 +92,9 @@ def autoscaling_problems(autoscaling: Autoscaling, replicas: int | None) -> list
 
 @dataclass(frozen=True, slots=True)
 class RolloutPolicy:
-    """How a change reaches the pods. `progress_deadline` in seconds, 0 = from the size of the weights."""
+    """How a change reaches the pods. Seconds: `progress_deadline`, 0 = from the size of the weights; `wait_for_idle`,
+    how long a change may wait for a moment with no request.
+    """
 
     strategy: str = "Auto"
     max_surge: int = 0
@@ -99,6 +102,7 @@ class RolloutPolicy:
     progress_deadline: int = 0
     auto_rollback: bool = True
     paused: bool = False
+    wait_for_idle: int = 0
 
 
 def read_rollout(r: Reader) -> RolloutPolicy:
@@ -110,6 +114,7 @@ def read_rollout(r: Reader) -> RolloutPolicy:
         progress_deadline=r.duration("progressDeadline", 0, most=86400),
         auto_rollback=r.boolean("autoRollback", default=True),
         paused=r.boolean("paused"),
+        wait_for_idle=r.duration("waitForIdle", 0, most=86400),
     )
     if policy.strategy == "RollingUpdate":
         if not policy.max_surge and not policy.max_unavailable:
@@ -118,3 +123,36 @@ def read_rollout(r: Reader) -> RolloutPolicy:
         r.problems.append(f"{r.path}: maxSurge and maxUnavailable need strategy: RollingUpdate")
     r.finish()
     return policy
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Seconds: readiness is off and the address is being withdrawn; then running streams may finish."""
+
+    pre_stop: int = 15
+    timeout: int = 120
+
+
+def read_drain(r: Reader) -> Drain:
+    """spec.drain."""
+    drain = Drain(r.duration("preStop", 15, most=600), r.duration("timeout", 120, most=86400))
+    r.finish()
+    return drain
+
+
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """What evictions may take: pods at a time, and whether pods that still load count as ones to be spared."""
+
+    max_unavailable: int = 1
+    protect_startup: bool = False
+
+
+def read_disruption(r: Reader) -> Disruption:
+    """spec.disruption."""
+    disruption = Disruption(
+        r.integer("maxUnavailable", default=1, least=1, most=1000),
+        r.boolean("protectStartup"),
+    )
+    r.finish()
+    return disruption

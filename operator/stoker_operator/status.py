@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
+from stoker_operator.fit import USABLE, WORKSPACE_GIB
 from stoker_operator.plan import Plan, ready_conditions
 from stoker_operator.plan_scaling import scaling_status
 from stoker_operator.snapshot import Observed
@@ -40,6 +41,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         "answered": plan.answered,
         "previous": plan.previous,
         "failed": plan.failed,
+        "waitingSince": plan.waiting_since,
     }
     status["revisions"] = {key: value for key, value in revisions.items() if value}
     model = plan.cache.model
@@ -58,6 +60,9 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
             "gpuProduct": fit.gpu_product,
             "weightsGiB": fit.weights_gib,
             "kvGiB": fit.kv_gib,
+            "workspaceGiB": WORKSPACE_GIB,
+            "usable": USABLE,
+            "contextLength": fit.context,
             "requiredGiB": fit.required_gib,
             "gpuGiB": fit.gpu_gib,
         }

@@ -56,13 +56,20 @@ async def serve(config: ServerConfig) -> int:
 
     process = await EngineProcess.spawn(config.engine, log_level=config.log_level, log_json=config.log_json)
     try:
-        await asyncio.to_thread(importlib.import_module, "stoker_runtime.server")
+        module = "stoker_runtime.fleet" if config.api_server_count > 1 else "stoker_runtime.server"
+        await asyncio.to_thread(importlib.import_module, module)
 
         from stoker_runtime.engine.engine import AsyncEngine
-        from stoker_runtime.server import Server
 
         async def start_engine(engine: EngineConfig) -> AsyncEngine:
             return await AsyncEngine.start(engine, process=process)
+
+        if config.api_server_count > 1:
+            from stoker_runtime.fleet import Fleet
+
+            return await Fleet(config, start_engine).run()
+
+        from stoker_runtime.server import Server
 
         return await Server(config, start_engine).run()
     finally:

@@ -19,6 +19,8 @@ QUANTIZATIONS = ("auto", "none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")
+RUNNERS = ("auto", "generate", "pooling")
+MAX_API_SERVERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class EngineConfig:
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is.
     `kernels` pins implementations: {"gemm": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
+    `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
+    wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
     """
 
     model: str
@@ -51,6 +55,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int = 0
+    runner: str = "auto"
+    pooler_config: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
 
     def validate(self) -> EngineConfig:
@@ -61,6 +67,7 @@ class EngineConfig:
             ("quantization", self.quantization, QUANTIZATIONS),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),
+            ("runner", self.runner, RUNNERS),
         ]
         for name, value, allowed in choices:
             if value not in allowed:
@@ -93,6 +100,10 @@ class ServerConfig:
     `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
     folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
+    `response_store_bytes` bounds the answers of /v1/responses that are kept; 0, or several API processes, keep none.
+    `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
+    `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
+    1 allows one, 2 wants one, signed by `ssl_ca_certs`.
     """
 
     engine: EngineConfig
@@ -100,6 +111,17 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ssl_ca_certs: str = ""
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str = ""
+    allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    api_server_count: int = 1
     chat_template: str = ""
     generation_config: str = "auto"
     tool_call_parser: str = "auto"
@@ -108,8 +130,19 @@ class ServerConfig:
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True
+    log_requests: bool = False
+    request_timeout: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
     drain_seconds: float = 120.0
+    response_store_bytes: int = 64 * 1024 * 1024
+    batch_dir: str = ""
+    batch_concurrency: int = 64
+    max_file_bytes: int = 200 * 1024 * 1024
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that clients may use; the first one is what answers and metrics carry."""
+        return self.served_model_names or (self.engine.model,)
 
     def validate(self) -> ServerConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
@@ -124,7 +157,27 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}; it must be at least 0.", param="drain_seconds")
+        for name, least in (("response_store_bytes", 0), ("batch_concurrency", 1), ("max_file_bytes", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.", param=name)
+        for name, number in (("drain_seconds", self.drain_seconds), ("request_timeout", self.request_timeout)):
+            if number < 0:
+                raise ConfigError(f"{name} is {number}; it must be at least 0.", param=name)
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(
+                f"api_server_count is {self.api_server_count}; it must be between 1 and {MAX_API_SERVERS}.",
+                param="api_server_count",
+            )
+        self._validate_tls()
         self.engine.validate()
         return self
+
+    def _validate_tls(self) -> None:
+        if not self.ssl_certfile:
+            for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs a certificate: give ssl_certfile too.", param=name)
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it must be 0, 1 or 2.", param="ssl_cert_reqs")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError("ssl_cert_reqs needs the authorities to trust: ssl_ca_certs.", param="ssl_cert_reqs")

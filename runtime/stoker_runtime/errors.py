@@ -4,12 +4,15 @@
     ├── RequestError                 the caller's fault: 400
     │   ├── AuthenticationError      401
     │   ├── NotFoundError            404
-    │   └── TooLargeError            413
+     │   ├── DeadlineError            408: the request's own time is over
+     │   ├── TooLargeError            413
+     │   └── UnsupportedError         501: a route that this server was not started for, or does not have yet
     ├── ConfigError                  the operator's of this server: start-up stops, exit status 2
     │   ├── ModelError               a checkpoint, GGUF file, tokenizer or template that cannot be used
     │   └── KernelUnavailableError   no kernel for this op, dtype and device
     ├── CapacityError                nobody's fault: 429 with Retry-After
     │   └── UnavailableError         503: starting, draining
+    ├── StorageError                 the disk is full or failed: 507
     └── EngineError                  ours: 500
         └── EngineDeadError          503: the engine process died or hangs
 
@@ -53,10 +56,24 @@ class NotFoundError(RequestError):
     type = "not_found_error"
 
 
+class DeadlineError(RequestError):
+    """The time that the request had is over; what it held is free."""
+
+    status = 408
+    type = "timeout_error"
+
+
 class TooLargeError(RequestError):
     """A body over the size limit."""
 
     status = 413
+
+
+class UnsupportedError(RequestError):
+    """A route that this server was not started for, or does not have yet; the message says which."""
+
+    status = 501
+    type = "not_implemented_error"
 
 
 class ConfigError(StokerError):
@@ -90,6 +107,13 @@ class UnavailableError(CapacityError):
 
     status = 503
     type = "service_unavailable"
+
+
+class StorageError(StokerError):
+    """The disk is full, or failed."""
+
+    status = 507
+    type = "storage_error"
 
 
 class EngineError(StokerError):

@@ -22,6 +22,7 @@ from stoker_runtime.config import (
     LOG_LEVELS,
     POLICIES,
     QUANTIZATIONS,
+    RUNNERS,
     EngineConfig,
     ServerConfig,
 )
@@ -111,7 +112,7 @@ class Flag:
     """One setting. `field` is where it goes: a field of EngineConfig, else of ServerConfig; "" for what is read here.
 
     `many`: it may be repeated, and a variable separates values by commas; `words`: one flag takes several values.
-    `secret` values are never quoted. A `switch` needs no value and has a `--no-` form.
+    `secret` values are never quoted. A `switch` needs no value and has a `--no-` form, which `opposites` are too.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Flag:
     words: bool = False
     secret: bool = False
     aliases: tuple[str, ...] = ()
+    opposites: tuple[str, ...] = ()
 
     @property
     def variable(self) -> str:
@@ -134,6 +136,14 @@ class Flag:
     def is_switch(self) -> bool:
         """Whether it is on or off."""
         return self.convert is switch
+
+
+_RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}
+
+
+def runner(value: str) -> str:
+    """auto, generate or pooling; the older names of tasks that pool mean pooling."""
+    return choice(RUNNERS)(_RUNNERS.get(value, value))
 
 
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
@@ -189,6 +199,24 @@ FLAGS: tuple[Flag, ...] = (
         "NAME",
     ),
     Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
+    Flag(
+        "runner",
+        "runner",
+        runner,
+        MODEL,
+        "generate, or pooling: embed and score; auto: by the model's files",
+        "|".join(RUNNERS),
+        aliases=("task",),
+    ),
+    Flag(
+        "pooler-config",
+        "pooler_config",
+        text,
+        MODEL,
+        'how to pool, as {"pooling_type": "MEAN", "normalize": true}',
+        "JSON",
+        aliases=("override-pooler-config",),
+    ),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(
         "gpu-memory-utilization",
@@ -232,16 +260,66 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         secret=True,
     ),
-    Flag("api-key-file", "", text, SERVER, "file with one API key a line", "FILE"),
+    Flag("api-key-file", "api_key_file", text, SERVER, "file with one API key a line, read again on change", "FILE"),
+    Flag("ssl-certfile", "ssl_certfile", text, SERVER, "TLS certificate chain, PEM; loaded again on change", "FILE"),
+    Flag("ssl-keyfile", "ssl_keyfile", text, SERVER, "TLS private key, PEM", "FILE"),
+    Flag("ssl-ca-certs", "ssl_ca_certs", text, SERVER, "authorities of the clients' certificates, PEM", "FILE"),
+    Flag(
+        "ssl-cert-reqs", "ssl_cert_reqs", integer(0), SERVER, "client certificate: 0 none, 1 optional, 2 required", "N"
+    ),
+    Flag("ssl-ciphers", "ssl_ciphers", text, SERVER, "TLS 1.2 ciphers, as OpenSSL spells them", "LIST"),
+    Flag("allowed-origins", "allowed_origins", text, SERVER, "CORS: origins of pages", "ORIGIN", many=True, words=True),
+    Flag("allowed-methods", "allowed_methods", text, SERVER, "CORS: methods", "METHOD", many=True, words=True),
+    Flag(
+        "allowed-headers", "allowed_headers", text, SERVER, "CORS: headers of requests", "NAME", many=True, words=True
+    ),
+    Flag("allow-credentials", "allow_credentials", switch, SERVER, "CORS: let pages send cookies and keys"),
+    Flag(
+        "api-server-count",
+        "api_server_count",
+        integer(1),
+        SERVER,
+        "processes that speak HTTP, in front of one engine",
+        "N",
+        aliases=("asc",),
+    ),
+    Flag("request-timeout", "request_timeout", number(0.0), SERVER, "longest time of a request; 0: none", "SECONDS"),
     Flag("max-body-bytes", "max_body_bytes", integer(1), SERVER, "largest request body; 32M is 32 MiB", "BYTES"),
+    Flag(
+        "response-store-bytes",
+        "response_store_bytes",
+        integer(0),
+        SERVER,
+        "memory for stored answers of /v1/responses; 0: none",
+        "BYTES",
+    ),
+    Flag("batch-dir", "batch_dir", text, SERVER, "folder for /v1/files and /v1/batches; none: they are off", "FOLDER"),
+    Flag("batch-concurrency", "batch_concurrency", integer(1), SERVER, "lines of batches that run at a time", "N"),
+    Flag("max-file-bytes", "max_file_bytes", integer(1), SERVER, "largest file for /v1/files", "BYTES"),
     Flag("drain-seconds", "drain_seconds", number(0.0), SERVER, "time for running streams after SIGTERM", "SECONDS"),
-    Flag("access-log", "access_log", switch, SERVER, "log a line for each request"),
+    Flag(
+        "access-log",
+        "access_log",
+        switch,
+        SERVER,
+        "log a line for each request",
+        opposites=("disable-uvicorn-access-log",),
+    ),
+    Flag(
+        "enable-log-requests",
+        "log_requests",
+        switch,
+        SERVER,
+        "log parameters and token counts of each request, no text",
+        opposites=("disable-log-requests",),
+    ),
     Flag("log-level", "log_level", choice(LOG_LEVELS), SERVER, "least severe messages to log", "|".join(LOG_LEVELS)),
     Flag("log-json", "log_json", switch, SERVER, "log JSON objects instead of lines"),
     Flag("config", "", text, SERVER, "TOML or YAML file with any of these settings", "FILE"),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
 ALIASES = {alias: flag.name for flag in FLAGS for alias in flag.aliases}
+OPPOSITES = {opposite: flag.name for flag in FLAGS for opposite in flag.opposites}
 
 
 DEFAULTS: dict[str, Any] = {

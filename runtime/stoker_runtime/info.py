@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from stoker_runtime.config import EngineConfig
+    from stoker_runtime.models.config_source import ModelSource
+    from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
 
 GIB = 1024**3
@@ -40,7 +42,7 @@ def main(argv: list[str]) -> int:
     try:
         config = parse(argv, os.environ).engine if argv else None
         # Imported once the flags are right: PyTorch takes seconds.
-        from stoker_runtime.executor.build import open_device, pin_kernels
+        from stoker_runtime.executor.device import open_device, pin_kernels
 
         device = open_device(config.device if config else "auto")
         show("Versions", versions())
@@ -48,9 +50,8 @@ def main(argv: list[str]) -> int:
         dtype = "float32" if device.type == "cpu" else "bfloat16"
         if config is not None:
             pin_kernels(config)
-            spec, config = decide(config, device)
-            show("Model", model_lines(spec, config, device))
-            dtype = config.dtype
+            lines, dtype = describe_model(config, device)
+            show("Model", lines)
         show("Kernels", kernel_lines(dtype, device))
     except ConfigError as error:
         sys.stderr.write(f"stoker info: {error.message}\n")
@@ -94,19 +95,50 @@ def device_lines(device: torch.device) -> list[Line]:
     ]
 
 
-def decide(config: EngineConfig, device: torch.device) -> tuple[ModelSpec, EngineConfig]:
-    """What the model is, and the configuration with every automatic value decided. Raises ConfigError."""
+def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
+    """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.resolve import resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
+    from stoker_runtime.models.pooling import read_pooling
 
-    spec = build_spec(read_source(config.model))
-    return spec, resolve(config, spec, device.type)
+    source = read_source(config.model)
+    pooling = read_pooling(source, config)
+    if pooling is not None:
+        return pooling_lines(source, pooling, config, device)
+    spec = build_spec(source)
+    config = resolve(config, spec, device.type)
+    return model_lines(spec, config, device), config.dtype
+
+
+def pooling_lines(
+    source: ModelSource, pooling: PoolingSpec, config: EngineConfig, device: torch.device
+) -> tuple[list[Line], str]:
+    """The same of a model that embeds or scores: it keeps no cache, so a step is all that it needs beside weights."""
+    from stoker_runtime.executor.device import device_memory
+    from stoker_runtime.executor.pooling_build import pooling_spec
+    from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
+
+    spec = pooling_spec(source)
+    config = resolve_pooling(config, spec, pooling, device.type)
+    plan = plan_pooling(config, spec, device_memory(device))
+    normalized = ", normalized" if pooling.normalize else ""
+    lines = [
+        (
+            "architecture",
+            f"{spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden}, vocabulary {spec.vocab}",
+        ),
+        ("task", f"{pooling.task}: {pooling.pooling}{normalized}, texts of up to {config.max_model_len:,} tokens"),
+        ("dtype", config.dtype),
+        ("weights", gib(plan.weights)),
+        ("workspace", f"{gib(plan.workspace)} for steps of {config.max_num_batched_tokens:,} tokens"),
+    ]
+    return lines, config.dtype
 
 
 def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> list[Line]:
     """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
-    from stoker_runtime.executor.build import device_memory
+    from stoker_runtime.executor.device import device_memory
     from stoker_runtime.executor.resolve import plan_memory
     from stoker_runtime.executor.state import state_bytes
 

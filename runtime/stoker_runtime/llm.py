@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,8 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import Executor
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.progress_line import Progress
 from stoker_runtime.request import Constraint, FinishReason, Request, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from stoker_runtime.detokenizer import Detokenizer
+    from stoker_runtime.llm_pooling import LocalPooling
     from stoker_runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -40,14 +42,14 @@ Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 UNBOUNDED = 1 << 62
-PROGRESS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """A finished generation. `token_ids` include the id that ended it; `text` does not.
 
-    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS.
+    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS; "max_model_len" where the
+    context was full before `max_tokens` were out.
     `prompt_logprobs[i]` is of prompt token i + 1.
     """
 
@@ -82,10 +84,14 @@ class LLM:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"LLM has no option {name!r}{hint}", param=name)
-        from stoker_runtime.executor.build import build_executor
+        from stoker_runtime.executor.build import build_model
 
         config = EngineConfig(model=model, **options).validate()
-        self._open(build_executor(config), config)
+        executor = build_model(config)
+        if isinstance(executor, PoolingExecutor):
+            self._open_pooling(executor, config)
+        else:
+            self._open(executor, config)
 
     @classmethod
     def over(cls, executor: Executor, config: EngineConfig) -> LLM:
@@ -96,7 +102,20 @@ class LLM:
 
     def _open(self, executor: Executor, config: EngineConfig) -> None:
         # Whoever calls waits for the result anyway: there is no queue to protect.
-        self._loop = StepLoop(executor, replace(config, max_queued=UNBOUNDED))
+        self._generating: StepLoop | None = StepLoop(executor, replace(config, max_queued=UNBOUNDED))
+        self._pooling: LocalPooling | None = None
+        self._executor: Executor | PoolingExecutor = executor
+        self._keep(config)
+
+    def _open_pooling(self, executor: PoolingExecutor, config: EngineConfig) -> None:
+        from stoker_runtime.llm_pooling import LocalPooling
+
+        self._generating = None
+        self._pooling = LocalPooling(executor, replace(config, max_queued=UNBOUNDED), lambda: self.tokenizer)
+        self._executor = executor
+        self._keep(config)
+
+    def _keep(self, config: EngineConfig) -> None:
         self._config = config
         self._names = itertools.count()
         self._tokenizer: Tokenizer | None = None
@@ -112,12 +131,24 @@ class LLM:
 
     def close(self) -> None:
         """Free the device."""
-        self._loop.executor.close()
+        self._executor.close()
 
     @property
     def engine(self) -> StepLoop:
-        """The step loop, for its statistics and its executor."""
+        """The step loop, for its statistics and its executor. Raises RequestError for a model that pools."""
         return self._loop
+
+    @property
+    def _loop(self) -> StepLoop:
+        if self._generating is None:
+            raise RequestError("This model embeds or scores texts; it does not generate.")
+        return self._generating
+
+    @property
+    def _pool(self) -> LocalPooling:
+        if self._pooling is None:
+            raise RequestError("This model generates; a decoder embeds when it is opened with runner='pooling'.")
+        return self._pooling
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -143,7 +174,7 @@ class LLM:
         """
         running = self._submit([self._encode(each) for each in as_prompts(prompts)], params)
         records = {each: _Record(each, self._detokenizer(stop)) for each in running}
-        bar = _Progress(len(running)) if progress else None
+        bar = Progress(len(running)) if progress else None
 
         def take(output: StepOutput) -> None:
             for sequence in gather(output, records, search=bool(stop)):
@@ -192,6 +223,23 @@ class LLM:
         # The template writes the special tokens itself.
         prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return self.generate(prompts, params, stop=stop, progress=progress)
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None
+    ) -> list[list[float]]:
+        """The vector of each text (or of its token ids), in their order.
+
+        `dimensions` cuts the vectors of a Matryoshka model; `normalize` None does as the model says.
+        Raises RequestError for a model that does not embed, and for a text that is empty or too long.
+        """
+        return self._pool.embed(as_prompts(texts), dimensions, normalize)
+
+    def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[float]:
+        """How well texts go together: a cross-encoder's score of each pair, or the cosine of their embeddings.
+
+        One `first` goes with every `second`, otherwise there are as many. Raises RequestError.
+        """
+        return self._pool.score(*([each] if isinstance(each, str) else list(each) for each in (first, second)))
 
     def generate_tokens(self, prompts: Sequence[Sequence[int]], params: Params = None) -> list[list[int]]:
         """Token ids in, generated token ids out, nothing in between: no tokenizer, no per-token Python work."""
@@ -317,33 +365,11 @@ class _Record:
     def _finish(self) -> tuple[FinishReason, str | int | None]:
         if self._detokenizer.stopped_by is not None:
             return FinishReason.STOP, self._detokenizer.stopped_by
-        assert self._sequence.finish is not None, "the sequence goes on"
-        return self._sequence.finish, self._sequence.stop_token
-
-
-class _Progress:
-    """One line on standard error, rewritten a few times a second."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._tokens = 0
-        self._began = time.monotonic()
-        self._shown = 0.0
-
-    def show(self, done: int, tokens: int) -> None:
-        """Count `tokens` more; rewrite the line when it is old or the work is done."""
-        self._tokens += tokens
-        now = time.monotonic()
-        if now - self._shown < PROGRESS_SECONDS and done < self._total:
-            return
-        self._shown = now
-        rate = self._tokens / max(now - self._began, 1e-9)
-        sys.stderr.write(f"\r{done}/{self._total} sequences, {self._tokens} tokens, {rate:.0f} tokens/s ")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        """Leave the line as it is."""
-        sys.stderr.write("\n")
+        sequence = self._sequence
+        assert sequence.finish is not None, "the sequence goes on"
+        if sequence.finish is FinishReason.LENGTH and len(self._token_ids) < sequence.params.max_tokens:
+            return sequence.finish, "max_model_len"
+        return sequence.finish, sequence.stop_token
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,7 +2,8 @@
 
 Invariants: observing costs a bisection and two additions (no locks, no label look-ups), because it happens for
 every token; exposition is built at scrape time from these plain numbers and the engine's newest heartbeat. All
-observations come from one thread, the event loop's.
+observations of a process come from one thread, the event loop's. They stand on a board that all API processes share,
+so a scrape of any of them shows the whole server.
 Knows nothing of HTTP. Units: seconds, tokens, fractions of 1.
 """
 
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stoker_runtime.board import Board
 from stoker_runtime.request import EngineStats, FinishReason
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -26,31 +28,34 @@ _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 
 
 class Histogram:
-    """Counts per bucket, and the sum of what was observed."""
+    """Counts per bucket, and the sum of what was observed, on a board."""
 
-    __slots__ = ("_bounds", "_counts", "_sum", "help", "name")
+    __slots__ = ("_board", "_bounds", "_cells", "_first", "_sum", "help", "name")
 
-    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+    def __init__(self, board: Board, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self.name = name
         self.help = help_text
         self._bounds = tuple(map(float, bounds))
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self._board = board
+        self._cells = board.cells
+        self._first = board.take(len(bounds) + 2)
+        self._sum = self._first + len(bounds) + 1
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value`, `times` times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
+        cells = self._cells
+        cells[self._first + bisect_left(self._bounds, value)] += times
+        cells[self._sum] += value * times
 
     def family(self, model: str) -> Metric:
         """The metric as it is exposed: cumulative buckets."""
         buckets: list[tuple[str, float]] = []
         total = 0
-        for bound, found in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += found
+        for at, bound in enumerate((*map(str, self._bounds), "+Inf")):
+            total += int(self._board.total(self._first + at))
             buckets.append((bound, total))
         family = HistogramMetricFamily(self.name, self.help, labels=["model_name"])
-        family.add_metric([model], buckets, self._sum)
+        family.add_metric([model], buckets, self._board.total(self._sum))
         return family
 
 
@@ -86,21 +91,25 @@ COUNTERS = (
 class ServerMetrics(Collector):
     """The numbers of one server. `model_name` labels every series."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, board: Board | None = None) -> None:
         self.model_name = model_name
+        self.board = board = board or Board()
         self.cache_config: dict[str, str] = {}
         self._stats: Callable[[], EngineStats] = EngineStats
-        self._finished = dict.fromkeys(FinishReason, 0)
-        self._rejected = 0
-        self._first_token = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
-        self._inter_token = Histogram("vllm:inter_token_latency_seconds", "Time between tokens", _TOKEN)
-        self._end_to_end = Histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
-        self._queue = Histogram("vllm:request_queue_time_seconds", "Arrival to a place in the batch", _LATENCY)
+        self._finished = {reason: board.take(1) for reason in FinishReason}
+        self._rejected = board.take(1)
+        self._first_token = Histogram(board, "vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
+        self._inter_token = Histogram(board, "vllm:inter_token_latency_seconds", "Time between tokens", _TOKEN)
+        self._end_to_end = Histogram(board, "vllm:e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
+        self._queue = Histogram(board, "vllm:request_queue_time_seconds", "Arrival to a place in the batch", _LATENCY)
         self._per_token = Histogram(
-            "vllm:request_time_per_output_token_seconds", "A request's mean time per token after the first", _TOKEN
+            board,
+            "vllm:request_time_per_output_token_seconds",
+            "A request's mean time per token after the first",
+            _TOKEN,
         )
-        self._prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _SIZES)
-        self._generated = Histogram("vllm:request_generation_tokens", "Tokens generated for a request", _SIZES)
+        self._prompt = Histogram(board, "vllm:request_prompt_tokens", "Prompt tokens of a request", _SIZES)
+        self._generated = Histogram(board, "vllm:request_generation_tokens", "Tokens generated for a request", _SIZES)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -113,7 +122,11 @@ class ServerMetrics(Collector):
         """A sequence's first token came `seconds` after its request; it `queued` seconds of them, if known."""
         self._first_token.observe(seconds)
         if queued is not None:
-            self._queue.observe(queued)
+            self.queued(queued)
+
+    def queued(self, seconds: float) -> None:
+        """A sequence, or a text to pool, waited `seconds` for its place in a batch."""
+        self._queue.observe(seconds)
 
     def inter_token(self, seconds: float, tokens: int) -> None:
         """`tokens` came, each `seconds` after the one before it."""
@@ -123,7 +136,7 @@ class ServerMetrics(Collector):
         self, reason: FinishReason, seconds: float, decode_seconds: float, prompt_tokens: int, tokens: int
     ) -> None:
         """A sequence ended `seconds` after its request; its tokens after the first took `decode_seconds`."""
-        self._finished[reason] += 1
+        self.board.cells[self._finished[reason]] += 1
         self._end_to_end.observe(seconds)
         self._prompt.observe(prompt_tokens)
         self._generated.observe(tokens)
@@ -132,7 +145,7 @@ class ServerMetrics(Collector):
 
     def request_rejected(self) -> None:
         """A request was turned away because the queue was full."""
-        self._rejected += 1
+        self.board.cells[self._rejected] += 1
 
     def expose(self) -> bytes:
         """The text that a scrape reads."""
@@ -151,7 +164,7 @@ class ServerMetrics(Collector):
             yield counters
         yield self._success()
         rejected = CounterMetricFamily("stoker:requests_rejected", "Requests refused by a full queue", labels=labels)
-        rejected.add_metric([self.model_name], self._rejected)
+        rejected.add_metric([self.model_name], self.board.total(self._rejected))
         yield rejected
         if self.cache_config:
             info = GaugeMetricFamily(
@@ -167,6 +180,6 @@ class ServerMetrics(Collector):
         family = CounterMetricFamily(
             "vllm:request_success", "Sequences that ended, by reason", labels=["model_name", "finished_reason"]
         )
-        for reason, total in self._finished.items():
-            family.add_metric([self.model_name, reason.value], total)
+        for reason, at in self._finished.items():
+            family.add_metric([self.model_name, reason.value], self.board.total(at))
         return family

@@ -18,9 +18,12 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import uvicorn
@@ -30,12 +33,18 @@ from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.state import Phase, ServerState, Service
+from stoker_runtime.board import WARM, Board
 from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import ConfigError, EngineError
+from stoker_runtime.errors import EngineError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.pooling import PoolingSpec, read_pooling
+from stoker_runtime.parent import FORCED_EXIT
+from stoker_runtime.port import BACKLOG, address, open_port
 from stoker_runtime.process_clock import process_age
-from stoker_runtime.request import FinishReason, Request, SamplingParams
+from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
+from stoker_runtime.tls import keep_fresh, tls_context
 from stoker_runtime.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -43,7 +52,7 @@ KEEP_ALIVE_SECONDS = 75
 GOODBYE_SECONDS = 2.0
 WARM_UP_SECONDS = 300.0
 WARM_UP_TOKENS = 2
-FORCED_EXIT = 1
+POLL_SECONDS = 0.02
 
 
 class ReadySizes(Protocol):
@@ -60,9 +69,16 @@ class ReadySizes(Protocol):
         ...
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer."""
+        ...
+
+    @property
     def description(self) -> Mapping[str, str]:
         """What the engine says of itself."""
         ...
+
+
 class OwnedEngine(EngineClient, Protocol):
     """An engine that this process started and must close."""
 
@@ -112,14 +128,22 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+class Seat(NamedTuple):
+    """One API process's place among several: the socket it accepts from, and its row of the board they share."""
+
+    listener: socket.socket
+    board: Board
+
+
 class Server:
     """One server process. `run` returns its exit status."""
 
-    def __init__(self, config: ServerConfig, start_engine: StartEngine) -> None:
+    def __init__(self, config: ServerConfig, start_engine: StartEngine, seat: Seat | None = None) -> None:
+        """`seat`: this process's place among several; without one it is alone and opens the port itself."""
         self.config = config
-        self.state = ServerState(config, ServerMetrics(_model_names(config)[0]))
-        self.port = 0
-        self.listening = asyncio.Event()
+        self._seat = seat
+        self._board = seat.board if seat else Board()
+        self.state = ServerState(config, ServerMetrics(config.model_names[0], self._board))
         self._start_engine = start_engine
         self._engine: OwnedEngine | None = None
         self._stop = asyncio.Event()
@@ -127,14 +151,15 @@ class Server:
     async def run(self) -> int:
         """Serve until a signal. Raises ConfigError, ModelError or EngineError when the start fails."""
         self._catch_signals()
-        listener = open_port(self.config.host, self.config.port)
-        self.port = listener.getsockname()[1]
-        http = HttpServer(uvicorn_config(Application(self.state)))
-        serving = asyncio.create_task(http.serve([listener]))
+        tls = tls_context(self.config)
+        http = HttpServer(uvicorn_config(Application(self.state), tls))
+        listener = self._seat.listener if self._seat else open_port(self.config.host, self.config.port)
+        if self._seat is None:
+            log.info("listening on %s", address(self.config, listener))
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stop.wait())
-        log.info("listening on http://%s:%d", self.config.host, self.port)
-        self.listening.set()
+        serving = asyncio.create_task(self._serve(http, listener, starting))
+        refreshing = asyncio.create_task(keep_fresh(tls, self.config)) if tls else None
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -147,10 +172,18 @@ class Server:
             await asyncio.gather(starting, stopping, return_exceptions=True)
             if self._engine is not None:
                 await self._engine.close()
+            if refreshing is not None:
+                refreshing.cancel()
             http.should_exit = True
             await serving
         log.info("stopped")
         return 0
+
+    async def _serve(self, http: HttpServer, listener: socket.socket, starting: asyncio.Task[None]) -> None:
+        """Answer whoever connects. A process that replaces another lets them wait until it can."""
+        if self._board.all_warm:
+            await asyncio.wait({starting})
+        await http.serve([listener])
 
     def stop(self) -> None:
         """Drain and stop; called a second time, exit at once."""
@@ -161,9 +194,12 @@ class Server:
         self._stop.set()
 
     def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
+        if self._seat is None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
+        else:
+            # The terminal sends it to every process; whoever started this one passes on what is meant.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def _start(self) -> None:
         phases = Phases()
@@ -182,25 +218,47 @@ class Server:
         self.state.detail = "the warm-up completion is running"
         with phases.measure("warm-up"):
             await asyncio.wait_for(warm_up(service), WARM_UP_SECONDS)
+        self._board.cells[WARM] = 1.0
+        while not self._board.all_warm:
+            await asyncio.sleep(POLL_SECONDS)
         # What lives now lives for ever: the collector need not look at it again in the middle of a stream.
         gc.collect()
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        dialect = service.dialect
-        log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
+        if self.state.batches is not None:
+            self.state.batches.start()
+        if service.pooling is None:
+            dialect = service.dialect
+            log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
 
     def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
-        limits = Limits(engine.max_model_len, engine.vocab_size, self.config.engine.scheduling_policy == "priority")
+        limits = Limits(
+            engine.max_model_len,
+            engine.vocab_size,
+            self.config.engine.scheduling_policy == "priority",
+            engine.ready.eos_token_ids,
+        )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
-        return Service(engine, text_side.tokenizer, text_side.template, limits, text_side.defaults, text_side.dialect)
+        return Service(
+            engine,
+            text_side.tokenizer,
+            text_side.template,
+            limits,
+            text_side.defaults,
+            text_side.dialect,
+            pooling=text_side.pooling,
+        )
 
     async def _drain(self) -> None:
         state, patience = self.state, self.config.drain_seconds
         state.phase, state.detail = Phase.DRAINING, "it is shutting down"
-        if state.active:
-            log.info("draining: %d requests are running, they have %.0f s", len(state.active), patience)
+        if state.batches is not None:
+            # Their lines run again at the next start, so nobody need wait for them.
+            await state.batches.stop()
+        if state.load:
+            log.info("draining: %d requests are running, they have %.0f s", state.load, patience)
         if not await _empty(state, patience):
             log.warning("%d requests are cut short after %.0f s", len(state.active), patience)
             for generation in list(state.active):
@@ -209,12 +267,12 @@ class Server:
 
 
 async def _empty(state: ServerState, seconds: float) -> bool:
-    """Wait until no request is under way, at most `seconds`."""
+    """Wait until no request is under way in any process, at most `seconds`: who is done first answers until then."""
     deadline = time.monotonic() + seconds
-    while state.active:
+    while state.load:
         if time.monotonic() >= deadline:
             return False
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(POLL_SECONDS)
     return True
 
 
@@ -225,6 +283,7 @@ class TextSide(NamedTuple):
     template: ChatTemplate
     defaults: SamplingDefaults
     dialect: Dialect
+    pooling: PoolingSpec | None
 
 
 def load_text_side(config: ServerConfig) -> TextSide:
@@ -235,42 +294,52 @@ def load_text_side(config: ServerConfig) -> TextSide:
         config.chat_template, tokenizer.chat_templates, tokenizer.special_tokens, tokenizer.source
     )
     defaults = load_defaults(config.engine.model) if config.generation_config == "auto" else SamplingDefaults()
-    return TextSide(tokenizer, template, defaults, choose_dialect(config, template))
+    return TextSide(tokenizer, template, defaults, choose_dialect(config, template), find_pooling(config.engine))
+
+
+def find_pooling(config: EngineConfig) -> PoolingSpec | None:
+    """How the model pools; None where it generates. Raises ModelError or ConfigError."""
+    # Only a folder's files can say by themselves that a model pools.
+    if config.runner != "pooling" and not (Path(config.model) / "config.json").is_file():
+        return None
+    return read_pooling(read_source(config.model), config)
 
 
 async def warm_up(service: Service) -> None:
-    """Let one short completion through the engine. Raises EngineError when it does not come out."""
+    """Let one short completion, or text to pool, through the engine. Raises EngineError when it does not come out."""
     prompt = tuple(at % service.limits.vocab_size for at in range(4))
-    tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
-    params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
-    stream = service.engine.submit([Request("warm-up", prompt, params, time.monotonic())])
+    request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
+    if service.pooling is None:
+        tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
+        params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
+        request = replace(request, params=params)
+    else:
+        prompt = prompt[: service.limits.max_model_len]
+        params, good = SamplingParams(max_tokens=0), FinishReason.STOP
+        request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
+    stream = service.engine.submit([request])
     while True:
         for output in await stream.next():
-            if output.finish is FinishReason.LENGTH:
+            if output.finish is good:
                 return
             if output.finish is not None:
                 raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")
 
 
-def open_port(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address cannot be had."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # The protocol is named because asyncio switches off the delay of small packets only where it is.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.", param="port") from error
-    return listener
+class WebConfig(uvicorn.Config):
+    """uvicorn's configuration with a TLS context that was made before."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        """Resolve what uvicorn resolves."""
+        super().load()
+        self.ssl = self.tls
 
 
-def _model_names(config: ServerConfig) -> tuple[str, ...]:
-    return config.served_model_names or (config.engine.model,)
-
-
-def uvicorn_config(app: Application) -> uvicorn.Config:
-    return uvicorn.Config(
+def uvicorn_config(app: Application, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """uvicorn with nothing of its own between the socket and `app`."""
+    config = WebConfig(
         app,
         http="httptools",
         lifespan="off",
@@ -280,5 +349,7 @@ def uvicorn_config(app: Application) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(GOODBYE_SECONDS),
-        backlog=4096,
+        backlog=BACKLOG,
     )
+    config.tls = tls
+    return config

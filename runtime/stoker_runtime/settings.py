@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.api.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, PREFIX, BadValue, Flag, pair, spell
+from stoker_runtime.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, BadValue, Flag, pair, spell
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
 OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_")
@@ -45,10 +47,10 @@ def build(settings: Mapping[str, Any]) -> ServerConfig:
         field = BY_NAME[name].field
         if field:
             (engine if field in engine_fields else server)[field] = tuple(value) if BY_NAME[name].many else value
-    keys_file = settings.get("api-key-file")
-    if keys_file:
-        server["api_keys"] = (*server.get("api_keys", ()), *_keys_in(Path(keys_file)))
-    return ServerConfig(engine=EngineConfig(**engine), **server).validate()
+    config = ServerConfig(engine=EngineConfig(**engine), **server).validate()
+    if config.api_key_file:
+        read_keys(Path(config.api_key_file))
+    return config
 
 
 def describe(config: ServerConfig) -> str:
@@ -82,7 +84,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         values = [value] if equals else _take_values(flag, rest)
         if not values:
             raise ConfigError(f"{spelled} needs a value: {flag.shown}.", param=flag.name)
-        converted = [_convert(flag, spelled, each) for each in values]
+        converted = [_convert(flag, spelled, each) for each in _split(flag, values)]
         found[flag.name] = [*found.get(flag.name, []), *converted] if flag.many else converted[0]
         if negated:
             raise ConfigError(f"{spelled} takes no value.", param=flag.name)
@@ -97,12 +99,25 @@ def _take_values(flag: Flag, rest: list[str]) -> list[str]:
     return taken
 
 
+def _split(flag: Flag, values: Sequence[str]) -> Sequence[str]:
+    """The values; for one that is a JSON list of texts, as vLLM writes `--allowed-origins`, its entries."""
+    if not (flag.many and len(values) == 1 and values[0].startswith("[")):
+        return values
+    try:
+        listed = json.loads(values[0])
+    except ValueError:
+        return values
+    return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else values
+
+
 def _find_flag(spelled: str) -> tuple[Flag, bool]:
     """The flag, and whether it is negated. Underscores count as dashes."""
     name = spelled.lstrip("-").replace("_", "-")
     name = ALIASES.get(name, name)
     if name in BY_NAME:
         return BY_NAME[name], False
+    if name in OPPOSITES:
+        return BY_NAME[OPPOSITES[name]], True
     plain = name.removeprefix("no-")
     if plain != name and plain in BY_NAME and BY_NAME[plain].is_switch:
         return BY_NAME[plain], True
@@ -120,7 +135,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             raise _unknown("environment variable", name, variables, name)
         flag = variables[name]
         if flag.many:
-            found[flag.name] = [_convert(flag, name, part.strip()) for part in value.split(",") if part.strip()]
+            parts = _split(flag, [value])
+            parts = value.split(",") if parts == [value] else parts
+            found[flag.name] = [_convert(flag, name, part.strip()) for part in parts if part.strip()]
         else:
             found[flag.name] = _convert(flag, name, value)
     return found
@@ -169,17 +186,6 @@ def _read_file(path: Path) -> dict[Any, Any]:
             raise ConfigError(f"{path} must hold keys and values.", param="config")
         return values
     raise ConfigError(f"The config file {path} must end in .toml, .yaml or .yml.", param="config")
-
-
-def _keys_in(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The API key file {path} cannot be read: {error}.", param="api-key-file") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"The API key file {path} holds no key.", param="api-key-file")
-    return keys
 
 
 def _convert(flag: Flag, spelled: str, value: str) -> Any:

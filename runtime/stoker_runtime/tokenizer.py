@@ -47,6 +47,14 @@ class TokenizerFiles:
     templates: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of a text, or of a pair of texts whose second begins at `second` (0: the tokenizer does not tell)."""
+
+    ids: list[int]
+    second: int = 0
+
+
 class Tokenizer:
     """A vocabulary and its merges, plus what its files say of special tokens and chat templates."""
 
@@ -87,6 +95,9 @@ class Tokenizer:
             rust = RustTokenizer.from_file(str(file))
         except Exception as error:  # the Rust side raises bare Exception
             raise ModelError(f"{file}: cannot be read as a tokenizer: {error}.") from error
+        # What a training script left here: a text is neither cut nor filled up unless a request says so.
+        rust.no_truncation()
+        rust.no_padding()
         return cls(rust, _folder_files(folder, rust), str(file))
 
     @classmethod
@@ -103,6 +114,25 @@ class Tokenizer:
         """The ids of `text`; special tokens written out in it are matched as such."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_texts(
+        self, text: str, second: str | None, add_special_tokens: bool = True, limit: int | None = None
+    ) -> Encoded:
+        """The ids of a text, or of a pair as the tokenizer joins them, at most `limit` of them.
+
+        What is too long loses the end of its last text; the special tokens around it stay.
+        """
+        found = self._rust.encode(text, second, add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
+        kinds: list[int] = found.type_ids
+        excess = len(ids) - limit if limit is not None else 0
+        if excess > 0:
+            order = sorted(range(len(ids)), key=lambda at: (found.sequence_ids[at] or 0, at))
+            texts = [at for at in order if found.sequence_ids[at] is not None]
+            dropped = set(texts[-excess:])
+            kept = [at for at in range(len(ids)) if at not in dropped][:limit]
+            ids, kinds = [ids[at] for at in kept], [kinds[at] for at in kept]
+        return Encoded(ids, kinds.index(1) if 1 in kinds else 0)
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of `text` as nothing but text: a special token written out in it is cut into pieces."""

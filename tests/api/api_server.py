@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,12 @@ from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.server import open_port, uvicorn_config
+from stoker_runtime.port import open_port
+from stoker_runtime.server import uvicorn_config
 from stoker_runtime.tokenizer import Tokenizer
 
+# Made once: each client of its own would load the certificates of the system.
+CLIENT = httpx.Client(verify=False, timeout=30)
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -67,10 +71,10 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
     return state
 
 
-def serve(state: ServerState, engine: FakeEngine) -> Iterator[Running]:
+def serve(state: ServerState, engine: FakeEngine, tls: ssl.SSLContext | None = None) -> Iterator[Running]:
     """Run a server in a thread of its own for as long as the iterator lives."""
     listener = open_port("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(Application(state)))
+    server = uvicorn.Server(uvicorn_config(Application(state), tls))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
@@ -79,7 +83,7 @@ def serve(state: ServerState, engine: FakeEngine) -> Iterator[Running]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     deadline = time.monotonic() + 10
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from api_server import Running, make_state, serve
+from calling_server import CALLS, TEMPLATE, LongEngine, says
 from fake_engine import FakeEngine
 
 from stoker_runtime.api.state import Phase
@@ -34,7 +35,7 @@ def server(running: Running) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def http_pool(running: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=10) as client:
+    with httpx.Client(base_url=running.url, timeout=10, verify=False) as client:
         yield client
 
 
@@ -42,3 +43,18 @@ def http_pool(running: Running) -> Iterator[httpx.Client]:
 def http(server: Running, http_pool: httpx.Client) -> httpx.Client:
     """A client of the shared server."""
     return http_pool
+
+
+@pytest.fixture(scope="session")
+def calling_running() -> Iterator[Running]:
+    engine = LongEngine()
+    yield from serve(make_state(engine, TEMPLATE), engine)
+
+
+@pytest.fixture
+def calling(calling_running: Running) -> Iterator[Running]:
+    """A server whose model reasons and calls tools, the way of Qwen3; it says CALLS unless told otherwise."""
+    calling_running.engine.reset()
+    says(calling_running, CALLS)
+    yield calling_running
+    calling_running.engine.reset()

@@ -9,8 +9,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-import httpx
-from api_server import wait_until
+from api_server import CLIENT, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +39,12 @@ class ServerProcess:
     @property
     def url(self) -> str:
         assert wait_until(lambda: "listening on" in self.log or self.popen.poll() is not None, 30), self.log
-        return "http://127.0.0.1:" + re.findall(r"listening on http://[^:]+:(\d+)", self.log)[0]
+        scheme, port = re.findall(r"listening on (https?)://[^:]+:(\d+)", self.log)[0]
+        return f"{scheme}://127.0.0.1:{port}"
 
     def wait_ready(self, seconds: float = 30) -> ServerProcess:
         url = self.url
-        assert wait_until(lambda: httpx.get(f"{url}/ready").status_code == 200, seconds), self.log
+        assert wait_until(lambda: CLIENT.get(f"{url}/ready").status_code == 200, seconds), self.log
         return self
 
     def engine_pids(self) -> list[int]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
-from api_server import Running, make_state, serve
+from api_server import CLIENT, Running, make_state, serve
 from fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
+BEAMS = {"prompt": "a", "use_beam_search": True}
 
 
 def case(path: str, body: dict[str, Any], param: str | None, says: str, status: int = 400) -> Any:
@@ -42,19 +43,32 @@ CASES = [
     completion("top_p", 0, "top_p must be greater than 0"),
     completion("top_k", -5, "top_k must be at least 1"),
     completion("top_k", 1.5, "must be a valid integer"),
+    completion("typical_p", 0, "typical_p must be greater than 0"),
     completion("min_p", 2, "min_p must be between 0 and 1"),
     completion("repetition_penalty", 0, "repetition_penalty must be greater than 0"),
     completion("presence_penalty", 3, "presence_penalty must be between -2 and 2"),
     completion("min_tokens", 17, "min_tokens must be between 0 and max_tokens"),
     completion("n", 0, "greater than or equal to 1"),
     completion("n", 1000, "less than or equal to 128"),
-    completion("best_of", 3, "best_of other than n is not supported"),
+    case(COMPLETIONS, {"prompt": "a", "best_of": 2, "n": 3}, "best_of", "best_of must be at least n, which is 3"),
+    case(COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+    completion("best_of", 1000, "less than or equal to 128"),
+    completion("length_penalty", 2.0, "only allowed with use_beam_search"),
+    case(COMPLETIONS, {**BEAMS, "stream": True}, "use_beam_search", "cannot be streamed"),
+    case(COMPLETIONS, {**BEAMS, "n": 11}, "n", "n must be at most 10"),
+    case(COMPLETIONS, {**BEAMS, "stop": "x"}, "use_beam_search", "stop is not supported"),
+    case(COMPLETIONS, {**BEAMS, "guided_regex": "x"}, "use_beam_search", "structured output is not supported"),
     completion("seed", 2**70, "less than"),
     completion("stop", [""], "must not hold an empty string"),
     completion("stop", ["a"] * 17, "at most 16"),
     completion("stop", 5, "must be a string or a list of strings"),
     completion("stop_token_ids", [512], "token id 512; this model's ids are 0 to 511"),
     completion("logit_bias", {"x": 1}, "no token id"),
+    completion("logit_bias", {str(at): 1 for at in range(301)}, "of at most 300 tokens"),
+    completion("stop_token_ids", list(range(65)), "at most 64 ids"),
+    completion("allowed_token_ids", [512], "token id 512; this model's ids are 0 to 511"),
+    completion("bad_words", [""], "at least 1 character", "bad_words[0]"),
+    completion("bad_words", ["x" * 65], "of 1 to 64 tokens each"),
     completion("logit_bias", {"999": 1}, "token id 999"),
     completion("logit_bias", {"9": "much"}, "must be a number"),
     completion("logprobs", 21, "less than or equal to 20"),
@@ -110,14 +124,8 @@ CASES = [
 UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
-        "use_beam_search": True,
-        "allowed_token_ids": [1],
-        "bad_words": ["x"],
-        "length_penalty": 2.0,
-        "typical_p": 0.5,
         "spaces_between_special_tokens": False,
         "logits_processors": ["x"],
-        "session_id": "s",
         "kv_transfer_params": {"a": 1},
         "prompt_embeds": "AAAA",
     },
@@ -193,7 +201,7 @@ def test_many_bad_requests_leave_nothing_in_the_engine(server: Running, http: ht
 def test_chat_without_a_template_says_what_to_do() -> None:
     engine = FakeEngine()
     for running in serve(make_state(engine, template=None), engine):
-        response = httpx.post(f"{running.url}{CHAT}", json={"messages": USER})
+        response = CLIENT.post(f"{running.url}{CHAT}", json={"messages": USER})
         assert response.status_code == 400
         assert "--chat-template" in response.json()["error"]["message"]
-        assert httpx.post(f"{running.url}{COMPLETIONS}", json={"prompt": "hi"}).status_code == 200
+        assert CLIENT.post(f"{running.url}{COMPLETIONS}", json={"prompt": "hi"}).status_code == 200

@@ -215,11 +215,14 @@ def test_tokenize_shows_the_tools(raw: httpx.Client) -> None:
         ({"tools": []}, "tools", "at least one tool"),
         ({"tool_choice": "auto"}, "tool_choice", "only allowed when tools is set"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not one of"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex", "exclude each other"),
         (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
-            "tool_choice",
-            "not supported",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "not",
         ),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "is required"),
         ({"tools": [{"type": "search"}]}, "tools[0].type", "must be 'function'"),

@@ -124,6 +124,11 @@ def test_min_tokens_puts_off_stop_strings(http: httpx.Client) -> None:
     assert complete(http, stop="o", min_tokens=14, max_tokens=40)["choices"][0]["text"] == "The quick brown f"
 
 
+def test_a_session_reaches_the_engine(server: Running, http: httpx.Client) -> None:
+    complete(http, session_id="talk", max_tokens=1)
+    assert server.engine.requests[-1].session == "talk"
+
+
 def test_echo(http: httpx.Client) -> None:
     assert complete(http, echo=True, max_tokens=3)["choices"][0]["text"] == "hiThe"
     assert complete(http, prompt=[104, 105], echo=True, max_tokens=3)["choices"][0]["text"] == "hiThe"

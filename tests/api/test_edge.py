@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from api_server import KEY, Running, make_state, serve
+from api_server import CLIENT, KEY, Running, make_state, serve
 from fake_engine import FakeEngine
-
-from stoker_runtime.api.edge import KeyCheck
 
 BODY = {"prompt": "hi"}
 
@@ -32,10 +30,12 @@ def guarded() -> Iterator[Running]:
         ({"authorization": f"Bearer {KEY}x"}, 401),
         ({"authorization": f"Bearer {KEY}"}, 200),
         ({"authorization": "bearer second"}, 200),
+        ({"x-api-key": "second"}, 200),
+        ({"x-api-key": "third"}, 401),
     ],
 )
 def test_api_key(guarded: Running, header: dict[str, str], status: int) -> None:
-    response = httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers=header)
+    response = CLIENT.post(f"{guarded.url}/v1/completions", json=BODY, headers=header)
     assert response.status_code == status
     if status == 401:
         error = response.json()["error"]
@@ -46,21 +46,17 @@ def test_api_key(guarded: Running, header: dict[str, str], status: int) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/openapi.json", "/nothing"])
 def test_everything_but_probes_wants_a_key(guarded: Running, path: str) -> None:
-    assert httpx.get(guarded.url + path).status_code == 401
+    assert CLIENT.get(guarded.url + path).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version", "/metrics", "/load"])
 def test_probes_need_no_key(guarded: Running, path: str) -> None:
-    assert httpx.get(guarded.url + path).status_code == 200
-
-
-def test_no_keys_means_open() -> None:
-    assert KeyCheck(())(b"")
+    assert CLIENT.get(guarded.url + path).status_code == 200
 
 
 def test_keys_never_reach_log_or_repr(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    httpx.post(f"{guarded.url}/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
+    CLIENT.post(f"{guarded.url}/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
     assert KEY not in caplog.text
     assert KEY not in repr(guarded.state)
 
@@ -68,8 +64,8 @@ def test_keys_never_reach_log_or_repr(guarded: Running, caplog: pytest.LogCaptur
 def test_body_limit(guarded: Running) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     url = f"{guarded.url}/v1/completions"
-    declared = httpx.post(url, content=b"x" * 1001, headers=headers)
-    chunked = httpx.post(url, content=iter([b"x" * 600, b"x" * 600]), headers=headers)
+    declared = CLIENT.post(url, content=b"x" * 1001, headers=headers)
+    chunked = CLIENT.post(url, content=iter([b"x" * 600, b"x" * 600]), headers=headers)
     for response in (declared, chunked):
         assert response.status_code == 413
         assert "1000" in response.json()["error"]["message"]
@@ -91,6 +87,25 @@ def test_access_log_has_the_id_and_no_prompt(http: httpx.Client, caplog: pytest.
     lines = [record for record in caplog.records if record.name == "stoker.access"]
     assert [record.getMessage().split(" ")[:3] for record in lines] == [["POST", "/v1/completions", "200"]]
     assert lines[0].request_id == "log-1"
+    assert "sesame" not in caplog.text
+
+
+def test_an_answer_carries_the_id_of_its_request(http: httpx.Client) -> None:
+    headers = {"x-request-id": "abc-7"}
+    assert http.post("/v1/completions", json=BODY, headers=headers).json()["id"] == "cmpl-abc-7"
+    assert http.post("/v1/completions", json={**BODY, "request_id": "own"}, headers=headers).json()["id"] == "cmpl-own"
+
+
+def test_log_of_requests_has_counts_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stoker.requests")
+    engine = FakeEngine()
+    for running in serve(make_state(engine, log_requests=True), engine):
+        body = {"prompt": "sesame", "max_tokens": 3, "temperature": 0, "logit_bias": {"5": 1}, "request_id": "r"}
+        assert CLIENT.post(f"{running.url}/v1/completions", json=body).status_code == 200
+    first, last = [record for record in caplog.records if record.name == "stoker.requests"]
+    assert first.getMessage() == "received: prompt tokens 6, n=1, max_tokens=3, temperature=0.0, logit_bias=(1)"
+    assert last.getMessage().startswith("finished: 6 prompt tokens (2 cached), 3 generated, complete, ")
+    assert first.request_id == last.request_id == "cmpl-r"
     assert "sesame" not in caplog.text
 
 

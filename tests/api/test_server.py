@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_server import wait_until
+from api_server import CLIENT, wait_until
 from server_process import ServerProcess
 
 SCRIPT = Path(__file__).parent / "uniform_server.py"
@@ -47,7 +47,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         body = {**BODY, "max_tokens": self._tokens, "stream_options": {"include_usage": True}}
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60) as response:
+        with CLIENT.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60) as response:
             try:
                 for line in response.iter_lines():
                     if line:
@@ -65,15 +65,15 @@ def test_drain_lets_streams_finish_and_refuses_new_ones(processes: list[ServerPr
     processes.append(uniform("slow"))
     server = processes[0].wait_ready()
     assert re.search(r"ready in .* s \(tokenizer .*, engine .*, warm-up .*\); serving uniform", server.log)
-    stream = Stream(server.url, 100)
+    stream = Stream(server.url, 250)
     server.signal(signal.SIGTERM)
-    assert wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    refused = httpx.post(f"{server.url}/v1/completions", json=BODY)
+    assert wait_until(lambda: CLIENT.get(f"{server.url}/ready").status_code == 503)
+    assert CLIENT.get(f"{server.url}/health").status_code == 200
+    refused = CLIENT.post(f"{server.url}/v1/completions", json=BODY)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
     events = stream.result()
     assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["usage"]["completion_tokens"] == 100
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 250
     assert server.exit_status() == 0
     assert "draining: 1 requests are running" in server.log
 
@@ -118,8 +118,8 @@ def test_a_killed_engine_ends_streams_and_shows_in_health(processes: list[Server
     assert (error["type"], error["message"]) == ("engine_dead", "The engine process ended with signal SIGKILL.")
     assert events[-1] == "[DONE]"
     for path in ("/health", "/ready"):
-        assert httpx.get(server.url + path).status_code == 503
-    assert httpx.post(f"{server.url}/v1/completions", json=BODY).json()["error"]["type"] == "engine_dead"
+        assert CLIENT.get(server.url + path).status_code == 503
+    assert CLIENT.post(f"{server.url}/v1/completions", json=BODY).json()["error"]["type"] == "engine_dead"
     server.signal(signal.SIGTERM)
     assert server.exit_status() == 0
 
@@ -143,6 +143,6 @@ def test_a_port_in_use_is_named(processes: list[ServerProcess]) -> None:
 def test_sigterm_while_starting_stops_cleanly(processes: list[ServerProcess]) -> None:
     processes.append(uniform("ok"))
     url = processes[0].url
-    assert httpx.get(f"{url}/health").status_code in (200, 503)
+    assert CLIENT.get(f"{url}/health").status_code in (200, 503)
     processes[0].signal(signal.SIGTERM)
     assert processes[0].exit_status() == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import httpx
 import openai
 import pytest
+from api_server import CLIENT
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from server_process import ServerProcess
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
@@ -35,6 +38,49 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as found:
         yield found
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK: Any = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "tools": [WEATHER],
+    "temperature": 0,
+    "max_tokens": 120,
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"),
+    [("required", "tool_calls"), ({"type": "function", "function": {"name": "get_weather"}}, "stop")],
+    ids=["required", "named"],
+)
+def test_forced_calls(client: openai.OpenAI, choice: Any, finish: str) -> None:
+    whole = client.chat.completions.create(**ASK, tool_choice=choice, n=2, parallel_tool_calls=False)
+    with client.chat.completions.stream(**ASK, tool_choice=choice, parallel_tool_calls=False) as events:
+        events.until_done()
+        streamed = events.get_final_completion().choices[0]
+    for each in (*whole.choices, streamed):
+        assert each.finish_reason == finish
+        assert each.message.tool_calls is not None
+        call = each.message.tool_calls[0]
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert call.function.name == "get_weather"
+        found = json.loads(call.function.arguments)
+        assert "Paris" in found["city"]
+        assert found["unit"] in ("celsius", "fahrenheit")
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
@@ -96,15 +142,15 @@ def test_greedy_tokens_are_the_likeliest(client: openai.OpenAI) -> None:
 
 
 def test_bad_input_leaves_the_server_up(server: ServerProcess, client: openai.OpenAI) -> None:
-    for fields in ({"temperature": -1}, {"max_tokens": 600}, {"stop_token_ids": [10**6]}, {"use_beam_search": True}):
+    for fields in ({"temperature": -1}, {"max_tokens": 600}, {"stop_token_ids": [10**6]}, {"n": 10**6}):
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model="smollm2", prompt="x", extra_body=fields)
-    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert CLIENT.get(f"{server.url}/ready").status_code == 200
 
 
 def test_metrics_count_what_happened(server: ServerProcess, client: openai.OpenAI) -> None:
     client.completions.create(model="smollm2", prompt="x", max_tokens=3)
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = CLIENT.get(f"{server.url}/metrics").text
     values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line[0] != "#"}
     label = '{model_name="smollm2"}'
     assert values[f"vllm:generation_tokens_total{label}"] >= 3

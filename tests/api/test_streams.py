@@ -7,7 +7,7 @@ import threading
 
 import httpx
 import pytest
-from api_server import Running, wait_until
+from api_server import CLIENT, Running, wait_until
 
 BODY = {"prompt": "hi", "stream": True, "max_tokens": 200}
 
@@ -19,7 +19,7 @@ def read(response: httpx.Response) -> list[str]:
 @pytest.mark.parametrize("n", [1, 3])
 def test_disconnect_aborts_in_the_engine(server: Running, http: httpx.Client, n: int) -> None:
     server.engine.delay = 0.01
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**BODY, "n": n}) as response:
+    with CLIENT.stream("POST", f"{server.url}/v1/completions", json={**BODY, "n": n}) as response:
         next(response.iter_lines())
     assert wait_until(lambda: len(server.engine.aborted) == n)
     assert wait_until(lambda: not server.state.active)
@@ -28,7 +28,7 @@ def test_disconnect_aborts_in_the_engine(server: Running, http: httpx.Client, n:
 def test_disconnect_of_a_client_that_waits_for_the_whole(server: Running) -> None:
     server.engine.delay = 0.01
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json={**BODY, "stream": False}, timeout=0.1)
+        CLIENT.post(f"{server.url}/v1/completions", json={**BODY, "stream": False}, timeout=0.1)
     assert wait_until(lambda: len(server.engine.aborted) == 1)
     assert wait_until(lambda: not server.state.active)
 
@@ -107,7 +107,7 @@ def test_two_hundred_streams_at_once(server: Running) -> None:
         finished.append("".join(event["choices"][0]["text"] for event in events))
 
     limits = httpx.Limits(max_connections=50)
-    with httpx.Client(base_url=server.url, timeout=30, limits=limits) as client:
+    with httpx.Client(base_url=server.url, timeout=30, limits=limits, verify=False) as client:
         threads = [threading.Thread(target=lambda: [one(client) for _ in range(4)]) for _ in range(50)]
         for thread in threads:
             thread.start()

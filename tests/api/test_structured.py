@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -15,21 +13,12 @@ import jsonschema
 import openai
 import pytest
 import pytest_asyncio
-import uvicorn
-from api_server import Running, make_state
-from fake_engine import FakeEngine
+from api_server import Running
+from constrained_server import constrained_client
 from pydantic import BaseModel, Field
 
-from stoker_runtime.api.app import Application
-from stoker_runtime.api.sampling import Limits, SamplingDefaults
-from stoker_runtime.api.state import Service
-from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.request import ConstraintKind
-from stoker_runtime.server import open_port, uvicorn_config
-from stoker_runtime.tokenizer import Tokenizer
 
-CORE = Path(__file__).parent / "constrained_core.py"
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -139,23 +128,8 @@ class Town(BaseModel):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
-    """A server over an engine process whose tokens are random among the legal ones."""
-    engine = await AsyncEngine.start(EngineConfig("shape:tiny"), command=[sys.executable, str(CORE)], log_level="error")
-    state = make_state(FakeEngine())
-    assert state.service is not None
-    limits = Limits(engine.max_model_len, engine.vocab_size, priorities=False)
-    tokenizer = Tokenizer.load("shape:tiny")
-    service = state.service
-    state.service = Service(engine, tokenizer, service.template, limits, SamplingDefaults(), dialect=service.dialect)
-    listener = open_port("127.0.0.1", 0)
-    web = uvicorn.Server(uvicorn_config(Application(state)))
-    serving = asyncio.create_task(web.serve([listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as found:
+    async with constrained_client() as found:
         yield found
-    web.should_exit = True
-    await serving
-    await engine.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -1,22 +1,15 @@
-"""What a chat request may say of tools, and the schema of a forced call."""
+"""What a chat request may say of tools."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jsonschema
 import pytest
 
 from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse, tool_choice_schema, tool_use
+from stoker_runtime.api.tools import FunctionSpec, ToolSpec, tool_use
 from stoker_runtime.errors import RequestError
 
-TREE = {
-    "type": "object",
-    "properties": {"root": {"$ref": "#/$defs/node"}},
-    "required": ["root"],
-    "$defs": {"node": {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}, "n": {"type": "integer"}}}},
-}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 DIALECT = Dialect("hermes", "", True)
 
@@ -25,8 +18,7 @@ def tool(name: str, parameters: dict[str, Any] | None = None) -> ToolSpec:
     return ToolSpec(type="function", function=FunctionSpec(name=name, parameters=parameters, strict=True))
 
 
-TOOLS = (tool("weather", CITY), tool("a/b~c", TREE), tool("now"))
-SCHEMAS = {each.function.name: each.function.parameters or {} for each in TOOLS}
+TOOLS = (tool("weather", CITY), tool("now"))
 
 
 def test_auto_is_the_default_with_tools_and_none_without() -> None:
@@ -67,27 +59,8 @@ def test_a_template_without_tools_refuses_them() -> None:
         tool_use(TOOLS, None, None, DIALECT, "{{ messages }}")
 
 
-def valid(use: ToolUse, value: Any) -> bool:
-    schema = tool_choice_schema(use)
-    assert schema is not None
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
-
-
-def test_schema_of_a_named_tool_is_its_parameters() -> None:
-    assert tool_choice_schema(ToolUse("named", "weather", TOOLS, True, SCHEMAS)) == CITY
-    assert tool_choice_schema(ToolUse("named", "now", TOOLS, True, SCHEMAS)) == {"type": "object"}
-    assert tool_choice_schema(ToolUse("auto", "", TOOLS, True, SCHEMAS)) is None
-
-
-def test_schema_of_required_calls() -> None:
-    use = ToolUse("required", "", TOOLS, True, SCHEMAS)
-    weather = {"name": "weather", "parameters": {"city": "Rome"}}
-    tree = {"name": "a/b~c", "parameters": {"root": {"left": {"n": 1}}}}
-    assert valid(use, [weather, tree, {"name": "now", "parameters": {}}])
-    wrong = {"name": "a/b~c", "parameters": {"root": {"left": {"n": "one"}}}}
-    for bad in ([], [wrong], [{"name": "weather", "parameters": {}}], [{"name": "x", "parameters": {}}], {}):
-        assert not valid(use, bad)
-    single = ToolUse("required", "", TOOLS, False, SCHEMAS)
-    assert valid(single, [weather])
-    assert not valid(single, [weather, weather])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_forced_call_needs_neither_parser_nor_template(choice: Any) -> None:
+    use = tool_use(TOOLS, choice, None, Dialect(), "{{ messages }}")
+    assert use.forced
+    assert use.name == ("" if choice == "required" else "now")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.errors import ConfigError
+from stoker_runtime.errors import ConfigError, EngineError
+from stoker_runtime.fleet import Fleet
 from stoker_runtime.logging_setup import set_up
 from stoker_runtime.server import Server
 from stoker_runtime.settings import parse
@@ -29,13 +30,15 @@ def main() -> int:
         return await AsyncEngine.start(engine, command=(sys.executable, str(CORE), mode))
 
     async def serve() -> int:
+        if config.api_server_count > 1:
+            return await Fleet(config, start_engine).run()
         return await Server(config, start_engine).run()
 
     try:
         return asyncio.run(serve())
-    except ConfigError as error:
+    except (ConfigError, EngineError) as error:
         sys.stderr.write(f"failed: {error.message}\n")
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ class SchemaWriter:
 
     def _part(self, depth: int) -> Schema:
         leaves = [self._string, self._integer, self._number, self._enum, self._simple]
-        nested = [self._object, self._array, self._tuple, self._any_of, self._reference, self._nullable]
+        nested = [self._object, self._array, self._tuple, self._any_of, self._one_of, self._all_of]
+        nested += [self._reference, self._reference, self._nullable]
         return self.random.choice(leaves if depth >= MAX_DEPTH else leaves + nested)(depth + 1)
 
     def _name(self) -> str:
@@ -97,6 +98,21 @@ class SchemaWriter:
 
     def _any_of(self, depth: int) -> Schema:
         return {"anyOf": [self._part(depth) for _ in range(self.random.randint(1, 3))]}
+
+    def _one_of(self, depth: int) -> Schema:
+        # Of kinds that exclude each other, as people write them.
+        kinds = self.random.sample([self._string, self._integer, self._object, self._array], self.random.randint(1, 3))
+        return {"oneOf": [write(depth) for write in kinds]}
+
+    def _all_of(self, depth: int) -> Schema:
+        low = self.random.randint(0, 9)
+        bounds: list[list[Schema]] = [
+            [{"type": "integer", "minimum": low}, {"maximum": low + 9}],
+            [{"type": "string", "minLength": low // 3}, {"maxLength": 9}],
+            [{"type": "string", "pattern": "^[a-z]+$"}, {"pattern": "^[^x]*$", "maxLength": 7}],
+            [{"type": "array", "items": {"type": "boolean"}, "maxItems": 4}, {"minItems": 1}],
+        ]
+        return {"allOf": self.random.choice(bounds)}
 
     def _reference(self, depth: int) -> Schema:
         name = f"Def{len(self._definitions)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -40,6 +41,8 @@ def test_every_sampling_parameter(llm: LLM) -> None:
         {"temperature": 2.0, "seed": 1},
         {"top_k": 3, "seed": 2},
         {"top_p": 0.2, "min_p": 0.1, "seed": 3},
+        {"typical_p": 0.4, "top_k": 50, "seed": 8},
+        {"bad_words": ((ord("a"), ord("a")), (ord("9"),)), "seed": 9},
         {"repetition_penalty": 1.5, "presence_penalty": 2.0, "frequency_penalty": 2.0, "seed": 4},
         {"logit_bias": ((ord("x"), 100.0), (ord('"'), -100.0)), "seed": 5},
         {"logprobs": 2, "prompt_logprobs": 0, "seed": 6},
@@ -56,7 +59,19 @@ def test_every_sampling_parameter(llm: LLM) -> None:
             assert output.finish is FinishReason.STOP, way
             jsonschema.validate(json.loads(output.text), SCHEMA)
     assert sum(output.finish is FinishReason.STOP for output in outputs) >= len(ways) // 2
-    assert len(outputs[6].logprobs) == len(outputs[6].token_ids)
+    scored = next(output for way, output in zip(ways, outputs, strict=False) if "logprobs" in way)
+    assert len(scored.logprobs) == len(scored.token_ids)
+
+
+def test_length_is_said_only_where_the_length_is_reached(llm: LLM) -> None:
+    endless = Constraint(ConstraintKind.REGEX, "[a-z]*")
+    asked = SamplingParams(max_tokens=300, constraint=endless, ignore_eos=True, temperature=0.0)
+    [whole] = llm.generate("x", replace(asked, max_tokens=100))
+    assert (whole.finish, len(whole.token_ids), whole.stop_reason) == (FinishReason.LENGTH, 100, None)
+    # A context of 256 tokens leaves 129 behind a prompt of 127, and the answer says that this was why.
+    [cut] = llm.generate([[7] * 127], asked)
+    assert (cut.finish, len(cut.token_ids)) == (FinishReason.LENGTH, 129)
+    assert cut.stop_reason == "max_model_len"
 
 
 def test_a_seed_gives_the_same_alone_and_in_company(llm: LLM) -> None:

@@ -152,7 +152,11 @@ def test_random_schedules(byte_trie: LLTokenizer) -> None:
                 asked = replace(asked, prompt_logprobs=rng.choice([None, 0]))
             else:
                 asked = replace(asked, presence_penalty=0.0)
-            sequences.append(loop.add(Request(f"r{arrival}", prompt, asked)))
+            family = f"f{arrival}" if rng.random() < 0.4 else ""
+            sequences.append(loop.add(Request(f"r{arrival}", prompt, asked, family=family)))
+            if family and constraint is not None:
+                sibling = replace(asked, seed=seed * 100 + 50 + arrival)
+                sequences.append(loop.add(Request(f"s{arrival}", prompt, sibling, family=family)))
             for _ in range(rng.choice([0, 1, 3])):
                 take(loop, seen)
             if rng.random() < 0.1:

@@ -25,7 +25,16 @@ from stoker_runtime.engine.messages import (
     encode,
 )
 from stoker_runtime.errors import CapacityError, EngineError, ModelError, RequestError, StokerError
-from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import (
+    Constraint,
+    ConstraintKind,
+    EngineStats,
+    FinishReason,
+    PoolingParams,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
 
@@ -38,6 +47,8 @@ LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
         Abort((1, 2, 3)),
         Ready(12, 4096, 256, 8192, 1000, 16, 50_000, 4096, (2, 5), {"device": "cpu"}),
         Add(7, Request("r", (1, 2, 3), SamplingParams(logit_bias=((3, -1.5),), stop_token_ids=(4,)), 1.5, -2, "salt")),
+        Add(8, Request("p", (1, 2), SamplingParams(max_tokens=0), pooling=PoolingParams(64, False, 1))),
+        Add(8, Request("r", (1,), SamplingParams(), family="choices", session="talk")),
         Step(EngineStats(steps=3, step_seconds=0.25, info={"a": "b"}), 5),
         Step(
             EngineStats(),
@@ -47,6 +58,7 @@ LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
             finished=[Finished(1, FinishReason.STOP, 6, None), Finished(2, FinishReason.ERROR, None, "why")],
             logprobs=[LOGPROBS, None],
             prompt_logprobs=[(1, [LOGPROBS, LOGPROBS])],
+            vectors=[(1, b"\x00\x01\x02\x03"), (2, b"")],
         ),
     ],
     ids=lambda message: type(message).__name__,
@@ -65,6 +77,9 @@ def test_messages_survive_the_wire(message: Message) -> None:
         logit_bias=st.lists(st.tuples(st.integers(0, 1 << 20), st.floats(-100, 100))).map(tuple),
         stop_token_ids=st.lists(st.integers(0, 1 << 20)).map(tuple),
         ignore_eos=st.booleans(),
+        allowed_token_ids=st.lists(st.integers(0, 1 << 20)).map(tuple),
+        bad_words=st.lists(st.lists(st.integers(0, 1 << 20)).map(tuple)).map(tuple),
+        constraint=st.none() | st.builds(Constraint, st.sampled_from(ConstraintKind), st.text(), st.text()),
     ),
     st.lists(st.integers(0, (1 << 31) - 1)).map(tuple),
     st.text(),

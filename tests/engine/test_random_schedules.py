@@ -64,6 +64,8 @@ class Scenario:
         rng = self.random
         prompt = (rng.choice(self.prefixes) if rng.random() < 0.7 else ()) + self.tokens(rng.choice([0, 1, 5, 20]))
         prompt = prompt or self.tokens(1)
+        family = f"f{rng.getrandbits(40)}" if rng.random() < 0.7 else ""
+        session = rng.choice(["", "", "s"])
         for _ in range(rng.choice([1, 1, 1, 3])):
             max_tokens = rng.choice([0, 1, 2, 8, 40])
             params = SamplingParams(
@@ -76,7 +78,8 @@ class Scenario:
                 prompt_logprobs=rng.choice([None, None, None, 0]),
                 presence_penalty=rng.choice([0.0, 0.0, 0.5]),
             )
-            request = Request(f"r{params.seed}", prompt, params, self.executor.batches, rng.randint(-1, 1))
+            arrival, priority = self.executor.batches, rng.randint(-1, 1)
+            request = Request(f"r{params.seed}", prompt, params, arrival, priority, family=family, session=session)
             self.executor.prompts[params.seed or 0] = prompt
             try:
                 sequence = self.loop.add(request)

@@ -105,6 +105,28 @@ def test_crowding_changes_no_token(checkpoint: str) -> None:
     assert stats.pages_used == 0
 
 
+@pytest.mark.parametrize("caching", [False, True])
+def test_choices_of_one_prompt_share_its_pages_and_differ_by_their_seeds(checkpoint: str, caching: bool) -> None:
+    prompt, seeds = tuple(range(3, 40)), range(5)
+    asked = [SamplingParams(max_tokens=20, seed=seed, ignore_eos=True) for seed in seeds]
+    sizes = {**SIZES, "max_num_seqs": 5, "max_num_batched_tokens": 48, "enable_prefix_caching": caching}
+    with LLM(checkpoint, **sizes, num_gpu_blocks=32) as llm:
+        alone = [llm.generate_tokens([prompt], [one])[0] for one in asked]
+    with LLM(checkpoint, **sizes, num_gpu_blocks=32) as llm:
+        running = [llm.engine.add(Request(str(at), prompt, one, family="f")) for at, one in enumerate(asked)]
+        llm.engine.step()
+        llm.engine.step()
+        assert len({tuple(each.pages[:2]) for each in running}) == 1
+        assert len({each.pages[2] for each in running}) == 5
+        assert llm.engine.scheduler.stats().pages_used == 2 + 5
+        while llm.engine.has_work:
+            llm.engine.step()
+            llm.engine.scheduler.check()
+    together = [list(each.tokens[each.prompt_length :]) for each in running]
+    assert together == alone
+    assert len(set(map(tuple, together))) == 5
+
+
 def test_logprobs_agree_with_prompt_logprobs(checkpoint: str) -> None:
     with LLM(checkpoint, **SIZES, max_num_seqs=2, max_num_batched_tokens=16, num_gpu_blocks=16) as llm:
         prompt = list(range(3, 40))

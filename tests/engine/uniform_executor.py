@@ -44,7 +44,7 @@ class UniformLaunched:
         self._ready_at = ready_at
         self._sampled = False
         rows = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
-        if any(executor.slots[slot].assign.params.constraint is not None for slot in rows):
+        if any(executor.slots[slot].assign.params.masked for slot in rows):
             sampled = len(batch.sampled_slots)
             words = np.full((sampled, -(-executor.vocab_size // 32)), -1, dtype=np.int32)
             self.masks = MaskRows(words, list(range(sampled)))
@@ -139,7 +139,7 @@ class UniformExecutor:
         """The token at `position`: uniform over the vocabulary, stop ids masked until `min_tokens`."""
         digest = hashlib.blake2b(f"{assign.seed}/{position}".encode(), digest_size=8).digest()
         token = int.from_bytes(digest, "little") % self.vocab_size
-        if words is not None and assign.params.constraint is not None:
+        if words is not None and assign.params.masked:
             legal = np.unpackbits(words.view(np.uint8), bitorder="little")[: self.vocab_size].nonzero()[0]
             # Nothing is legal for a sequence that has just ended; its token is thrown away.
             return int(legal[int.from_bytes(digest, "big") % len(legal)]) if len(legal) else 0

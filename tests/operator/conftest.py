@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
@@ -129,6 +130,7 @@ class World:
         self.current, self.number = "new", 1
         self.served: frozenset[str] = frozenset()
         self.spare_gpu: bool | None = None
+        self.load: int | None = None
         self.record("new", 1, served=True)
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
@@ -158,6 +160,7 @@ class World:
             revisions=tuple(self.revisions),
             served=self.served,
             spare_gpu=self.spare_gpu,
+            load=self.load,
             answer=self.answer,
         )
 
@@ -202,7 +205,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     try:
         environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}
         _kubectl(environment, "apply", "-f", str(CRD))
-        _kubectl(environment, "wait", "--for=condition=Established", "crd/inferenceservices.stoker.dev")
+        # `kubectl wait` fails at once while an object has no conditions at all.
+        wait = ("wait", "--for=condition=Established", "--timeout=60s", "crd/inferenceservices.stoker.dev")
+        while "condition met" not in (said := _kubectl(environment, *wait, check=False)):
+            assert "accessor error" in said, said
+            time.sleep(0.1)
         yield running.kubeconfig
     finally:
         running.stop()

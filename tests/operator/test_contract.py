@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from stoker_operator.spec import (
 )
 from stoker_runtime.fetch import cli as fetch_cli
 from stoker_runtime.flags import FLAGS
+from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.settings import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -61,7 +63,8 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
     ids=lambda model: model["uri"],
 )
 def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, model: dict[str, Any]) -> None:
-    command, *rest = arguments(manifests.prefetch_job(service(model=model), settings, "v", 1, repair=True), "fetch")
+    built = service(model=model, cache={"mode": "PVC"})
+    command, *rest = arguments(manifests.prefetch_job(built, settings, "v", 1, repair=True), "fetch")
     assert command == "fetch"
     options = fetch_cli._options(rest)
     assert (str(options.dest), options.revision, options.progress_port, options.repair) == (
@@ -87,6 +90,52 @@ def test_the_verification_takes_its_arguments(
     )
 
 
+def test_weights_that_stay_where_they_lie(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(
+        model={"uri": "pvc://claim/a/b", "files": {"allow": ["*.gguf"]}, "sha256": {"m.gguf": "ab" * 32}},
+        cache={"verify": "Always"},
+    )
+    _, *rest = arguments(manifests.prefetch_job(built, settings, "v", 1, repair=True), "fetch")
+    options = fetch_cli._options(rest)
+    assert (options.in_place, options.uri_flag, str(options.root)) == (True, "file:///models/a/b", "/models")
+    assert (options.allow, options.sha256, options.digest) == (["*.gguf"], [f"m.gguf={'ab' * 32}"], "")
+    _, *rest = arguments(deployment(built, settings, model), "verify")
+    options = fetch_cli._options(rest)
+    assert (options.in_place, options.uri_flag, options.digest) == (True, "file:///models/a/b", model.digest)
+    assert options.allow == ["*.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "quantization", "kv_cache_dtype"),
+    [
+        ({}, "auto", "auto"),
+        ({"quantization": "FP8", "kvCacheDtype": "BF16"}, "fp8", "bfloat16"),
+        ({"quantization": "None", "kvCacheDtype": "FP16"}, "none", "float16"),
+        ({"kvCacheDtype": "FP8"}, "auto", "fp8"),
+    ],
+)
+def test_types_are_the_engines(
+    service: Build,
+    settings: Settings,
+    model: FetchedModel,
+    fields: dict[str, str],
+    quantization: str,
+    kv_cache_dtype: str,
+) -> None:
+    _, *rest = arguments(deployment(service(model={"uri": "hf://a/b"} | fields), settings, model), "engine")
+    engine = parse_serve(rest, {}).engine
+    assert (engine.quantization, engine.kv_cache_dtype) == (quantization, kv_cache_dtype)
+
+
+def test_dashboards_and_alerts_read_series_that_the_engine_has(service: Build) -> None:
+    published = {sample.name for family in ServerMetrics("m").collect() for sample in family.samples}
+    built = service()
+    for text in (json.dumps(manifests.dashboard(built)), json.dumps(manifests.prometheus_rule(built))):
+        asked = set(re.findall(r"vllm:[a-z0-9_]+", text))
+        assert len(asked) >= 4
+        assert asked <= published, asked - published
+
+
 def test_every_flag_that_is_refused_exists() -> None:
     spelled = {f"--{flag.name}" for flag in FLAGS}
     refused = {name for name in spelled if re.match(PROTECTED_FLAG_PATTERN, name)}
@@ -107,4 +156,6 @@ def test_every_flag_that_is_refused_exists() -> None:
             "STOKER_API_KEY",
             "STOKER_MAX_MODEL_LEN",
             "STOKER_MAX_NUM_SEQS",
+            "STOKER_QUANTIZATION",
+            "STOKER_KV_CACHE_DTYPE",
         )

@@ -39,6 +39,26 @@ GOOD: list[dict[str, Any]] = [
     {"endpoint": {"httpRoute": {"parentRefs": [{"name": "gw", "port": 443}], "hostnames": ["a.b"]}}},
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},
+    {"model": {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}},
+    {
+        "runtime": {
+            "envFrom": [{"secretRef": {"name": "s", "optional": True}}, {"prefix": "A_", "configMapRef": {"name": "c"}}]
+        }
+    },
+    {"model": {"uri": "pvc://claim/dir"}, "cache": {"verify": "Always"}},
+    {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "PVC", "retain": "24h", "pvc": {"size": "5Gi"}}},
+    {"cache": {"pvc": {"existingClaim": "mine"}}},
+    {"cache": {"retain": "8760h"}},
+    {"rollout": {"waitForIdle": "10m"}, "disruption": {"maxUnavailable": 3, "protectStartup": True}},
+    {
+        "placement": {
+            "affinity": {"nodeAffinity": {"x": [1]}},
+            "topologySpread": [{"topologyKey": "zone"}],
+            "queueName": "q",
+        }
+    },
+    {"podTemplate": {"metadata": {"labels": {"team": "a"}, "annotations": {"a/b": "c"}}}},
+    {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "registry"}]}}, "observability": {"dashboard": "Off"}},
     {"placement": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a/b": "c"}, "schedulerName": "x"}},
 ]
 

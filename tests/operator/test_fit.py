@@ -52,7 +52,7 @@ def test_the_numbers_are_the_arithmetic(service: Build) -> None:
 def test_a_shorter_context_may_fit(service: Build) -> None:
     def verdict(context: int) -> str:
         built = service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L4"]}, runtime={"contextLength": context})
-        fit = assess(built, replace(SEVEN_B, max_context=0))
+        fit = assess(built, replace(SEVEN_B, max_context=1))
         assert fit is not None
         return fit.verdict
 
@@ -69,3 +69,21 @@ def test_the_smallest_gpu_decides(service: Build) -> None:
 @pytest.mark.parametrize("resources", [{"gpus": 1}, {"gpus": 1, "gpuProducts": ["Tesla-T4"], "fitCheck": "Off"}])
 def test_nothing_is_checked_unasked(service: Build, resources: dict[str, object]) -> None:
     assert assess(service(resources=resources), SEVEN_B) is None
+
+
+def test_eight_bit_types_count_for_what_they_are(service: Build) -> None:
+    model = {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}
+    fit = assess(service(model=model, resources={"gpus": 1, "gpuProducts": ["Tesla-T4"]}), SEVEN_B)
+    assert fit is not None
+    assert (fit.weights_gib, fit.kv_gib, fit.verdict) == (7.1, 0.9, "Fits")
+
+
+def test_weights_of_an_unknown_shape_are_not_said_to_fit(service: Build) -> None:
+    def verdict(size: int) -> str:
+        fit = assess(
+            service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-L4"]}), replace(SEVEN_B, bytes=size, layers=0)
+        )
+        assert fit is not None
+        return fit.verdict
+
+    assert (verdict(10**9), verdict(10**11)) == ("Unknown", "TooLarge")

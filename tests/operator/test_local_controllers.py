@@ -217,6 +217,7 @@ async def test_deletion_takes_the_address_first_and_waits_for_the_drain(rig: Rig
     assert rig.ready == []
     await rig.until(lambda: not rig.pods)
     assert rig.flag("drained").exists()
+    assert len(rig.flag("started").read_text().split()) == 1  # what was told to end is not restarted
 
 
 async def test_a_grace_that_is_over_ends_with_sigkill(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,11 +32,14 @@ EVERYTHING: dict[str, Any] = {
         "endpoint": "http://hub.local",
         "files": {"allow": ["*.safetensors", "*.json"], "ignore": ["*.bin"]},
         "sha256": {"a.safetensors": "ab" * 32},
+        "quantization": "FP8",
+        "kvCacheDtype": "FP8",
     },
     "runtime": {
         "image": "registry.example/runtime:1",
         "args": ["--dtype", "bfloat16"],
         "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        "envFrom": [{"prefix": "P_", "configMapRef": {"name": "c"}}],
         "contextLength": 8192,
         "maxConcurrency": 64,
         "shmSize": "2Gi",
@@ -53,8 +57,27 @@ EVERYTHING: dict[str, Any] = {
         "runtimeClassName": "nvidia",
         "priorityClassName": "high",
         "schedulerName": "volcano",
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+                }
+            },
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+        },
+        "topologySpread": [{"topologyKey": "zone"}],
+        "queueName": "team-a",
     },
-    "cache": {"pvc": {"storageClassName": "fast", "size": "80Gi", "accessMode": "ReadWriteMany"}, "verify": "Always"},
+    "cache": {
+        "pvc": {"storageClassName": "fast", "size": "80Gi", "accessMode": "ReadWriteMany"},
+        "verify": "Always",
+        "retain": "24h",
+    },
+    "disruption": {"maxUnavailable": 2, "protectStartup": True},
+    "podTemplate": {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"sidecar.example/inject": "true"}},
+        "spec": {"imagePullSecrets": [{"name": "registry"}]},
+    },
     "drain": {"preStop": "20s", "timeout": "300s"},
 }
 
@@ -81,8 +104,42 @@ def test_every_field(service: Build, settings: Settings, model: FetchedModel, go
 
 
 def test_a_claim_as_source(service: Build, settings: Settings, golden: Any) -> None:
-    built = service(model={"uri": "pvc://weights/llama/7b"})
+    built = service(model={"uri": "pvc://weights/llama/7b"}, cache={"mode": "PVC"})
     golden("pvc-source", [manifests.prefetch_job(built, settings, "uid-volume", 2, repair=True)])
+
+
+def test_a_claim_is_served_where_it_lies(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
+    built = service(model={"uri": "pvc://weights/llama/7b"})
+    there = replace(model, path="llama/7b", serve="llama/7b/m.gguf")
+    golden("in-place", [manifests.prefetch_job(built, settings, "v", 1), deployment(built, settings, there)])
+    assert (manifests.claim_name(built), manifests.owns_claim(built)) == ("weights", False)
+
+
+def test_the_root_of_a_claim_is_served(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(model={"uri": "pvc://weights"})
+    pod = deployment(built, settings, replace(model, path="", serve=""))["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][:2] == ["serve", "/models"]
+    assert pod["initContainers"] == []
+
+
+def test_a_claim_of_ones_own_as_cache(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(cache={"pvc": {"existingClaim": "mine"}})
+    pod = deployment(built, settings, model)["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "mine"}
+    assert manifests.owns_claim(built) is False
+    fetch = manifests.prefetch_job(built, settings, "v", 1)["spec"]["template"]["spec"]
+    assert fetch["volumes"][0]["persistentVolumeClaim"] == {"claimName": "mine"}
+    assert "readOnly" not in fetch["containers"][0]["volumeMounts"][0]
+
+
+def test_a_dashboard(service: Build, golden: Any) -> None:
+    found = manifests.dashboard(service())
+    [text] = found["data"].values()
+    golden("dashboard", [json.loads(text)])
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert len(text) < 30_000  # a thousand of them are kept in etcd
+    uids = {json.loads(next(iter(manifests.dashboard(service(n))["data"].values())))["uid"] for n in ("a", "b")}
+    assert len(uids) == 2
 
 
 def containers(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -245,6 +302,32 @@ def test_services_with_one_source_share_a_volume_and_its_ownership(service: Buil
     both = manifests.volume_claim(two, settings, first)
     assert both["metadata"]["ownerReferences"] == [owner(one, controller=False), owner(two, controller=False)]
     assert manifests.volume_claim(one, settings, both) == both
+
+
+def test_a_volume_that_is_to_be_retained_has_no_owner(service: Build, settings: Settings) -> None:
+    one, two = service("one"), replace(service("two", cache={"retain": "1h"}), uid="uid-2")
+    claim = manifests.volume_claim(two, settings, manifests.volume_claim(one, settings))
+    assert claim["metadata"]["ownerReferences"] == []
+    assert manifests.claim_users(claim) == {"one": ("uid-1", 0), "two": ("uid-2", 3600)}
+    assert manifests.retain_seconds(claim) == 3600
+    assert manifests.volume_claim(one, settings, claim) == claim  # the other one's wish holds
+    taken_back = manifests.volume_claim(replace(two, cache=replace(two.cache, retain=0)), settings, claim)
+    assert [item["name"] for item in taken_back["metadata"]["ownerReferences"]] == ["one", "two"]
+
+
+def test_a_user_that_is_gone_goes_from_the_volume_too(service: Build, settings: Settings) -> None:
+    one, two = service("one"), replace(service("two"), uid="uid-2")
+    both = manifests.volume_claim(two, settings, manifests.volume_claim(one, settings))
+    both["metadata"]["ownerReferences"].pop(0)  # the garbage collector's work
+    assert manifests.claim_users(manifests.volume_claim(two, settings, both)) == {"two": ("uid-2", 0)}
+
+
+def test_a_claim_of_an_earlier_version_keeps_its_owners(service: Build, settings: Settings) -> None:
+    one, two = service("one"), replace(service("two"), uid="uid-2")
+    claim = manifests.volume_claim(one, settings)
+    claim["metadata"]["annotations"] = {}
+    found = manifests.volume_claim(two, settings, claim)
+    assert [item["uid"] for item in found["metadata"]["ownerReferences"]] == ["uid-1", "uid-2"]
 
 
 @pytest.mark.parametrize(

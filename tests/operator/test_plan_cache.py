@@ -252,3 +252,48 @@ def test_conditions_tell_of_both_steps(world: World) -> None:
     after = {c.type: c.status for c in world.job(ended="Complete").pod(REPORT).plan().conditions()}
     assert before == {"ModelResolved": ("False", "Fetching"), "ModelCached": ("False", "Fetching")}
     assert after == {"ModelResolved": "True", "ModelCached": "True"}
+
+
+def test_a_model_that_lies_on_a_claim_is_hashed_there_and_copied_nowhere(service: Build, live: Any) -> None:
+    there = World(service(model={"uri": "pvc://weights/llama"}), live)
+    there.claim = {"metadata": {"name": "weights", "uid": "uid-weights"}, "spec": {}}
+    plan = there.plan()
+    [(kind, name)] = applied(plan)
+    assert (kind, plan.claim, plan.source) == ("Job", "weights", manifests.source_id(there.service, "uid-weights"))
+    assert "served where it lies" in plan.actions[0].reason
+    assert name.endswith("-1")
+    there.job(ended="Complete").pod(REPORT | {"path": "llama", "serve": "llama/m.gguf"}, phase="Succeeded")
+    plan = there.plan()
+    assert plan.model is not None
+    assert (plan.model.serve, plan.actions) == ("llama/m.gguf", ())
+    assert plan.conditions()[1].reason == "InPlace"
+    there.broken(seconds_ago=0)  # with verify: Always, its files were changed: they are hashed again
+    assert applied(there.plan())[0][0] == "Job"
+
+
+@pytest.mark.parametrize(
+    ("spec", "claim", "field"),
+    [
+        ({"model": {"uri": "pvc://weights/llama"}}, "weights", "spec.model.uri"),
+        ({"cache": {"pvc": {"existingClaim": "mine"}}}, "mine", "spec.cache.pvc.existingClaim"),
+    ],
+)
+def test_a_claim_of_ones_own_that_is_missing_is_named(service: Build, spec: Object, claim: str, field: str) -> None:
+    plan = plan_cache(service(**spec), Observed(), Settings(), NOW)
+    assert plan.actions == ()
+    assert plan.finding is not None
+    assert (plan.finding.reason, plan.finding.stalled) == ("VolumeMissing", True)
+    assert claim in plan.finding.message
+    assert field in plan.finding.message
+    assert plan.requeue_after == 15
+
+
+def test_a_claim_of_ones_own_is_filled_and_never_written_to(service: Build, live: Any) -> None:
+    there = World(service(cache={"pvc": {"existingClaim": "mine"}}), live)
+    there.claim = {"metadata": {"name": "mine", "uid": "uid-mine"}, "spec": {}}
+    [(kind, _)] = applied(there.plan())
+    assert kind == "Job"
+    there.claim["metadata"]["deletionTimestamp"] = "t"
+    plan = there.plan()
+    assert plan.finding is not None
+    assert (plan.actions, plan.finding.reason) == ((), "VolumeTerminating")

@@ -25,8 +25,9 @@ def made(there: Any) -> list[str]:
         ({"endpoint": INGRESS}, (), ["Ingress"]),
         ({"endpoint": ROUTE}, (), []),
         ({"endpoint": ROUTE}, ("HTTPRoute",), ["HTTPRoute"]),
-        ({}, ("PodMonitor", "PrometheusRule"), ["PodMonitor", "PrometheusRule"]),
-        ({"observability": {"podMonitor": "Off"}}, ("PodMonitor", "PrometheusRule"), ["PrometheusRule"]),
+        ({}, ("PodMonitor", "PrometheusRule"), ["PodMonitor", "PrometheusRule", "ConfigMap"]),
+        ({"observability": {"podMonitor": "Off"}}, ("PodMonitor", "PrometheusRule"), ["PrometheusRule", "ConfigMap"]),
+        ({"observability": {"dashboard": "Off"}}, ("PodMonitor",), ["PodMonitor"]),
     ],
 )
 def test_what_is_made(world: Any, spec: Object, served: tuple[str, ...], kinds: list[str]) -> None:
@@ -91,7 +92,10 @@ def test_endpoint_ready(
     [
         ({}, (), "PrometheusOperatorMissing"),
         ({}, ("PodMonitor", "PrometheusRule"), "Applied"),
-        ({"observability": {"podMonitor": "Off", "rules": "Off"}}, ("PodMonitor",), "Off"),
+        ({"observability": {"podMonitor": "Off", "rules": "Off", "dashboard": "Off"}}, ("PodMonitor",), "Off"),
+        ({}, ("PodMonitor",), "KindMissing"),
+        ({"observability": {"rules": "Off"}}, ("PodMonitor",), "Applied"),
+        ({"observability": {"podMonitor": "Off", "rules": "Off"}}, ("PrometheusRule",), "KindMissing"),
     ],
 )
 def test_monitored(world: Any, spec: Object, served: tuple[str, ...], reason: str) -> None:

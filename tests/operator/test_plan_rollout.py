@@ -206,6 +206,121 @@ def test_no_rollback_unasked(world: Any) -> None:
     assert "failed" not in there.status()["revisions"]
 
 
+def busy(there: Any, load: int | None, since: str = "") -> Any:
+    there.load = load
+    if since:
+        there.service = replace(there.service, status=there.service.status | {"revisions": {"waitingSince": since}})
+    return there
+
+
+WAITS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    # name: (what is there, whether the change waits)
+    "nobody looked": (lambda w: busy(w.pod("old"), None), True),
+    "busy": (lambda w: busy(w.pod("old"), 3), True),
+    "busy for less than that": (lambda w: busy(w.pod("old"), 3, "2026-01-01T11:50:01Z"), True),
+    "idle": (lambda w: busy(w.pod("old"), 0), False),
+    "busy for too long": (lambda w: busy(w.pod("old"), 3, "2026-01-01T11:50:00Z"), False),
+    "no pod serves": (lambda w: busy(w.pod("old", ready=False), None), False),
+}
+
+
+@pytest.mark.parametrize("case", WAITS.values(), ids=WAITS)
+def test_a_change_waits_for_a_moment_without_requests(world: Any, case: tuple[Callable[[Any], Any], bool]) -> None:
+    arrange, waits = case
+    there = changed(arrange(world(rollout={"waitForIdle": "10m"})))
+    assert bool(written(there, "Deployment")) is not waits
+    assert there.plan().asks_load is (waits and there.load is None)
+    assert (ready(there).reason == "WaitingForIdle") is waits
+    if waits:
+        earlier = (there.service.status.get("revisions") or {}).get("waitingSince")
+        assert there.status()["revisions"]["waitingSince"] == (earlier or "2026-01-01T12:00:00Z")
+        assert there.plan().requeue_after == 5
+    else:
+        assert "waitingSince" not in there.status()["revisions"]
+
+
+def test_idleness_is_asked_for_changes_alone(world: Any) -> None:
+    assert world(rollout={"waitForIdle": "10m"}).pod().plan().asks_load is False
+    assert changed(world().pod()).plan().asks_load is False
+
+
+def test_scaling_does_not_wait_for_idle_pods(world: Any) -> None:
+    there = busy(changed(world(rollout={"waitForIdle": "10m"}, replicas=3).pod()), 5)
+    there.record("new", 1, served=True)
+    there.children["Deployment", "demo"]["spec"]["replicas"] = 1
+    [deployment] = written(there, "Deployment")
+    assert deployment["spec"]["replicas"] == 3
+    assert "--seed" not in str(deployment["spec"]["template"])
+
+
+def other_model(there: Any) -> Any:
+    """The spec asks for a model whose volume is not there yet."""
+    there.service = replace(there.service, model=replace(there.service.model, revision="v2"))
+    return there
+
+
+SUSPENSIONS: dict[str, tuple[Object, Callable[[Any], Any], int | None, str]] = {
+    # name: (spec, what is there with 2 pods of the Deployment, replicas written, Ready's reason)
+    "while serving": ({"suspend": True}, lambda w: w, 0, "RollingOut"),
+    "during a rollout": ({"suspend": True}, changed, 0, "RollingOut"),
+    "during a prefetch": ({"suspend": True}, other_model, 0, "CreatingVolume"),
+    "resumed during a prefetch": ({"replicas": 3}, other_model, 3, "CreatingVolume"),
+    "nothing to follow": ({"replicas": 2}, other_model, None, "CreatingVolume"),
+    "while it waits": (
+        {"suspend": True, "rollout": {"waitForIdle": "1h"}},
+        lambda w: changed(busy(w, 3)),
+        0,
+        "RollingOut",
+    ),
+    "while paused": ({"suspend": True, "rollout": {"paused": True}}, lambda w: w, 0, "RollingOut"),
+}
+
+
+@pytest.mark.parametrize("case", SUSPENSIONS.values(), ids=SUSPENSIONS)
+def test_suspend_is_followed_at_once(world: Any, case: tuple[Object, Callable[[Any], Any], int | None, str]) -> None:
+    spec, arrange, replicas, reason = case
+    there = world(**spec).pod().pod().record("new", 1, served=True)
+    there.children["Deployment", "demo"]["spec"]["replicas"] = 2
+    arrange(there)
+    found = written(there, "Deployment")
+    assert [item["spec"]["replicas"] for item in found] == ([] if replicas is None else [replicas])
+    assert ready(there).reason == reason
+    if there.service.model.revision == "v2" and found:
+        # What runs is what was recorded: a resumption starts the old revision, not a mixture.
+        assert found[0]["spec"]["template"] == there.revisions[0]["data"]["template"]
+
+
+def test_a_held_revision_without_a_record_is_taken_from_the_deployment(world: Any) -> None:
+    there = other_model(world(suspend=True).pod())
+    deployment = there.children["Deployment", "demo"]
+    deployment["spec"]["replicas"] = 1
+    [held] = written(there, "Deployment")
+    assert held["spec"]["template"] == deployment["spec"]["template"]
+    assert held["spec"]["strategy"] == deployment["spec"]["strategy"]
+
+
+def test_a_model_that_does_not_fit_is_no_reason_to_keep_pods_that_are_suspended(world: Any) -> None:
+    there = world(suspend=True, resources={"gpus": 1, "gpuProducts": ["Tesla-T4"]}).pod()
+    there.children["Deployment", "demo"]["spec"]["replicas"] = 1
+    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    [held] = written(there, "Deployment")
+    assert held["spec"]["replicas"] == 0
+    assert ready(there).reason == "DoesNotFit"
+
+
+def test_a_suspended_service_says_what_still_ends(world: Any) -> None:
+    there = world(suspend=True).record("new", 1, served=True)
+    there.pods.append({"metadata": {"name": "gone", "labels": {}, "deletionTimestamp": "t"}, "status": {}})
+    assert ready(there).reason == "Suspended"
+    assert "1 pods finish their requests" in ready(there).message
+
+
+def test_no_revision_is_given_up_while_suspended(world: Any) -> None:
+    there = late(world(suspend=True).record("new", 2).record("good", 1, key="good", served=True))
+    assert ready(there).reason == "Suspended"
+    assert not [item for item in written(there, "ControllerRevision") if "stoker.dev/failed" in str(item)]
+
+
 def test_a_paused_change_waits_and_says_so(world: Any) -> None:
     there = world(rollout={"paused": True}).pod("new").record("new", 1, key="old", served=True).answered()
     assert not written(there, "ControllerRevision")

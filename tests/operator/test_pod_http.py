@@ -18,6 +18,9 @@ ANSWERS: dict[str, tuple[int, Any]] = {
     "empty": (200, {"choices": []}),
     "broken": (500, {"error": {"message": "engine died"}}),
     "locked": (401, {"error": {"message": "no key"}}),
+    "embeds": (400, {"error": {"message": "it embeds", "code": "model_does_not_generate"}}),
+    "mute": (400, {"error": {"message": "it embeds", "code": "model_does_not_generate"}}),
+    "refuses": (400, {"error": {"message": "no", "code": None}}),
 }
 
 
@@ -31,11 +34,17 @@ async def port() -> AsyncIterator[int]:
         status, answer = ANSWERS.get(body["model"], (200, "not json at all"))
         return web.json_response(answer, status=status)
 
+    async def score(request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["text_1"] == body["text_2"]
+        return web.json_response({"data": [{"score": 1.0}] if body["model"] == "embeds" else []})
+
     async def progress(_: web.Request) -> web.Response:
         return web.json_response({"phase": "download", "bytesDone": 3, "bytesTotal": 10, "etaSeconds": 2.5})
 
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.get("/progress", progress)])
+    app.add_routes([web.post("/v1/completions", complete), web.post("/v1/score", score)])
+    app.add_routes([web.get("/progress", progress)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -49,6 +58,9 @@ async def port() -> AsyncIterator[int]:
     [
         ("good", ""),
         ("locked", ""),
+        ("embeds", ""),
+        ("mute", "without data"),
+        ("refuses", "answered 400: "),
         ("empty", "without choices"),
         ("broken", "answered 500: "),
         ("odd", "without choices"),
@@ -71,3 +83,26 @@ async def test_a_pod_nobody_can_reach_is_an_answer_too() -> None:
 
 async def test_progress(port: int) -> None:
     assert await PodClient(0.5).progress("127.0.0.1", port) == Progress("download", 3, 10, 2)
+
+
+async def test_a_page_that_comes_in_pieces_is_read_to_its_end() -> None:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for number in range(3):
+            await answer.write(f"series_{number} 1\n".encode())
+            await asyncio.sleep(0.02)
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        port = runner.addresses[0][1]
+        assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == "series_0 1\nseries_1 1\nseries_2 1\n"
+        assert await PodClient(5.0).page("127.0.0.1", port, "/nothing") == ""
+    finally:
+        await runner.cleanup()
+    assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == ""

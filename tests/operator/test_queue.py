@@ -8,7 +8,7 @@ import time
 import pytest
 
 from stoker_operator import queue as queue_module
-from stoker_operator.queue import WorkQueue
+from stoker_operator.queue import Key, WorkQueue
 
 
 async def drain(work: WorkQueue, seconds: float) -> None:
@@ -78,23 +78,36 @@ async def test_what_is_asked_for_again_comes_again() -> None:
 
 
 async def test_a_failure_comes_again_later_and_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(queue_module, "LONGEST_BACKOFF_SECONDS", 0.004)
     seen: list[str] = []
-    at: list[float] = []
+    delays: list[float] = []
+    recovered = asyncio.Event()
 
     async def work(namespace: str, name: str) -> None:
         seen.append(name)
-        if name == "bad":
-            at.append(time.monotonic())
+        if name == "good":
+            return
+        if seen.count("bad") <= 4:
             raise RuntimeError("no")
+        recovered.set()
 
-    queue = WorkQueue(work, workers=1, per_second=1000)
-    await queue.add(("n", "bad"))
-    await queue.add(("n", "good"))
-    await drain(queue, 0.5)
-    assert seen[:2] == ["bad", "good"]
-    assert len(at) >= 3
-    assert at[2] - at[1] > 1.5 * (at[1] - at[0])
+    queue = WorkQueue(work, workers=1, per_second=100_000)
+    add = queue.add
+
+    async def noting(key: Key, after: float = 0.0) -> None:
+        delays.append(after)
+        await add(key, after)
+
+    monkeypatch.setattr(queue, "add", noting)
+    await add(("n", "bad"))
+    await add(("n", "good"))
+    task = asyncio.create_task(queue.run())
+    await asyncio.wait_for(recovered.wait(), 20)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert seen.index("good") < 5  # not after the failures are over
+    assert delays == [0.001, 0.002, 0.004, 0.004]  # doubling, up to the longest; none after the success
 
 
 async def test_the_rate_bounds_all_keys_together() -> None:

@@ -59,12 +59,34 @@ def test_lists_in_variables() -> None:
     assert config.engine.kernels == (("gemm", "cublas"), ("norm", "triton"))
 
 
-def test_api_keys_from_a_file_join_the_others_and_are_never_shown(tmp_path: Path) -> None:
+def test_api_keys_are_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# for the team\nsk-one\n\n sk-two \n")
     config = parse(["m", "--api-key", "sk-zero", "--api-key-file", str(file)], {})
-    assert config.api_keys == ("sk-zero", "sk-one", "sk-two")
+    assert (config.api_keys, config.api_key_file) == (("sk-zero",), str(file))
     assert "sk-" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "origins"),
+    [
+        ([], ("*",)),
+        (["--allowed-origins", '["https://a", "https://b"]'], ("https://a", "https://b")),
+        (["--allowed-origins", "https://a", "https://b"], ("https://a", "https://b")),
+        (["--allowed-origins", "[not json"], ("[not json",)),
+    ],
+)
+def test_lists_as_json_or_words(arguments: list[str], origins: tuple[str, ...]) -> None:
+    assert parse(["m", *arguments], {}).allowed_origins == origins
+    if arguments[1:] and len(arguments) == 2:
+        assert parse(["m"], {"STOKER_ALLOWED_ORIGINS": arguments[1]}).allowed_origins == origins
+
+
+def test_flags_that_switch_off() -> None:
+    config = parse(["m", "--enable-log-requests"], {})
+    assert (config.log_requests, config.access_log) == (True, True)
+    config = parse(["m", "--enable-log-requests", "--disable-log-requests", "--disable-uvicorn-access-log"], {})
+    assert (config.log_requests, config.access_log) == (False, False)
 
 
 SERVICE_LINKS = {

@@ -1,7 +1,17 @@
 """Manifests: pure functions from an InferenceService (and what is known of its model) to Kubernetes
 objects."""
 
-from stoker_operator.manifests.cache import cache_key, claim_name, prefetch_job, source_id, volume_claim
+from stoker_operator.manifests.cache import (
+    cache_key,
+    claim_name,
+    claim_users,
+    owns_claim,
+    prefetch_job,
+    retain_seconds,
+    source_id,
+    volume_claim,
+)
+from stoker_operator.manifests.dashboard import dashboard
 from stoker_operator.manifests.edge import http_route, ingress, network_policy, public_url
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
@@ -13,6 +23,7 @@ from stoker_operator.manifests.workload import (
     deployment,
     disruption_budget,
     engine_template,
+    held_deployment,
     service_account,
 )
 
@@ -22,15 +33,19 @@ __all__ = [
     "applied_hash",
     "cache_key",
     "claim_name",
+    "claim_users",
+    "dashboard",
     "deployment",
     "disruption_budget",
     "engine_template",
+    "held_deployment",
     "http_route",
     "ingress",
     "labels",
     "live_template_key",
     "metrics_service",
     "network_policy",
+    "owns_claim",
     "pod_autoscaler",
     "pod_monitor",
     "prefetch_job",
@@ -38,6 +53,7 @@ __all__ = [
     "public_url",
     "record_manifest",
     "record_name",
+    "retain_seconds",
     "scaled_object",
     "selector",
     "service_account",

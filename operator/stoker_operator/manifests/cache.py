@@ -4,6 +4,7 @@ prefetch Job.
 Invariants: the volume's name depends only on what it holds and where, so two services with the same source
 share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
 never run again and a volume that was replaced is filled again. Tokens reach the Job by a secretKeyRef only.
+A claim that nobody wants retained is owned by its users, so Kubernetes ends it with the last of them.
 Knows nothing of how a source is fetched.
 """
 
@@ -28,10 +29,12 @@ from stoker_operator.manifests.identity import (
 )
 from stoker_operator.quantity import quantity
 from stoker_operator.settings import Settings
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec import GROUP, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
+# On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
+USER_PREFIX = f"user.{GROUP}/"
 CLAIM = ("v1", "PersistentVolumeClaim")
 JOB = ("batch/v1", "Job")
 
@@ -46,8 +49,43 @@ def cache_key(service: InferenceService) -> str:
 
 
 def claim_name(service: InferenceService) -> str:
-    """The name of the volume claim that holds this service's model."""
-    return f"models-{cache_key(service)}"
+    """The name of the volume claim that holds this service's model: the cache's, or one of the user's own."""
+    source = service.model.source_claim
+    if service.in_place and source is not None:
+        return source[0]
+    return service.cache.existing_claim or f"models-{cache_key(service)}"
+
+
+def owns_claim(service: InferenceService) -> bool:
+    """Whether the operator makes and ends the claim; one of the user's own is never written to as an object."""
+    return not (service.in_place or service.cache.existing_claim)
+
+
+def claim_users(claim: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Who uses a live cache claim: service name → (uid, seconds for which it wants the claim retained)."""
+    users = {}
+    for key, value in (claim["metadata"].get("annotations") or {}).items():
+        uid, _, seconds = str(value).partition(" ")
+        if key.startswith(USER_PREFIX) and seconds.isdigit():
+            users[key.removeprefix(USER_PREFIX)] = (uid, int(seconds))
+    return users
+
+
+def retain_seconds(claim: Mapping[str, Any]) -> int:
+    """How long a live cache claim outlives its last use: the longest of what its users ask."""
+    return max((seconds for _, seconds in claim_users(claim).values()), default=0)
+
+
+def _users(service: InferenceService, live: Mapping[str, Any] | None) -> dict[str, tuple[str, int]]:
+    """The users of the claim, this service among them."""
+    users: dict[str, tuple[str, int]] = {}
+    if live is not None:
+        owners = {str(item["uid"]): str(item["name"]) for item in live["metadata"].get("ownerReferences") or ()}
+        users = {name: (uid, 0) for uid, name in owners.items()} | claim_users(live)
+        if owners:
+            # Kubernetes takes the references to services that are gone away; their wishes go with them.
+            users = {name: user for name, user in users.items() if user[0] in owners}
+    return users | {service.name: (service.uid, service.cache.retain)}
 
 
 def source_id(service: InferenceService, volume_uid: str) -> str:
@@ -62,24 +100,27 @@ def volume_claim(service: InferenceService, settings: Settings, live: Mapping[st
         "resources": {"requests": {"storage": _size(service, settings, live)}},
     }
     storage_class = _storage_class(service, settings, live)
-    meta = live["metadata"] if live else {}
-    others = [item for item in meta.get("ownerReferences") or () if item["uid"] != service.uid]
-    owners = sorted([*others, owner(service, controller=False)], key=lambda reference: str(reference["uid"]))
+    users = _users(service, live)
+    owners = [owner(service, controller=False) | {"name": name, "uid": uid} for name, (uid, _) in users.items()]
+    if any(seconds for _, seconds in users.values()):
+        owners = []  # it outlives its users: retention.py ends it
+    meta: dict[str, Any] = {
+        "name": claim_name(service),
+        "namespace": service.namespace,
+        "labels": {
+            "app.kubernetes.io/name": "stoker",
+            COMPONENT: "cache",
+            MANAGED_BY: "stoker",
+            CACHE_LABEL: cache_key(service),
+        },
+        "annotations": {f"{USER_PREFIX}{name}": f"{uid} {seconds}" for name, (uid, seconds) in sorted(users.items())},
+        "ownerReferences": sorted(owners, key=lambda reference: str(reference["uid"])),
+    }
     return stamped(
         {
             "apiVersion": CLAIM[0],
             "kind": CLAIM[1],
-            "metadata": {
-                "name": claim_name(service),
-                "namespace": service.namespace,
-                "labels": {
-                    "app.kubernetes.io/name": "stoker",
-                    COMPONENT: "cache",
-                    MANAGED_BY: "stoker",
-                    CACHE_LABEL: cache_key(service),
-                },
-                "ownerReferences": owners,
-            },
+            "metadata": meta,
             "spec": spec | ({"storageClassName": storage_class} if storage_class else {}),
         }
     )
@@ -136,15 +177,36 @@ def prefetch_job(
     return stamped(job)
 
 
+def models_volume(service: InferenceService) -> dict[str, Any]:
+    """The pods' volume with the model. A claim of weights that are served where they lie is never written to."""
+    source = {"claimName": claim_name(service)} | ({"readOnly": True} if service.in_place else {})
+    return {"name": "models", "persistentVolumeClaim": source}
+
+
+def in_place_arguments(service: InferenceService) -> list[str]:
+    """What `stoker fetch` is told of weights that lie on the source claim."""
+    claim = service.model.source_claim
+    uri = f"file://{pod.MODELS}/{claim[1] if claim else ''}".rstrip("/")
+    return ["--in-place", "--uri", uri, *_select_arguments(service)]
+
+
+def _select_arguments(service: InferenceService) -> list[str]:
+    """Which of the source's files are meant, and what they must be."""
+    model, arguments = service.model, []
+    for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
+        for pattern in patterns:
+            arguments += [flag, pattern]
+    for name, digest in model.sha256:
+        arguments += ["--sha256", f"{name}={digest}"]
+    return arguments
+
+
 def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -> dict[str, Any]:
     tmp, tmp_mount = pod.scratch("1Gi")
-    volumes: list[dict[str, Any]] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
-        tmp,
-    ]
-    mounts: list[dict[str, Any]] = [pod.models_mount(read_only=False), tmp_mount]
+    volumes: list[dict[str, Any]] = [models_volume(service), tmp]
+    mounts: list[dict[str, Any]] = [pod.models_mount(read_only=service.in_place), tmp_mount]
     claim = service.model.source_claim
-    if claim is not None:
+    if claim is not None and not service.in_place:
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "source", "persistentVolumeClaim": source})
         mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
@@ -173,6 +235,9 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
 
 def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:
     model = service.model
+    report = ["--progress-port", str(PROGRESS_PORT), "--termination-log", pod.TERMINATION_LOG]
+    if service.in_place:
+        return ["fetch", *in_place_arguments(service), "--root", pod.MODELS, *report]
     uri = model.uri
     if model.source_claim is not None:
         uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
@@ -182,11 +247,7 @@ def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: b
         arguments += ["--endpoint", endpoint]
     if model.secret_ref is not None and model.scheme == "https":
         arguments.append("--send-token")
-    for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
-        for pattern in patterns:
-            arguments += [flag, pattern]
-    for name, digest in model.sha256:
-        arguments += ["--sha256", f"{name}={digest}"]
+    arguments += _select_arguments(service)
     if repair:
         arguments.append("--repair")
-    return [*arguments, "--progress-port", str(PROGRESS_PORT), "--termination-log", pod.TERMINATION_LOG]
+    return [*arguments, *report]

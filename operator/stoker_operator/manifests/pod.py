@@ -6,8 +6,10 @@ Knows nothing of what the containers do.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+from stoker_operator.manifests.identity import labels
 from stoker_operator.settings import Settings
 from stoker_operator.spec import InferenceService
 
@@ -47,20 +49,37 @@ def base_spec(service: InferenceService) -> dict[str, Any]:
     optional: dict[str, Any] = {
         "nodeSelector": dict(where.node_selector),
         "tolerations": [dict(item) for item in where.tolerations],
+        "affinity": _affinity(service),
         "runtimeClassName": where.runtime_class_name,
         "priorityClassName": where.priority_class_name,
         "schedulerName": where.scheduler_name,
+        "imagePullSecrets": [{"name": name} for name in service.pod_template.image_pull_secrets],
     }
-    return spec | {key: value for key, value in optional.items() if value} | _affinity(service)
+    return spec | {key: value for key, value in optional.items() if value}
+
+
+def engine_metadata(service: InferenceService) -> dict[str, Any]:
+    """The engine's pod template's metadata: ours, and what the spec adds. A prefetch gets none of the latter: a sidecar
+    that is injected into a Job keeps it from ever being complete.
+    """
+    extra = service.pod_template
+    found: dict[str, Any] = {"labels": {**extra.labels, **labels(service, "engine")}}
+    return found | ({"annotations": dict(extra.annotations)} if extra.annotations else {})
 
 
 def _affinity(service: InferenceService) -> dict[str, Any]:
-    products = service.resources.gpu_products
+    """The spec's affinity; each of its node terms also asks for one of the GPU products."""
+    affinity, products = copy.deepcopy(dict(service.placement.affinity)), service.resources.gpu_products
     if not products:
-        return {}
-    term = {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    return {"affinity": {"nodeAffinity": required}}
+        return affinity
+    product = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(products)}
+    node = affinity.setdefault("nodeAffinity", {})
+    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        term | {"matchExpressions": [*(term.get("matchExpressions") or ()), product]} for term in terms
+    ]
+    return affinity
 
 
 def scratch(size: str) -> tuple[dict[str, Any], dict[str, Any]]:

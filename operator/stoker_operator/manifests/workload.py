@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests import pod
-from stoker_operator.manifests.cache import claim_name
-from stoker_operator.manifests.identity import Manifest, child, labels, selector, stamped
+from stoker_operator.manifests.cache import in_place_arguments, models_volume
+from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec import KV_CACHE_DTYPES, QUANTIZATIONS, FetchedModel, InferenceService
 
 DEPLOYMENT = ("apps/v1", "Deployment")
 PORT = 8000
+# Kueue admits the Deployment's pods one by one from this queue.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
 KEYS_FOLDER = "/etc/stoker/api-keys"
@@ -45,13 +47,14 @@ def service_account(service: InferenceService) -> Manifest:
 
 
 def disruption_budget(service: InferenceService) -> Manifest:
-    """At most one pod at a time is evicted; a single replica can still be drained."""
+    """So many pods at a time are evicted, one by default; a single replica can still be drained."""
     budget = child(service, ("policy/v1", "PodDisruptionBudget"), service.name, "engine")
+    wanted = service.disruption
     spec = {
-        "maxUnavailable": 1,
+        "maxUnavailable": wanted.max_unavailable,
         "selector": {"matchLabels": selector(service)},
-        # A pod that never became ready protects nothing and must not block a node's drain.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        # A pod that never became ready protects nothing and must not block a node's drain, unless it is asked for.
+        "unhealthyPodEvictionPolicy": "IfHealthyBudget" if wanted.protect_startup else "AlwaysAllow",
     }
     return stamped(budget | {"spec": spec})
 
@@ -63,7 +66,7 @@ def startup_seconds(settings: Settings, model: FetchedModel) -> int:
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     """The pod template that the spec asks for."""
-    return {"metadata": {"labels": labels(service, "engine")}, "spec": _engine_pod(service, settings, model)}
+    return {"metadata": pod.engine_metadata(service), "spec": _engine_pod(service, settings, model)}
 
 
 def deployment(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
@@ -71,6 +74,8 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     workload = child(service, DEPLOYMENT, service.name, "engine")
     template = variant.template or engine_template(service, settings, model)
     workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
+    if service.placement.queue_name:
+        workload["metadata"]["labels"] |= {QUEUE_LABEL: service.placement.queue_name}
     deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600
     spec: dict[str, Any] = {
         "revisionHistoryLimit": 5,
@@ -78,6 +83,26 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
         "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},
         "strategy": _strategy(service, variant),
+        "template": template,
+    }
+    if variant.replicas is not None:
+        spec["replicas"] = variant.replicas
+    return stamped(workload | {"spec": spec})
+
+
+def held_deployment(service: InferenceService, live: Mapping[str, Any], variant: Variant) -> Manifest:
+    """The Deployment as it runs, with other `replicas`: for while there is nothing newer to roll out."""
+    workload = child(service, DEPLOYMENT, service.name, "engine")
+    template = variant.template or live["spec"]["template"]
+    workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
+    strategy = live["spec"].get("strategy") or {}
+    kept = {key: strategy[key] for key in ("type", "rollingUpdate") if key in strategy}
+    spec: dict[str, Any] = {
+        "revisionHistoryLimit": 5,
+        "progressDeadlineSeconds": live["spec"].get("progressDeadlineSeconds", 600),
+        "paused": service.rollout.paused,
+        "selector": {"matchLabels": selector(service)},
+        "strategy": kept,
         "template": template,
     }
     if variant.replicas is not None:
@@ -97,7 +122,7 @@ def _strategy(service: InferenceService, variant: Variant) -> dict[str, Any]:
 def _engine_pod(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     tmp, tmp_mount = pod.scratch("4Gi")
     volumes: list[dict[str, Any]] = [
-        {"name": "models", "persistentVolumeClaim": {"claimName": claim_name(service)}},
+        models_volume(service),
         tmp,
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
     ]
@@ -109,17 +134,32 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
         volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
         mounts.append({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True})
     drain = service.drain
-    return pod.base_spec(service) | {
-        "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
-        "initContainers": [_verify_container(service, settings, model)],
-        "containers": [_engine_container(service, settings, model) | {"volumeMounts": mounts}],
-        "volumes": volumes,
-    }
+    # Weights that are served where they lie were hashed once; the volume is the user's.
+    verified = not service.in_place or service.cache.verify == "Always"
+    return (
+        pod.base_spec(service)
+        | _spread(service)
+        | {
+            "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
+            "initContainers": [_verify_container(service, settings, model)] if verified else [],
+            "containers": [_engine_container(service, settings, model) | {"volumeMounts": mounts}],
+            "volumes": volumes,
+        }
+    )
+
+
+def _spread(service: InferenceService) -> dict[str, Any]:
+    """topologySpreadConstraints, which count this service's own engine pods."""
+    counted = {"labelSelector": {"matchLabels": selector(service)}}
+    found = [dict(item) | counted for item in service.placement.topology_spread]
+    return {"topologySpreadConstraints": found} if found else {}
 
 
 def _verify_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     arguments = ["fetch", "--verify-only", "--path", f"{pod.MODELS}/{model.path}", "--digest", model.digest]
-    if service.cache.verify == "Always":
+    if service.in_place:
+        arguments = ["fetch", *in_place_arguments(service), "--digest", model.digest]
+    elif service.cache.verify == "Always":
         arguments.append("--full")
     return {
         "name": "verify",
@@ -137,12 +177,16 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     runtime, drain = service.runtime, service.drain
-    arguments = ["serve", f"{pod.MODELS}/{model.serve}", "--host", "0.0.0.0", "--port", str(PORT)]
+    arguments = ["serve", f"{pod.MODELS}/{model.serve}".rstrip("/"), "--host", "0.0.0.0", "--port", str(PORT)]
     arguments += ["--served-model-name", *service.served_names]
     if runtime.context_length:
         arguments += ["--max-model-len", str(runtime.context_length)]
     if runtime.max_concurrency:
         arguments += ["--max-num-seqs", str(runtime.max_concurrency)]
+    if service.model.quantization != "Auto":
+        arguments += ["--quantization", QUANTIZATIONS[service.model.quantization]]
+    if service.model.kv_cache_dtype != "Auto":
+        arguments += ["--kv-cache-dtype", KV_CACHE_DTYPES[service.model.kv_cache_dtype]]
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
@@ -157,6 +201,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
             *(dict(item) for item in runtime.env),
         ],
+        **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(service),
         "securityContext": dict(pod.CONTAINER_SECURITY),

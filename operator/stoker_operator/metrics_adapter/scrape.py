@@ -22,7 +22,7 @@ from stoker_operator.cluster import POD, Cluster
 from stoker_operator.manifests.identity import COMPONENT, MANAGED_BY
 from stoker_operator.manifests.scaling import KV_USED
 from stoker_operator.metrics_adapter.documents import SERIES
-from stoker_operator.pod_http import pod_address, url_host
+from stoker_operator.pod_http import pod_address, read_at_most, url_host
 from stoker_operator.rollout import is_ready, is_terminating
 
 log = logging.getLogger("stoker.operator")
@@ -67,7 +67,7 @@ class Scraper:
         url = f"http://{url_host(address[0])}:{address[1]}/metrics"
         try:
             async with self._slots, session.get(url) as answer:
-                text = (await answer.content.read(_LARGEST_PAGE)).decode("utf-8", "replace")
+                text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
                 gauges = parse(text) if answer.status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             log.warning("pod %s: no metrics from %s: %s", pod["metadata"]["name"], url, error or type(error).__name__)

@@ -77,7 +77,14 @@ class Adapter:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
         if self._runner is not None:
+            server = self._runner.server
+            open_ones = [connection.transport for connection in server.connections] if server is not None else []
             await self._runner.cleanup()
+            for transport in open_ones:
+                if transport is not None:
+                    # A TLS connection's orderly end waits for the API server's half, which keeps its idle ones.
+                    transport.abort()
+            await asyncio.sleep(0)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
         """Take up a renewed authority and a renewed serving certificate without a restart."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.reasoning import HARMONY_NAMES, REASONING_PARSERS, TagReasoningParser
+from stoker_runtime.api.leads import harmony_lead, tag_lead
+from stoker_runtime.api.reasoning import HARMONY_NAMES, REASONING_PARSERS, Opened, TagReasoningParser, Tags
 from stoker_runtime.api.tool_parsers import TOOL_PARSERS
 from stoker_runtime.api.tool_parsers.base import (
     CallDelta,
@@ -21,6 +22,7 @@ from stoker_runtime.api.tool_parsers.base import (
     TextDelta,
     merge_deltas,
 )
+from stoker_runtime.api.tool_parsers.forced import NamedCallParser, RequiredCallsParser
 from stoker_runtime.api.tool_parsers.harmony import HarmonyParser
 from stoker_runtime.api.tools import ToolUse
 from stoker_runtime.tokenizer import Tokenizer
@@ -30,13 +32,21 @@ MakeParser = Callable[[], OutputParser]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers to one request are read: a parser each for reasoning and for calls, or None."""
+    """How the answers to one request are read: a parser each for reasoning and for calls, or None.
+
+    `tags` and `opened` say where reasoning stands when the answer begins. `named`: the one call that the answer is was
+    the client's choice, so that it is no reason of its own to end. `harmony`: one parser reads everything.
+    """
 
     reasoning: MakeParser | None = None
     calls: MakeParser | None = None
     markers: tuple[str, ...] = ()
     parallel: bool = True
     show_reasoning: bool = True
+    tags: Tags | None = None
+    opened: Opened = Opened.OVER
+    named: bool = False
+    harmony: bool = False
 
     @property
     def plain(self) -> bool:
@@ -48,25 +58,29 @@ class Reading:
         found = (tokenizer.token_to_id(marker) for marker in self.markers)
         return frozenset(at for at in found if at is not None)
 
+    def lead(self, tokenizer: Tokenizer) -> str:
+        """What may come before an answer that is constrained, as a grammar; "" for nothing."""
+        if self.harmony:
+            return harmony_lead()
+        return "" if self.tags is None else tag_lead(self.tags, self.opened, tokenizer)
+
 
 def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | None, show_reasoning: bool) -> Reading:
     """How to read what follows `prompt`; `continued`: the text of the last message where the answer goes on with it."""
-    calls: MakeParser | None = None
-    markers: tuple[str, ...] = ()
-    parser = TOOL_PARSERS.get(dialect.tool_parser)
-    if parser is HarmonyParser or dialect.reasoning_parser in HARMONY_NAMES:
+    named = use.choice == "named"
+    if TOOL_PARSERS.get(dialect.tool_parser) is HarmonyParser or dialect.reasoning_parser in HARMONY_NAMES:
         return Reading(
             lambda: HarmonyParser(calls=use.choice != "none"),
             markers=HarmonyParser.SPECIAL,
             parallel=use.parallel,
             show_reasoning=show_reasoning,
+            named=named,
+            harmony=True,
         )
-    if parser is not None and use.choice == "auto":
-        found = parser
-        calls, markers = (lambda: found(use.schemas)), parser.SPECIAL
+    calls, markers = _calls_parser(dialect, use)
     tags = REASONING_PARSERS.get(dialect.reasoning_parser)
     if tags is None:
-        return Reading(None, calls, markers, use.parallel)
+        return Reading(None, calls, markers, use.parallel, named=named)
     opened = tags.opened(prompt, continued)
     return Reading(
         lambda: TagReasoningParser(tags, opened),
@@ -74,11 +88,26 @@ def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | N
         (*markers, tags.start, tags.end),
         use.parallel,
         show_reasoning,
+        tags,
+        opened,
+        named,
     )
 
 
+def _calls_parser(dialect: Dialect, use: ToolUse) -> tuple[MakeParser | None, tuple[str, ...]]:
+    """The parser of calls, and the special tokens that it must see."""
+    if use.choice == "named":
+        return lambda: NamedCallParser(use.name), ()
+    if use.choice == "required":
+        return RequiredCallsParser, ()
+    parser = TOOL_PARSERS.get(dialect.tool_parser)
+    if parser is None or use.choice != "auto":
+        return None, ()
+    return lambda: parser(use.schemas), parser.SPECIAL
+
+
 class AnswerParser:
-    """The parser of one choice. `called` tells whether a call was found."""
+    """The parser of one choice. `called` tells whether the model decided to call."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -100,7 +129,7 @@ class AnswerParser:
 
     def _keep(self, delta: Delta) -> bool:
         if isinstance(delta, CallDelta):
-            self.called = True
+            self.called = not self._reading.named
             return self._reading.parallel or delta.index == 0
         if isinstance(delta, ReasoningDelta):
             return self._reading.show_reasoning

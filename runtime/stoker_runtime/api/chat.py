@@ -15,7 +15,8 @@ from typing import Any
 
 from stoker_runtime.api.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.completions import finish_part
-from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.forced_calls import forced_constraint, told
+from stoker_runtime.api.generation import Answers, Delta, Prompt, merge
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
@@ -23,10 +24,11 @@ from stoker_runtime.api.prompts import check_template_variables, encode, fit, te
 from stoker_runtime.api.protocol import ChatBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.state import ServerState, Service
-from stoker_runtime.api.structured import read_constraint
+from stoker_runtime.api.structured import asked_constraints, read_constraint
 from stoker_runtime.api.tools import ToolUse, tool_use
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.errors import RequestError
+from stoker_runtime.request import Constraint
 from stoker_runtime.tokenizer import Tokenizer
 
 
@@ -36,13 +38,13 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
-    constraint = await read_constraint(service, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, service.template.source)
     rendered = await _prompt(service, body, use)
     reading = _reading(service, body, use, rendered)
+    constraint = await _constraint(service, body, use, reading)
     prompt, max_tokens = fit(rendered, asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service)
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -64,6 +66,20 @@ def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> 
     return plan_reading(service.dialect, use, prompt.text or "", continued, body.include_reasoning is not False)
 
 
+async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: Reading) -> Constraint | None:
+    """What the answers must match: a forced call's schema, or what the body asks for, after any reasoning."""
+    lead = reading.lead(service.tokenizer)
+    forced = forced_constraint(use, harmony=reading.harmony)
+    if forced is None:
+        return await read_constraint(service, body, lead)
+    # A response_format is about content, of which an answer that must be a call has none.
+    other = next((name for name, _ in asked_constraints(service, body) if not name.startswith("response_format")), None)
+    if other is not None:
+        raise RequestError(f"tool_choice {use.choice!r} and {other} exclude each other.", param=other)
+    forced = forced if reading.harmony else replace(forced, lead=lead)
+    return await service.constraints.check(forced, service.tokenizer, "tools")
+
+
 async def _prompt(service: Service, body: ChatBody, use: ToolUse) -> Prompt:
     """The conversation as one prompt."""
     continued = bool(body.continue_final_message)
@@ -82,8 +98,11 @@ async def _prompt(service: Service, body: ChatBody, use: ToolUse) -> Prompt:
                 param="reasoning_effort",
             )
         extra["reasoning_effort"] = body.reasoning_effort
+    messages = template_messages(body.messages, service.dialect.history)
+    if use.forced and "tools" not in service.template.source:
+        messages = told(messages, use)
     text = service.template.render(
-        template_messages(body.messages, service.dialect.history),
+        messages,
         tools=use.shown(),
         add_generation_prompt=generate,
         continue_final_message=continued,
@@ -113,9 +132,9 @@ class ChatFormat:
         """What stands in every object of the answer."""
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
 
-    def whole(self, deltas: Sequence[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], generation: Answers) -> dict[str, Any]:
         """The whole answer."""
-        merged = merge(deltas, generation.work.n)
+        merged = merge(deltas, generation.work)
         prompt = generation.work.prompts[0]
         answer = {
             **self.frame("chat.completion"),
@@ -149,7 +168,7 @@ class ChatFormat:
 class ChatStream:
     """The events of one streamed answer."""
 
-    def __init__(self, layout: ChatFormat, generation: Generation) -> None:
+    def __init__(self, layout: ChatFormat, generation: Answers) -> None:
         self._layout = layout
         self._usage = StreamUsage(layout.body.stream_options, generation)
         frame = layout.frame("chat.completion.chunk")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stoker_runtime.api.generation import Delta, Generation, Prompt, merge
+from stoker_runtime.api.generation import Answers, Delta, Prompt, merge
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
@@ -79,13 +79,12 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer, bool(body.return_tokens_as_token_ids))
 
-    def whole(self, deltas: Sequence[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], generation: Answers) -> dict[str, Any]:
         """The whole answer."""
-        prompts, n = generation.work.prompts, generation.work.n
-        merged = merge(deltas, len(prompts) * n)
+        prompts, keep = generation.work.prompts, generation.work.keep
         return {
             **self.frame(),
-            "choices": [self._choice(delta, prompts[delta.index // n]) for delta in merged],
+            "choices": [self._choice(delta, prompts[delta.index // keep]) for delta in merge(deltas, generation.work)],
             "usage": usage(generation, self.silent),
         }
 
@@ -150,7 +149,7 @@ def _narrow(found: Sequence[TokenLogprobs], top: int) -> list[TokenLogprobs]:
 class CompletionStream:
     """The events of one streamed answer."""
 
-    def __init__(self, layout: CompletionFormat, generation: Generation) -> None:
+    def __init__(self, layout: CompletionFormat, generation: Answers) -> None:
         self._layout = layout
         self._work = generation.work
         body = layout.body

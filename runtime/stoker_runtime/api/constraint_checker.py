@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stoker_runtime.errors import RequestError
@@ -46,4 +47,5 @@ class ConstraintChecker:
 
         if self._alphabet is None:
             self._alphabet = grammar.build_byte_tokenizer(tokenizer)
-        grammar.check(constraint, self._alphabet)
+        # What comes before an answer is the server's own, and may name the model's tokens by their ids.
+        grammar.check(replace(constraint, lead=""), self._alphabet)

@@ -1,20 +1,17 @@
-"""What stands before every route: request ids, API keys, and the error object that every failure becomes.
+"""What stands before every route: request ids, and the error object that every failure becomes.
 
-Invariants: an API key is compared in constant time against every key and never reaches a log; an error leaves as
-OpenAI's error object, and an unexpected one says nothing of its cause to the client.
+Invariants: an error leaves as OpenAI's error object, and an unexpected one says nothing of its cause to the client.
 Knows nothing of models or engines.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from stoker_runtime.api.http import Response, json_response
-from stoker_runtime.errors import AuthenticationError, CapacityError, StokerError
+from stoker_runtime.errors import AuthenticationError, CapacityError, DeadlineError, StokerError, UnsupportedError
 
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID = 128
@@ -25,32 +22,19 @@ def error_body(error: StokerError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: StokerError) -> Response:
-    """The response to an error, with Retry-After where waiting helps."""
-    response = json_response(error_body(error), error.status)
+def error_response(error: StokerError, body: Callable[[StokerError], dict[str, Any]] = error_body) -> Response:
+    """The response to an error, in the shape that `body` gives it, with Retry-After where waiting helps."""
+    response = json_response(body(error), error.status)
     if isinstance(error, CapacityError):
         response.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    elif isinstance(error, UnsupportedError):
+        response.headers.append((b"x-should-retry", b"false"))
     elif isinstance(error, AuthenticationError):
         response.headers.append((b"www-authenticate", b"Bearer"))
+    elif isinstance(error, DeadlineError):
+        # The openai client would send the whole request again.
+        response.headers.append((b"x-should-retry", b"false"))
     return response
-
-
-class KeyCheck:
-    """Whether a request carries one of the server's API keys; without keys everything passes."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def __call__(self, authorization: bytes) -> bool:
-        """Compare with every key, so that the time taken says nothing about which one was near."""
-        if not self._digests:
-            return True
-        scheme, _, key = authorization.partition(b" ")
-        given = hashlib.sha256(key.strip()).digest()
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(given, digest)
-        return found and scheme.lower() == b"bearer"
 
 
 def request_id_of(given: bytes) -> str:

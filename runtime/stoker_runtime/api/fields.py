@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_BAD_WORDS = 1024
+MAX_TIMEOUT = 86_400.0
 
 
 class Body(BaseModel):
@@ -22,6 +24,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
+    # How the body comes.
+    MEDIA_TYPE: ClassVar[str] = "application/json"
     # field -> values that ask for nothing; see refuse_unsupported in validation.py
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
 
@@ -154,7 +158,7 @@ class SamplingFields(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -163,7 +167,7 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    length_penalty: float | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = ()
     stop_token_ids: list[int] | None = None
@@ -176,7 +180,7 @@ class SamplingFields(Body):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
     use_beam_search: bool | None = None
     early_stopping: Any = None
     stream: bool | None = None
@@ -192,7 +196,8 @@ class SamplingFields(Body):
     structural_tag: dict[str, Any] | str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
-    session_id: str | None = None
+    session_id: Annotated[str, Field(max_length=256)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -202,15 +207,9 @@ class SamplingFields(Body):
     user: str | None = None
 
     SAMPLING_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "typical_p": (None, 1.0),
-        "length_penalty": (None, 1.0),
         "spaces_between_special_tokens": (None, True),
-        "allowed_token_ids": (None, []),
-        "bad_words": (None, []),
-        "use_beam_search": (None, False),
         "early_stopping": (None, False),
         "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),
-        "session_id": (None,),
         "logits_processors": (None, []),
         "kv_transfer_params": (None, {}),
         "vllm_xargs": (None, {}),

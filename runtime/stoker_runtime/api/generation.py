@@ -7,14 +7,16 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Protocol
 
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.detokenizer import NOTHING, Detokenizer
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import DeadlineError, EngineError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
@@ -31,27 +33,43 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamPlan:
+    """A search for the likeliest answers in place of sampling; `stops` end one."""
+
+    length_penalty: float
+    stops: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
-    `visible` special tokens are text even where special tokens are skipped.
+    `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
+    `deadline`: seconds that it may take.
     """
 
     prompts: tuple[Prompt, ...]
     params: SamplingParams
     n: int = 1
+    keep: int = 1
+    beams: BeamPlan | None = None
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     visible: frozenset[int] = NOTHING
     priority: int = 0
     cache_salt: str = ""
+    session: str = ""
     label: str = ""
+    deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop"."""
+    """What one step gave one choice. `stop_reason` is the stop string or stop token id behind `finish` "stop".
+
+    Not frozen, because one is made for every token and freezing triples its cost; nobody changes it.
+    """
 
     index: int
     text: str
@@ -62,12 +80,12 @@ class Delta:
     stop_reason: int | str | None = None
 
 
-def merge(deltas: Iterable[Delta], choices: int) -> list[Delta]:
-    """One delta a choice, by index: everything that `deltas` said of it."""
-    found: list[list[Delta]] = [[] for _ in range(choices)]
+def merge(deltas: Iterable[Delta], work: Work) -> list[Delta]:
+    """One delta a choice, by index: everything that `deltas` said of it; of more choices than are kept the best."""
+    found: list[list[Delta]] = [[] for _ in range(len(work.prompts) * work.n)]
     for delta in deltas:
         found[delta.index].append(delta)
-    return [
+    merged = [
         Delta(
             index,
             "".join([part.text for part in parts]),
@@ -79,6 +97,59 @@ def merge(deltas: Iterable[Delta], choices: int) -> list[Delta]:
         )
         for index, parts in enumerate(found)
     ]
+    return merged if work.keep == work.n else best_of(merged, work.n, work.keep)
+
+
+def best_of(merged: Sequence[Delta], n: int, keep: int) -> list[Delta]:
+    """Of each prompt's `n` choices the `keep` with the highest log-probability per token, best first."""
+    found: list[Delta] = []
+    for start in range(0, len(merged), n):
+        ranked = sorted(merged[start : start + n], key=_mean_logprob, reverse=True)
+        found += [replace(delta, index=start // n * keep + rank) for rank, delta in enumerate(ranked[:keep])]
+    return found
+
+
+def _mean_logprob(delta: Delta) -> float:
+    return sum(entry.logprob for entry in delta.logprobs) / max(len(delta.logprobs), 1)
+
+
+class Answers(Protocol):
+    """The answers to one client request while they come, however they are found."""
+
+    work: Work
+    arrival: float
+    aborted: StokerError | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; a prompt with several choices counts once."""
+        ...
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache spared."""
+        ...
+
+    async def next(self) -> list[Delta]:
+        """Wait for news; an empty list once there are none any more. Raises EngineError."""
+        ...
+
+    def abort(self, reason: str | StokerError = ...) -> None:
+        """End what still runs. `aborted` is then what to tell the client."""
+        ...
+
+
+def abort_after(seconds: float | None, abort: Callable[[StokerError], None]) -> asyncio.TimerHandle | None:
+    """Call `abort` with a DeadlineError once `seconds` are over; None where time does not matter."""
+    if seconds is None:
+        return None
+    error = DeadlineError(f"The request did not finish within its {seconds:g} seconds.", code="deadline_exceeded")
+    return asyncio.get_running_loop().call_later(seconds, abort, error)
 
 
 @dataclass(slots=True)
@@ -103,7 +174,7 @@ class Generation:
         """Submit everything. Raises CapacityError, UnavailableError or EngineDeadError, and then holds nothing."""
         self.arrival = time.monotonic()
         self.work = work
-        self.aborted: str | None = None
+        self.aborted: StokerError | None = None
         self._engine = engine
         self._metrics = metrics
         self._serial = next(_serials)
@@ -111,6 +182,7 @@ class Generation:
         self._by_id = {choice.request_id: choice for choice in self._choices}
         self._open = len(self._choices)
         self._stream = engine.submit([self._request(choice) for choice in self._choices])
+        self._timer = abort_after(work.deadline, self.abort)
 
     def _choice(self, tokenizer: Tokenizer, index: int) -> Choice:
         work = self.work
@@ -135,6 +207,8 @@ class Generation:
             arrival=self.arrival,
             priority=work.priority,
             cache_salt=work.cache_salt,
+            family=f"{work.label}-{self._serial}-{choice.index // work.n}" if work.n > 1 else "",
+            session=work.session,
         )
 
     @property
@@ -172,11 +246,14 @@ class Generation:
                     deltas.append(self._take(choice, output, now))
         return deltas
 
-    def abort(self, reason: str = "The request was aborted.") -> None:
-        """End what still runs, and let `next` return an empty list. Harmless when nothing runs."""
+    def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
+        """End what still runs, and let `next` return an empty list. Harmless when nothing runs.
+
+        `aborted` is then what to tell the client: `reason`, where it is a text as UnavailableError.
+        """
         running = [choice for choice in self._choices if not choice.finished]
         if running:
-            self.aborted = reason
+            self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             self._engine.abort([choice.request_id for choice in running])
             now = time.monotonic()
             for choice in running:
@@ -236,6 +313,8 @@ class Generation:
     def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
         choice.finished = True
         self._open -= 1
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
         self._metrics.request_finished(
             finish, now - self.arrival, choice.last_time - choice.first_time, len(choice.prompt.ids), choice.tokens
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from stoker_runtime.errors import TooLargeError
 
@@ -25,9 +26,9 @@ class ClientGone(Exception):
 
 
 class Request:
-    """One HTTP request. `request_id` is the client's own or a new one; `name` is the rest of a path with one."""
+    """One HTTP request. `request_id` is the client's own or a new one; `name` is the part of a path that `*` takes."""
 
-    __slots__ = ("headers", "method", "name", "path", "receive", "request_id")
+    __slots__ = ("_query", "headers", "method", "name", "path", "receive", "request_id")
 
     def __init__(self, scope: Scope, receive: Receive, request_id: str = "") -> None:
         self.method: str = scope["method"]
@@ -36,6 +37,12 @@ class Request:
         self.receive = receive
         self.request_id = request_id
         self.name = ""
+        self._query: bytes = scope.get("query_string", b"")
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields of the query; of a field that is repeated, the last."""
+        return dict(parse_qsl(self._query.decode("latin-1"), keep_blank_values=True))
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises TooLargeError as soon as it passes `limit` bytes, or ClientGone."""

@@ -11,21 +11,49 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from stoker_runtime.api.fields import Body, SamplingFields
-from stoker_runtime.api.generation import Prompt, Work
+from stoker_runtime.api.fields import MAX_TIMEOUT, Body, SamplingFields
+from stoker_runtime.api.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.http import Request
-from stoker_runtime.api.sampling import build_params
+from stoker_runtime.api.pooling.bodies import PoolingFields
+from stoker_runtime.api.sampling import build_params, check_beams, spellings
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.validation import parse_body
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
 
 B = TypeVar("B", bound=Body)
+TIMEOUT_HEADER = b"x-request-timeout"
 
 
 async def read_request(state: ServerState, request: Request, model: type[B]) -> B:
-    """The body of `request`. Raises RequestError, TooLargeError or ClientGone."""
-    return parse_body(await request.body(state.config.max_body_bytes), model)
+    """The body of `request`. Raises RequestError, TooLargeError or ClientGone.
+
+    Where the body names no id, its answer carries the request's. Of the times that the body, the header and the server
+    allow, the shortest holds.
+    """
+    body = parse_body(await request.body(state.config.max_body_bytes), model)
+    if isinstance(body, SamplingFields):
+        body.request_id = body.request_id or request.request_id
+    if isinstance(body, SamplingFields | PoolingFields):
+        limits = (body.timeout, timeout_header(request), state.config.request_timeout or None)
+        body.timeout = min((limit for limit in limits if limit is not None), default=None)
+    return body
+
+
+def timeout_header(request: Request) -> float | None:
+    """The seconds that the request may take, as its header says. Raises RequestError."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise RequestError(
+            f"The header {TIMEOUT_HEADER.decode()} must be a number of seconds, at most {MAX_TIMEOUT:g}."
+        )
+    return seconds
 
 
 def public_id(prefix: str, body: SamplingFields) -> str:
@@ -49,15 +77,41 @@ def make_work(
     constraint: Constraint | None = None,
 ) -> Work:
     """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
-    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults)
+    words = spellings(body.bad_words or (), service.tokenizer)
+    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
+    n = body.n or 1
+    if constraint is not None:
+        params = replace(params, constraint=constraint)
+    plan = None
+    if body.use_beam_search:
+        check_beams(body, params)
+        plan = BeamPlan(_penalty(body), frozenset(params.stop_token_ids) | _eos_ids(body, service))
+    elif body.length_penalty not in (None, 1.0):
+        raise RequestError("length_penalty is only allowed with use_beam_search.", param="length_penalty")
+    tried = max(n, body.best_of or n)
+    if tried > n and params.logprobs is None:
+        # The best are known by their log-probabilities.
+        params = replace(params, logprobs=0)
     return Work(
         prompts=tuple(prompts),
-        params=params if constraint is None else replace(params, constraint=constraint),
-        n=body.n or 1,
+        params=params,
+        n=tried,
+        keep=n,
+        beams=plan,
         stops=body.stop,
         include_stop=bool(body.include_stop_str_in_output),
         skip_special=body.skip_special_tokens is not False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        session=body.session_id or "",
         label=label,
+        deadline=body.timeout,
     )
+
+
+def _penalty(body: SamplingFields) -> float:
+    return 1.0 if body.length_penalty is None else body.length_penalty
+
+
+def _eos_ids(body: SamplingFields, service: Service) -> frozenset[int]:
+    return frozenset() if body.ignore_eos else frozenset(service.limits.eos_token_ids)

@@ -41,7 +41,7 @@ def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE + "{model}")
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler, body in listed:
-        spelled = path.replace("/*", "/{name}")
+        spelled = path.replace("*", "{name}")
         paths.setdefault(spelled, {})[method.lower()] = _operation(handler, spelled, method, body)
     return {
         "openapi": "3.1.0",
@@ -49,9 +49,12 @@ def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {**schemas.get("$defs", {}), "Error": ERROR},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"bearer": []}],
+        "security": [{}, {"bearer": []}, {"key": []}],
     }
 
 
@@ -59,14 +62,14 @@ def _operation(handler: Callable[..., Any], path: str, method: str, body: type[B
     error = {"description": "an error", "content": _json({"$ref": f"{REFERENCE}Error"})}
     operation: dict[str, Any] = {
         "operationId": f"{handler.__name__}_{method.lower()}_{path.strip('/').replace('/', '_')}",
-        "summary": (handler.__doc__ or "").split("\n")[0],
+        "summary": (handler.__doc__ or "").split("\n")[0].partition(" Raises ")[0],
         "responses": {"200": {"description": "the answer"}, "default": error},
     }
     if "{name}" in path:
         operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
         schema = {"$ref": REFERENCE + body.__name__}
-        operation["requestBody"] = {"required": True, "content": _json(schema)}
+        operation["requestBody"] = {"required": True, "content": {body.MEDIA_TYPE: {"schema": schema}}}
     return operation
 
 

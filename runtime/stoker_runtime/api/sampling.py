@@ -16,7 +16,20 @@ from typing import TypeVar
 from stoker_runtime.api.fields import SamplingFields
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import SamplingParams
+from stoker_runtime.tokenizer import Tokenizer
 
+MAX_BEAMS = 10
+_NO_BEAMS = (
+    "min_tokens",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "prompt_logprobs",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "constraint",
+)
 N = TypeVar("N", int, float)
 
 
@@ -65,19 +78,31 @@ class Limits:
     max_model_len: int
     vocab_size: int
     priorities: bool
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of bad words: each word as it begins a text, and as it follows a blank."""
+    found = (tuple(tokenizer.encode_plain(before + word.lstrip(" "))) for word in words for before in ("", " "))
+    return tuple(dict.fromkeys(ids for ids in found if ids))
 
 
 def build_params(
-    body: SamplingFields, max_tokens: int, logprobs: int | None, limits: Limits, defaults: SamplingDefaults
+    body: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    limits: Limits,
+    defaults: SamplingDefaults,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """The parameters of each choice but its seed. Raises RequestError naming the field."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of other than n is not supported by this server.", param="best_of")
+    """The parameters of each choice but its seed; `bad_words` in tokens. Raises RequestError naming the field."""
+    _check_best_of(body)
     if body.priority and not limits.priorities:
         raise RequestError("priority needs a server that runs with --scheduling-policy priority.", param="priority")
     if body.prompt_logprobs and body.stream:
         raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     check_ids("stop_token_ids", body.stop_token_ids or (), limits.vocab_size)
+    check_ids("allowed_token_ids", body.allowed_token_ids or (), limits.vocab_size)
     check_ids("logit_bias", [token for token, _ in body.logit_bias], limits.vocab_size)
     top_k = _or(body.top_k, defaults.top_k)
     return SamplingParams(
@@ -87,6 +112,7 @@ def build_params(
         top_p=_or(body.top_p, defaults.top_p),
         top_k=0 if top_k in (-1, 0) or top_k >= limits.vocab_size else top_k,
         min_p=_or(body.min_p, defaults.min_p),
+        typical_p=_or(body.typical_p, 1.0),
         repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
@@ -96,7 +122,37 @@ def build_params(
         logit_bias=body.logit_bias,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=bad_words,
     ).validate()
+
+
+def _check_best_of(body: SamplingFields) -> None:
+    n = body.n or 1
+    if body.best_of is None or body.best_of == n:
+        return
+    if body.best_of < n:
+        raise RequestError(f"best_of must be at least n, which is {n}; got {body.best_of}.", param="best_of")
+    if body.stream:
+        raise RequestError("best_of cannot be streamed: the best are known at the end.", param="best_of")
+
+
+def check_beams(body: SamplingFields, params: SamplingParams) -> None:
+    """Raise RequestError for what beam search cannot do; it samples nothing, so temperature and filters do not matter.
+
+    It ranks by the model's own log-probabilities, so whatever else would change what may come next is refused.
+    """
+    name = "use_beam_search"
+    if body.stream:
+        raise RequestError("use_beam_search cannot be streamed: the best are known at the end.", param=name)
+    if (body.n or 1) > MAX_BEAMS:
+        raise RequestError(f"n must be at most {MAX_BEAMS} with use_beam_search; got {body.n}.", param="n")
+    plain = SamplingParams()
+    changed = [field for field in _NO_BEAMS if getattr(params, field) != getattr(plain, field)]
+    changed += [field for field in ("stop", "best_of") if getattr(body, field)]
+    if changed:
+        what = "structured output" if changed[0] == "constraint" else changed[0]
+        raise RequestError(f"{what} is not supported together with use_beam_search.", param=name)
 
 
 def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -91,7 +91,7 @@ async def health(state: ServerState, _: Request) -> Response:
 async def ready(state: ServerState, _: Request) -> Response:
     """GET /ready: whether to send requests here."""
     try:
-        state.require_service().engine.check_health()
+        state.require_ready().engine.check_health()
     except StokerError as error:
         return error_response(error)
     return json_response({"status": "ready"})
@@ -108,7 +108,7 @@ async def load(state: ServerState, _: Request) -> Response:
     stats = state.service.engine.stats() if state.service else None
     return json_response(
         {
-            "server_load": len(state.active),
+            "server_load": state.load,
             "running": stats.running if stats else 0,
             "waiting": stats.waiting if stats else 0,
             "ready": state.phase is Phase.READY,

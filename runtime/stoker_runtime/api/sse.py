@@ -17,7 +17,7 @@ from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from stoker_runtime.api.edge import error_body
-from stoker_runtime.api.generation import Delta, Generation, Work
+from stoker_runtime.api.generation import Answers, Delta, Work
 from stoker_runtime.api.http import Header, Message, Receive, Request, Send
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import EngineError, StokerError, UnavailableError
@@ -62,14 +62,14 @@ class EventFormat(Protocol):
         ...
 
 
-async def _abort_on_disconnect(receive: Receive, generation: Generation) -> None:
+async def _abort_on_disconnect(receive: Receive, generation: Answers) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     generation.abort("The client went away.")
 
 
 @asynccontextmanager
-async def abort_on_disconnect(receive: Receive, generation: Generation) -> AsyncIterator[None]:
+async def abort_on_disconnect(receive: Receive, generation: Answers) -> AsyncIterator[None]:
     """Abort `generation` when the client goes away inside the block."""
     watch = asyncio.ensure_future(_abort_on_disconnect(receive, generation))
     try:
@@ -78,14 +78,14 @@ async def abort_on_disconnect(receive: Receive, generation: Generation) -> Async
         watch.cancel()
 
 
-async def collect(receive: Receive, generation: Generation) -> list[Delta]:
-    """All deltas of a generation. Raises EngineError, or UnavailableError when it was aborted."""
+async def collect(receive: Receive, generation: Answers) -> list[Delta]:
+    """All deltas of a generation. Raises EngineError, or what it was aborted with."""
     deltas: list[Delta] = []
     async with abort_on_disconnect(receive, generation):
         while fresh := await generation.next():
             deltas += fresh
     if generation.aborted is not None:
-        raise UnavailableError(generation.aborted)
+        raise generation.aborted
     return deltas
 
 
@@ -93,7 +93,7 @@ class EventStream:
     """The response of a streaming route. The work is submitted when the response is sent, and ends with it."""
 
     def __init__(
-        self, state: ServerState, service: Service, work: Work, layout: Callable[[Generation], EventFormat]
+        self, state: ServerState, service: Service, work: Work, layout: Callable[[Answers], EventFormat]
     ) -> None:
         self.status = 200
         self.headers = list(HEADERS)
@@ -108,12 +108,12 @@ class EventStream:
             async with abort_on_disconnect(request.receive, generation):
                 first = await generation.next()
                 if not first:
-                    raise UnavailableError(generation.aborted or "The request was aborted.")
+                    raise generation.aborted or UnavailableError("The request was aborted.")
                 await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
                 closing = await self._body(generation, first, send)
         await send(_part(closing + DONE, more=False))
 
-    async def _body(self, generation: Generation, deltas: list[Delta], send: Send) -> bytes:
+    async def _body(self, generation: Answers, deltas: list[Delta], send: Send) -> bytes:
         """Send the events of all deltas; return what closes the stream."""
         try:
             layout = self._layout(generation)
@@ -122,7 +122,7 @@ class EventStream:
                     await send(_part(body))
                 deltas = await generation.next()
             if generation.aborted is not None:
-                raise UnavailableError(generation.aborted)
+                raise generation.aborted
             return layout.closing()
         except StokerError as error:
             return event(error_body(error))

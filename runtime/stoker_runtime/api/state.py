@@ -12,17 +12,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
+from stoker_runtime.api.batch.runner import BatchRunner
+from stoker_runtime.api.beam_generation import BeamGeneration
 from stoker_runtime.api.constraint_checker import ConstraintChecker
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Generation, Work
+from stoker_runtime.api.generation import Answers, Generation, Work
+from stoker_runtime.api.request_log import log_end, log_start
+from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults
+from stoker_runtime.board import ACTIVE
 from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.config import ServerConfig
-from stoker_runtime.errors import CapacityError, NotFoundError, UnavailableError
+from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.tokenizer import Tokenizer
+
+_DOES = {
+    Task.EMBED: ("embeds texts", "/v1/embeddings"),
+    Task.SCORE: ("scores pairs of texts", "/v1/score or /v1/rerank"),
+}
 
 
 class Phase(StrEnum):
@@ -33,9 +45,20 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class Running(Protocol):
+    """A client's request under way."""
+
+    def abort(self, reason: str = ...) -> None:
+        """End it; whoever waits for it is told `reason`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A model that answers: what is fixed once the engine runs."""
+    """A model that answers: what is fixed once the engine runs.
+
+    `pooling`: it embeds or scores, and generates nothing.
+    """
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -44,6 +67,7 @@ class Service:
     defaults: SamplingDefaults
     dialect: Dialect
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
+    pooling: PoolingSpec | None = None
 
 
 @dataclass(slots=True)
@@ -55,13 +79,20 @@ class ServerState:
     phase: Phase = Phase.STARTING
     detail: str = "the engine is starting"
     service: Service | None = None
-    active: set[Generation] = field(default_factory=set)
+    active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
+    responses: ResponseStore = field(init=False)
+    batches: BatchRunner | None = None
+
+    def __post_init__(self) -> None:
+        # A client's next request may come to another process, which would know nothing of what this one keeps.
+        alone = self.config.api_server_count == 1
+        self.responses = ResponseStore(self.config.response_store_bytes if alone else 0)
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names clients may ask for; the first is the one that answers carry."""
-        return self.config.served_model_names or (self.config.engine.model,)
+        return self.config.model_names
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer carries. Raises NotFoundError for a model that is not served here."""
@@ -72,7 +103,34 @@ class ServerState:
         return name
 
     def require_service(self) -> Service:
-        """The service, to generate with. Raises UnavailableError while starting or draining."""
+        """The service, to generate with.
+
+        Raises UnavailableError while starting or draining, RequestError for a model that does not generate.
+        """
+        service = self.require_ready()
+        if service.pooling is not None:
+            does, where = _DOES[service.pooling.task]
+            raise RequestError(
+                f"The model `{self.model_names[0]}` {does}; it does not generate text. Ask {where}.",
+                param="model",
+                code="model_does_not_generate",
+            )
+        return service
+
+    def require_pooling(self) -> tuple[Service, PoolingSpec]:
+        """The service, to embed or score with; errors as for `require_service`."""
+        service = self.require_ready()
+        if service.pooling is None:
+            raise RequestError(
+                f"The model `{self.model_names[0]}` generates text; it does not embed or score. A decoder embeds when "
+                "it is served with --runner pooling.",
+                param="model",
+                code="model_does_not_embed",
+            )
+        return service, service.pooling
+
+    def require_ready(self) -> Service:
+        """The service, whatever it does. Raises UnavailableError while starting or draining."""
         if self.phase is not Phase.READY or self.service is None:
             raise UnavailableError(f"The server is {self.phase}: {self.detail}.", code=f"server_{self.phase}")
         return self.service
@@ -83,19 +141,43 @@ class ServerState:
             raise UnavailableError(f"The server is {self.phase}: {self.detail}.", code=f"server_{self.phase}")
         return self.service
 
+    @property
+    def load(self) -> int:
+        """Client requests under way in the whole server, whichever process has them."""
+        return int(self.metrics.board.total(ACTIVE))
+
     @contextmanager
-    def generate(self, service: Service, work: Work) -> Iterator[Generation]:
+    def generate(self, service: Service, work: Work) -> Iterator[Answers]:
         """A generation that is aborted if it is left before its end. Raises what Generation raises."""
+        kind = Generation if work.beams is None else BeamGeneration
         try:
-            generation = Generation(service.engine, service.tokenizer, self.metrics, work)
+            generation: Answers = kind(service.engine, service.tokenizer, self.metrics, work)
         except UnavailableError:
             raise
         except CapacityError:
             self.metrics.request_rejected()
             raise
-        self.active.add(generation)
+        if self.config.log_requests:
+            log_start(generation)
         try:
-            yield generation
+            with self.under_way(generation):
+                yield generation
+        except CapacityError as error:
+            if not isinstance(error, UnavailableError):
+                self.metrics.request_rejected()
+            raise
         finally:
-            self.active.discard(generation)
-            generation.abort()
+            if self.config.log_requests:
+                log_end(generation)
+
+    @contextmanager
+    def under_way(self, running: Running) -> Iterator[None]:
+        """Count `running` among what is under way, and abort it if it is left before its end."""
+        self.active.add(running)
+        self.metrics.board.cells[ACTIVE] = len(self.active)
+        try:
+            yield
+        finally:
+            self.active.discard(running)
+            self.metrics.board.cells[ACTIVE] = len(self.active)
+            running.abort()

@@ -15,12 +15,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from stoker_runtime.api.leads import ANY_TEXT, special_texts
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling.grammar import BLANKS, with_blanks
 from stoker_runtime.tokenizer import Tokenizer
 
-ANY_TEXT = r"/(.|\n)*/"
 MAX_DEPTH = 32
 
 Part = dict[str, Any]
@@ -49,7 +49,7 @@ class _Rules:
     def __init__(self, tokenizer: Tokenizer, param: str) -> None:
         self.lines: list[str] = []
         self._param = param
-        self._specials = {tokenizer.token_bytes(token).decode(errors="replace") for token in tokenizer.special_ids}
+        self._specials = special_texts(tokenizer)
         names = sorted(filter(None, self._specials), key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._kinds: dict[str, Callable[[Part, int], str]] = {

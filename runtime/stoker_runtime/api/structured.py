@@ -7,6 +7,7 @@ Knows nothing of engines, and nothing of tools.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.api.fields import ResponseFormat, SamplingFields, Schema, StructuredOutputs
@@ -23,19 +24,27 @@ Asked = tuple[str, Constraint]
 """A field and the constraint that it asks for."""
 
 
-async def read_constraint(service: Service, body: SamplingFields) -> Constraint | None:
-    """The constraint of `body`, checked. Raises RequestError for two at once, and for what cannot be enforced."""
-    asked = [
-        *_of_response_format(body.response_format, service.tokenizer),
-        *_of_structured_outputs(body.structured_outputs, service.tokenizer),
-        *_of_guided(body, service.tokenizer),
-    ]
+async def read_constraint(service: Service, body: SamplingFields, lead: str = "") -> Constraint | None:
+    """The constraint of `body`, checked; `lead` is what may come before it.
+
+    Raises RequestError for two at once, and for what cannot be enforced.
+    """
+    asked = asked_constraints(service, body)
     if not asked:
         return None
     if len(asked) > 1:
         raise RequestError(f"{asked[0][0]} and {asked[1][0]} exclude each other.", param=asked[1][0])
     param, constraint = asked[0]
-    return await service.constraints.check(constraint, service.tokenizer, param)
+    return await service.constraints.check(replace(constraint, lead=lead), service.tokenizer, param)
+
+
+def asked_constraints(service: Service, body: SamplingFields) -> list[Asked]:
+    """Every constraint that a field of `body` asks for, unchecked."""
+    return [
+        *_of_response_format(body.response_format, service.tokenizer),
+        *_of_structured_outputs(body.structured_outputs, service.tokenizer),
+        *_of_guided(body, service.tokenizer),
+    ]
 
 
 def _of_response_format(format_: ResponseFormat | None, tokenizer: Tokenizer) -> list[Asked]:

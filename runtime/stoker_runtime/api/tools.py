@@ -1,4 +1,4 @@
-"""The tools of a chat request: what may be asked, what the template sees, and the schema of a forced call.
+"""The tools of a chat request: what may be asked, and what the template sees.
 
 Invariants: a choice that leaves here names tools that exist and can be read back from the model's text.
 Knows nothing of how models write calls.
@@ -46,6 +46,11 @@ class ToolUse:
     parallel: bool = True
     schemas: Mapping[str, JsonSchema] = field(default_factory=dict)
 
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.choice in ("required", "named")
+
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools as templates expect them; none when the model must not call. `strict` is no word for a model."""
         if self.choice == "none":
@@ -67,16 +72,12 @@ def tool_use(
     choice, name = _choice(tool_choice, tools)
     if not tools or choice == "none":
         return ToolUse()
-    if choice != "auto":
-        raise RequestError(
-            f"tool_choice {choice!r} is not supported by this server; use 'auto' or 'none'.", param="tool_choice"
-        )
-    if not dialect.auto_tools:
+    if choice == "auto" and not dialect.auto_tools:
         raise RequestError(
             "tool_choice 'auto' needs a server that can read this model's calls: start it with --tool-call-parser.",
             param="tool_choice",
         )
-    if "tools" not in template:
+    if choice == "auto" and "tools" not in template:
         raise RequestError("This model's chat template has no place for tools.", param="tools")
     schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
     return ToolUse(choice, name, tuple(tools), parallel is not False, schemas)
@@ -104,55 +105,3 @@ def _choice(asked: Any, tools: Sequence[ToolSpec] | None) -> tuple[Choice, str]:
     if all(tool.function.name != name for tool in tools):
         raise RequestError(f"tool_choice names {name!r}, which is not one of the tools.", param="tool_choice")
     return "named", name
-
-
-def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
-    """The JSON schema that a forced call must follow; None when nothing is forced.
-
-    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by tool_parsers/forced.py.
-    """
-    if use.choice == "named":
-        return use.schemas[use.name] or {"type": "object"}
-    if use.choice != "required":
-        return None
-    shared: JsonSchema = {}
-    calls = [_call_schema(name, schema, shared) for name, schema in use.schemas.items()]
-    found: JsonSchema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not use.parallel:
-        found["maxItems"] = 1
-    return {**found, "$defs": shared} if shared else found
-
-
-def _call_schema(name: str, parameters: JsonSchema, shared: JsonSchema) -> JsonSchema:
-    """One call. Parameters that point into themselves move to `shared`, with their pointers."""
-    arguments: JsonSchema = parameters or {"type": "object"}
-    if _points(arguments):
-        base = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
-        shared[name] = _moved(arguments, base)
-        arguments = {"$ref": base}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "parameters": arguments},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
-
-
-def _points(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        return isinstance(schema.get("$ref"), str) or any(map(_points, schema.values()))
-    return isinstance(schema, list) and any(map(_points, schema))
-
-
-def _moved(schema: Any, base: str) -> Any:
-    """`schema` with every pointer into itself put behind `base`."""
-    if isinstance(schema, list):
-        return [_moved(entry, base) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: f"{base}{value[1:]}"
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, base)
-        for key, value in schema.items()
-    }

@@ -10,10 +10,10 @@ import json
 from typing import Any
 
 from stoker_runtime.api.fields import StreamOptions
-from stoker_runtime.api.generation import Generation
+from stoker_runtime.api.generation import Answers
 
 
-def usage(generation: Generation, silent: bool = False) -> dict[str, Any]:
+def usage(generation: Answers, silent: bool = False) -> dict[str, Any]:
     """The usage object of now. `silent`: tokens were generated only to get at the prompt, and count for nothing."""
     prompt, completion = generation.prompt_tokens, 0 if silent else generation.completion_tokens
     return {
@@ -27,7 +27,7 @@ def usage(generation: Generation, silent: bool = False) -> dict[str, Any]:
 class StreamUsage:
     """The usage part of each event of a stream."""
 
-    def __init__(self, options: StreamOptions | None, generation: Generation, silent: bool = False) -> None:
+    def __init__(self, options: StreamOptions | None, generation: Answers, silent: bool = False) -> None:
         self._generation = generation
         self._silent = silent
         self.last = bool(options and options.include_usage)

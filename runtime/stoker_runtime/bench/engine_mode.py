@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.rounds import Round, Work, run_round
 from stoker_runtime.bench.table import print_table, save_plot
 from stoker_runtime.bench.verify import EPSILON_BF16, EPSILON_FP8, Verdict, verify_greedy
@@ -74,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--epsilon", type=float, default=0.0, help="loss in logits that passes as a tie (default: by precision)"
     )
+    flags.add_argument("--structured", action="store_true", help="a JSON schema against free text of the same lengths")
+    flags.add_argument("--json-schema", type=Path, metavar="FILE", help="the same, with this schema")
     flags.add_argument("--json", type=Path, help="write every row here")
     flags.add_argument("--plot", type=Path, help="draw tok/s over N here (needs matplotlib)")
     return flags
@@ -175,6 +178,8 @@ def main(argv: list[str]) -> int:
         config = engine_config(args)
         began = time.perf_counter()
         executor = build_executor(config)
+        if args.structured or args.json_schema:
+            return structured_mode.report(args, executor)
         executor.capture()
         return report(args, executor, time.perf_counter() - began)
     except StokerError as error:

@@ -94,7 +94,7 @@ def bodies(load: Load, count: int, seed: int) -> list[bytes]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    low, high = min(LEAST_TOKEN, load.vocab - 1), load.vocab - 1
+    low, high = min(LEAST_TOKEN, load.vocab // 2), load.vocab - 1
     prompts = ([draw.randint(low, high) for _ in range(load.input_len)] for _ in range(count))
     return [json.dumps({**fixed, "prompt": prompt}).encode() for prompt in prompts]
 

@@ -1,12 +1,13 @@
-"""Keeps the grammars of constrained sequences in step with their tokens, and writes the masks of the step under way.
+"""Keeps the grammars of masked sequences in step with their tokens, and writes the masks of the step under way.
 
     1. take over grammars that were compiled; until then their sequences are held back from admission
     2. advance each grammar by the token that its sequence got
-    3. write the mask of each constrained row of the launched step, then let that step sample
+    3. write the mask of each masked row of the launched step, by its grammar and the request's own rules, then let
+       that step sample
     4. end sequences whose grammar is complete, or allows nothing
 
 Invariants: a grammar belongs to a sequence and not to a slot, and it advances when tokens are committed, so that
-preemption leaves it as it is. Without constrained sequences a step costs two comparisons.
+preemption leaves it as it is. Without masked sequences a step costs three comparisons.
 Knows nothing of devices, text or processes.
 """
 
@@ -17,12 +18,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker_runtime.engine.executor_protocol import Launched, MaskRows
 from stoker_runtime.errors import StokerError
-from stoker_runtime.request import Constraint, FinishReason
+from stoker_runtime.request import MAX_WORD, FinishReason
 from stoker_runtime.sampling.grammar import GrammarCompiler, explain
+from stoker_runtime.sampling.token_rules import TokenRules, Words, clear
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
@@ -37,24 +38,30 @@ COMPILE_WAIT_SECONDS = 0.005
 
 
 class Constraints:
-    """The grammars of all constrained sequences that have not ended."""
+    """The grammars and rules of all masked sequences that have not ended."""
 
     def __init__(self, scheduler: Scheduler, compiler: GrammarCompiler) -> None:
         self._scheduler = scheduler
         self._compiler = compiler
         self._compiling: dict[Sequence, Future[LLMatcher]] = {}
         self._matchers: dict[Sequence, LLMatcher] = {}
+        self._rules: dict[Sequence, TokenRules] = {}
         self._threads: LLExecutor | None = None
 
-    def add(self, sequence: Sequence, constraint: Constraint) -> None:
-        """A new sequence, held back until its grammar is there."""
-        sequence.held = True
-        self._compiling[sequence] = self._compiler.start(constraint)
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence that is masked; held back until its grammar is there, if it has one."""
+        params = sequence.params
+        if params.constraint is not None:
+            sequence.held = True
+            self._compiling[sequence] = self._compiler.start(params.constraint)
+        if params.allowed_token_ids or params.bad_words:
+            self._rules[sequence] = TokenRules(params, self._scheduler.config.vocab_size)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence ended outside of a step."""
         self._compiling.pop(sequence, None)
         self._matchers.pop(sequence, None)
+        self._rules.pop(sequence, None)
 
     def enforce(self, output: StepOutput, launched: Launched | None) -> None:
         """Take in a committed step's tokens, and let the step that runs meanwhile sample under its masks.
@@ -65,6 +72,8 @@ class Constraints:
             self._take_over(output, idle=launched is None and not output.sequences)
         if self._matchers:
             self._advance(output)
+        for sequence in [each for each in self._rules if each.finish is not None]:
+            del self._rules[sequence]
         if launched is not None and launched.masks is not None:
             self._write(launched.masks, output)
             launched.sample()
@@ -101,46 +110,60 @@ class Constraints:
                 self._complete(sequence, output)
 
     def _write(self, masks: MaskRows, output: StepOutput) -> None:
-        """The masks of the launched step; rows of unconstrained and ended sequences allow everything."""
-        constrained = [
-            (sequence, self._matchers[sequence], row)
+        """The masks of the launched step; rows of sequences that are not masked, or ended, allow everything."""
+        matchers, rules, words = self._matchers, self._rules, masks.words
+        masked = [
+            (sequence, row)
             for sequence, row in zip(self._scheduler.sampled, masks.rows, strict=True)
-            if sequence in self._matchers and sequence.finish is None
+            if (sequence in matchers or sequence in rules) and sequence.finish is None
         ]
-        if not constrained:
+        if not masked:
             return
-        words = masks.words
         assert words.flags.c_contiguous, "rows are addressed by their number"
-        self._fill([(matcher, row) for _, matcher, row in constrained], words)
-        for sequence, matcher, row in constrained:
-            if matcher.is_error() or not words[row].any():
-                reason = explain(matcher) or "its vocabulary lacks the text"
-                self._refuse(sequence, f"no token of this model may follow ({reason})", output)
-            elif not self._bar_ends(sequence, words[row], accepting=matcher.is_accepting()):
+        self._fill([(matchers[sequence], row) for sequence, row in masked if sequence in matchers], words)
+        for sequence, row in masked:
+            if sequence in rules:
+                known = sequence.tokens
+                rules[sequence].apply(words[row], known[max(sequence.prompt_length, len(known) - MAX_WORD) :])
+            matcher = matchers.get(sequence)
+            accepting = matcher is not None and matcher.is_accepting()
+            failed = matcher is not None and matcher.is_error()
+            if failed or not (accepting or words[row].any()):
+                self._refuse(sequence, f"no token of this model may follow ({self._blame(sequence)})", output)
+            elif not (words[row].any() and self._bar_ends(sequence, words[row], accepting=accepting)):
                 self._complete(sequence, output)
 
-    def _bar_ends(self, sequence: Sequence, words: NDArray[np.int32], *, accepting: bool) -> bool:
+    def _blame(self, sequence: Sequence) -> str:
+        """Why nothing may follow."""
+        matcher = self._matchers.get(sequence)
+        reason = explain(matcher) if matcher is not None else ""
+        if reason:
+            return reason
+        if sequence in self._rules:
+            return "allowed_token_ids and bad_words leave none of those that the constraint allows"
+        return "its vocabulary lacks the text"
+
+    def _bar_ends(self, sequence: Sequence, words: Words, *, accepting: bool) -> bool:
         """Clear the ids that must not end the sequence yet; False when nothing else is left and it may end."""
         barred = self._barred(sequence)
         if not barred:
             return True
-        index = np.array(barred) // 32
-        before = words[index]
-        bits = np.left_shift(1, np.array(barred) % 32).astype(np.uint32).view(np.int32)
-        np.bitwise_and.at(words, index, ~bits)
+        before = words.copy()
+        clear(words, np.array(barred))
         if words.any():
             return True
         if not accepting:
             # A stop id that is text: the grammar wants it now, so it cannot be put off.
-            words[index] = before
+            words[:] = before
         return not accepting
 
     def _barred(self, sequence: Sequence) -> Many[int]:
         params, config = sequence.params, self._scheduler.config
         barred: list[int] = []
-        if not config.eos_token_ids:
+        # Where there is no grammar, EOS is but a token to a sequence that ignores it.
+        if sequence in self._matchers and not config.eos_token_ids:
             barred.append(config.vocab_size - 1)
-        if params.ignore_eos:
+        elif sequence in self._matchers and params.ignore_eos:
             barred += config.eos_token_ids
         if len(sequence.tokens) - sequence.prompt_length < params.min_tokens:
             barred += [token for token in sequence.stops if token < config.vocab_size]
@@ -151,7 +174,7 @@ class Constraints:
             return [matcher.consume_token(token) for matcher, token in pairs]
         return self._pool().consume_token_par(pairs)
 
-    def _fill(self, targets: list[tuple[LLMatcher, int]], words: NDArray[np.int32]) -> None:
+    def _fill(self, targets: list[tuple[LLMatcher, int]], words: Words) -> None:
         start, size = words.ctypes.data, words.strides[0]
         if len(targets) < WORTH_THREADS:
             for matcher, row in targets:

@@ -44,9 +44,12 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
+from stoker_runtime.engine.pooling_loop import PoolingLoop
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
 from stoker_runtime.logging_setup import set_up
+from stoker_runtime.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
@@ -54,6 +57,8 @@ from stoker_runtime.scheduler.sequence import Sequence
 HEARTBEAT_SECONDS = 0.5
 FAREWELL_MS = 2000
 """How long an ending process waits for its last messages to leave."""
+
+Loop = StepLoop | PoolingLoop
 
 log = logging.getLogger("stoker_runtime.engine.core")
 
@@ -72,7 +77,7 @@ class Client:
 class EngineCore:
     """The loop between socket and step loop."""
 
-    def __init__(self, loop: StepLoop, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, loop: Loop, socket: zmq.Socket[bytes]) -> None:
         self._loop = loop
         self._socket = socket
         self._clients: dict[bytes, Client] = {}
@@ -172,7 +177,8 @@ class EngineCore:
         """The client's process is gone: end what it asked for."""
         if self._clients.pop(client.identity, None) is None:
             return
-        log.warning("an API process went away with %d requests open; they are aborted", len(client.sequences))
+        level = logging.WARNING if client.sequences else logging.INFO
+        log.log(level, "an API process went away; its %d open requests are aborted", len(client.sequences))
         for sequence in client.sequences.values():
             self._loop.abort(sequence)
         client.sequences.clear()
@@ -196,6 +202,7 @@ def step_message(output: StepOutput, stats: EngineStats, received: int) -> Step:
         ],
         logprobs=output.logprobs,
         prompt_logprobs=[(sequence.handle, entries) for sequence, entries in output.prompt_logprobs],
+        vectors=[(sequence.handle, vector) for sequence, vector in output.vectors],
     )
 
 
@@ -214,6 +221,8 @@ def split_by_client(output: StepOutput) -> dict[int, StepOutput]:
             mine.logprobs.append(output.logprobs[row])
     for sequence, entries in output.prompt_logprobs:
         part(sequence).prompt_logprobs.append((sequence, entries))
+    for sequence, vector in output.vectors:
+        part(sequence).vectors.append((sequence, vector))
     for sequence in output.started:
         part(sequence).started.append(sequence)
     for sequence in output.finished:
@@ -221,18 +230,25 @@ def split_by_client(output: StepOutput) -> dict[int, StepOutput]:
     return parts
 
 
-def describe_ready(loop: StepLoop) -> Ready:
+def make_loop(executor: Executor | PoolingExecutor, config: EngineConfig) -> Loop:
+    """The loop that drives this kind of executor."""
+    if isinstance(executor, PoolingExecutor):
+        return PoolingLoop(executor, config)
+    return StepLoop(executor, config)
+
+
+def describe_ready(loop: Loop) -> Ready:
     """The answer to a Hello."""
     executor = loop.executor
     return Ready(
         pid=os.getpid(),
-        max_model_len=loop.scheduler.config.max_tokens,
+        max_model_len=loop.max_tokens,
         max_num_seqs=executor.max_num_seqs,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         num_pages=executor.num_pages,
         page_size=executor.page_size,
         vocab_size=executor.vocab_size,
-        max_queued=loop.scheduler.config.max_queued,
+        max_queued=loop.max_queued,
         eos_token_ids=tuple(executor.eos_token_ids),
         description=executor.describe(),
     )
@@ -261,7 +277,7 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
     """Build the executor and serve; 0 after a Stop, 2 for a configuration that cannot work, 1 for a breakdown."""
     try:
         executor = build(config)
-        loop = StepLoop(executor, config)
+        loop = make_loop(executor, config)
     except Exception as error:
         if not isinstance(error, StokerError):
             log.exception("the engine did not start")
@@ -307,19 +323,11 @@ def read_start(stream: BinaryIO) -> Start:
     return start
 
 
-def exit_with_parent(stream: BinaryIO) -> None:
-    """Block until the parent's end of the pipe closes, then end the process, whatever it is doing."""
-    # Not `stream.read`: a thread inside it would hold the stream's lock when the interpreter shuts down.
-    while os.read(stream.fileno(), 1):
-        pass
-    os._exit(1)
-
-
-def build_executor(config: EngineConfig) -> Executor:
+def build_executor(config: EngineConfig) -> Executor | PoolingExecutor:
     """The real executor. Imported here so that a failing import is reported like any failing start."""
-    from stoker_runtime.executor.build import build_executor as build
+    from stoker_runtime.executor.build import build_model
 
-    return build(config)
+    return build_model(config)
 
 
 if __name__ == "__main__":

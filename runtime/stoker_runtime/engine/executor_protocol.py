@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch
 
@@ -49,7 +50,7 @@ class Launched(Protocol):
 
     @property
     def masks(self) -> MaskRows | None:
-        """For a batch with constrained slots, where their masks are to be written before `sample`; else None."""
+        """For a batch with masked slots, where their masks are to be written before `sample`; else None."""
         ...
 
     def sample(self) -> None:
@@ -88,7 +89,7 @@ class Executor(Protocol):
     def execute(self, batch: Batch) -> Launched:
         """Launch one step and return at once. Errors are raised as `Launched.result` describes.
 
-        A batch with slots whose parameters have a constraint is launched up to its logits: its tokens are chosen
+        A batch with slots whose parameters are `masked` is launched up to its logits: its tokens are chosen
         when `Launched.sample` is called, which is before the next `execute`.
         """
         ...
@@ -109,6 +110,6 @@ class Executor(Protocol):
 class ExecutorFactory(Protocol):
     """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
 
-    def __call__(self, config: EngineConfig) -> Executor:
+    def __call__(self, config: EngineConfig) -> Executor | PoolingExecutor:
         """Load the model, make every allocation. Raises ConfigError, ModelError, KernelUnavailableError."""
         ...

@@ -89,6 +89,9 @@ class Ledger:
             if (part := parts.get(handle)) is not None:
                 part.tokens.append(token)
                 part.stream.notify(part)
+        for handle, vector in step.vectors:
+            if (part := parts.get(handle)) is not None:
+                part.vector = vector
         for finished in step.finished:
             self._finish(finished)
 

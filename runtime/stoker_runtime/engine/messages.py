@@ -24,6 +24,7 @@ from stoker_runtime.request import (
     ConstraintKind,
     EngineStats,
     FinishReason,
+    PoolingParams,
     Request,
     SamplingParams,
     TokenLogprobs,
@@ -137,7 +138,7 @@ class Step:
     """Engine → API: one step's tokens, `tokens[i]` of `handles[i]`; without any, a heartbeat.
 
     `received` counts the Adds that came from this client so far, so that it knows which ones `stats` leaves out.
-    `logprobs` is empty, or parallel to the tokens. `prompt_logprobs` are (handle, entries).
+    `logprobs` is empty, or parallel to the tokens. `prompt_logprobs` are (handle, entries), `vectors` (handle, fp32).
     """
 
     stats: EngineStats
@@ -148,6 +149,7 @@ class Step:
     finished: list[Finished] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = field(default_factory=list)
+    vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 Message = Hello | Add | Abort | Stop | Ready | Failed | Refused | Step
@@ -210,7 +212,7 @@ def _to_wire(message: Message) -> tuple[Any, ...]:
 
 
 def _request_to_wire(request: Request) -> tuple[Any, ...]:
-    constraint = request.params.constraint
+    constraint, pooling = request.params.constraint, request.pooling
     return (
         request.id,
         array("i", request.prompt_token_ids).tobytes(),
@@ -218,18 +220,23 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.arrival,
         request.priority,
         request.cache_salt,
-        None if constraint is None else (constraint.kind.value, constraint.text),
+        request.family,
+        request.session,
+        None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
+        None if pooling is None else (pooling.dimensions, pooling.normalize, pooling.second_segment),
     )
 
 
 def _request_from_wire(values: list[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt, constraint = values
+    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling = values
     tokens = array("i")
     tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
     if constraint is not None:
-        known["constraint"] = Constraint(ConstraintKind(constraint[0]), constraint[1])
-    return Request(name, tuple(tokens), SamplingParams(**known), arrival, priority, cache_salt)
+        known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
+    pooled = None if pooling is None else PoolingParams(*pooling)
+    asked = SamplingParams(**known)
+    return Request(name, tuple(tokens), asked, arrival, priority, cache_salt, family, session, pooled)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:
@@ -245,11 +252,12 @@ def _step_to_wire(step: Step) -> tuple[Any, ...]:
         ],
         [_logprobs_to_wire(each) for each in step.logprobs],
         [(handle, [_logprobs_to_wire(each) for each in entries]) for handle, entries in step.prompt_logprobs],
+        step.vectors,
     )
 
 
 def _step_from_wire(values: list[Any]) -> Step:
-    stats, received, handles, tokens, started, finished, logprobs, prompt_logprobs = values
+    stats, received, handles, tokens, started, finished, logprobs, prompt_logprobs, vectors = values
     step = Step(EngineStats(*stats), received)
     step.handles.frombytes(handles)
     step.tokens.frombytes(tokens)
@@ -257,6 +265,7 @@ def _step_from_wire(values: list[Any]) -> Step:
     step.finished = [Finished(handle, _REASONS[code], *rest) for handle, code, *rest in finished]
     step.logprobs = [TokenLogprobs(*each) if each is not None else None for each in logprobs]
     step.prompt_logprobs = [(handle, [TokenLogprobs(*each) for each in entries]) for handle, entries in prompt_logprobs]
+    step.vectors = list(vectors)
     return step
 
 

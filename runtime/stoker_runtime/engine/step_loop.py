@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.constraints import Constraints
 from stoker_runtime.engine.executor_protocol import Executor, Launched
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import EngineError, RequestError
 from stoker_runtime.request import EngineStats, Request
 from stoker_runtime.sampling.grammar import GrammarCompiler, build_tokenizer
 from stoker_runtime.scheduler.draft import StepOutput
@@ -45,11 +45,23 @@ class StepLoop:
         """Whether `step` has anything to do."""
         return self.scheduler.has_work
 
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of one sequence."""
+        return self.scheduler.config.max_tokens
+
+    @property
+    def max_queued(self) -> int:
+        """Waiting requests beyond which more are refused."""
+        return self.scheduler.config.max_queued
+
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request; errors as `Scheduler.add`."""
+        if request.pooling is not None:
+            raise RequestError("This model generates text; it does not embed or score.")
         sequence = self.scheduler.add(request, client=client, handle=handle)
-        if request.params.constraint is not None:
-            self._constraints.add(sequence, request.params.constraint)
+        if request.params.masked:
+            self._constraints.add(sequence)
         return sequence
 
     def abort(self, sequence: Sequence) -> bool:

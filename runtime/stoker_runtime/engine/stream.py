@@ -29,6 +29,7 @@ class Part:
         "stop_token",
         "stream",
         "tokens",
+        "vector",
     )
 
     def __init__(self, stream: TokenStream, request_id: str) -> None:
@@ -43,25 +44,22 @@ class Part:
         self.stop_token: int | None = None
         self.error: str | None = None
         self.complete = False
+        self.vector: bytes | None = None
 
     def take(self) -> TokenOutput:
         """The news as one output; the buffer is empty then."""
-        output = TokenOutput(
-            request_id=self.request_id,
-            tokens=tuple(self.tokens),
-            finish=self.finish,
-            stop_token=self.stop_token,
-            logprobs=tuple(self.logprobs),
-            prompt_logprobs=tuple(self.prompt_logprobs),
-            cached_tokens=self.cached_tokens,
-            queue_seconds=self.queue_seconds,
-            error=self.error,
-            complete=self.complete,
-        )
+        output = TokenOutput(self.request_id, tuple(self.tokens), cached_tokens=self.cached_tokens)
         self.tokens.clear()
-        self.logprobs.clear()
-        self.prompt_logprobs.clear()
-        self.queue_seconds = None
+        # What few outputs have costs the others nothing but this.
+        if self.logprobs or self.prompt_logprobs:
+            output.logprobs, output.prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
+            self.logprobs.clear()
+            self.prompt_logprobs.clear()
+        if self.queue_seconds is not None:
+            output.queue_seconds, self.queue_seconds = self.queue_seconds, None
+        if self.finish is not None:
+            output.finish, output.stop_token = self.finish, self.stop_token
+            output.error, output.complete, output.vector = self.error, self.complete, self.vector
         return output
 
 

@@ -8,23 +8,23 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 from stoker_kernels import dispatch
 from stoker_kernels.dispatch import KernelUnavailable
-from stoker_kernels.pdl import enable_pdl
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
+from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
 from stoker_runtime.executor.executor import Executor
-from stoker_runtime.executor.resolve import GIB, DeviceMemory, plan_memory, resolve
+from stoker_runtime.executor.pooling import PoolingExecutor
+from stoker_runtime.executor.pooling_build import build_pooling_executor
+from stoker_runtime.executor.resolve import GIB, plan_memory, resolve
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.process_clock import process_age
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
@@ -35,17 +35,8 @@ log = logging.getLogger(__name__)
 FIRST_GRAPHS = (1, 2, 4, 8)
 
 
-@contextmanager
-def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Time one phase of the start and log it."""
-    began = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - began
-    log.info("start: %-8s %6.2f s", name, seconds[name])
-
-
-def build_executor(config: EngineConfig) -> Executor:
-    """Load the model and allocate everything.
+def build_model(config: EngineConfig) -> Executor | PoolingExecutor:
+    """Load the model and allocate everything, for generating or for pooling as the model and `config` say.
 
     Raises:
         ConfigError: a size that does not fit, or a device that is not there; names the flag.
@@ -57,7 +48,23 @@ def build_executor(config: EngineConfig) -> Executor:
     log.info("start: %-8s %6.2f s", "import", seconds["import"])
     with phase("model", seconds):
         source = read_source(config.model)
-        spec = build_spec(source)
+        pooling = read_pooling(source, config)
+    if pooling is not None:
+        return build_pooling_executor(config, source, pooling, seconds)
+    return _build(config, source, seconds)
+
+
+def build_executor(config: EngineConfig) -> Executor:
+    """`build_model` of a model that generates. Raises ConfigError for one that does not, too."""
+    executor = build_model(config)
+    if isinstance(executor, PoolingExecutor):
+        executor.close()
+        raise ConfigError(f"{config.model} does not generate text.", param="model")
+    return executor
+
+
+def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float]) -> Executor:
+    spec = build_spec(source)
     with phase("device", seconds):
         device = open_device(config.device)
         config = resolve(config, spec, device.type)
@@ -86,42 +93,3 @@ def build_executor(config: EngineConfig) -> Executor:
     )  # fmt: skip
     executor.start_seconds = seconds
     return executor
-
-
-def open_device(name: str) -> torch.device:
-    """The device called "cuda", "cpu" or "auto" (cuda where there is one), its context created.
-
-    Raises:
-        ConfigError: cuda was asked for and is not there.
-    """
-    present = torch.cuda.is_available()
-    if name == "cuda" and not present:
-        raise ConfigError("device is cuda, but no CUDA device is visible; use --device cpu.", param="device")
-    if name == "cpu" or not present:
-        return torch.device("cpu")
-    torch.cuda.init()
-    # The driver's launch queue and cuBLAS see one context from here on; programmatic launches need SM 9.0.
-    device = torch.device("cuda", torch.cuda.current_device())
-    enable_pdl(True)
-    return device
-
-
-def device_memory(device: torch.device) -> DeviceMemory:
-    """Total bytes of the device and what is in use before Stoker allocates; zeros for the CPU."""
-    if device.type == "cpu":
-        return DeviceMemory(0, 0)
-    free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(total, total - free)
-
-
-def pin_kernels(config: EngineConfig) -> None:
-    """Apply `--kernel op=implementation`.
-
-    Raises:
-        ConfigError: an op or implementation that does not exist, with the nearest one.
-    """
-    for op, name in config.kernels:
-        try:
-            dispatch.pin(op, name)
-        except ValueError as error:
-            raise ConfigError(f"--kernel {op}={name}: {error}", param="kernel") from error

@@ -22,7 +22,7 @@ from typing import Any
 
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
-from stoker_runtime.fetch.prefetch import Order, Prefetch, serve_path, verify_only
+from stoker_runtime.fetch.prefetch import Order, Prefetch, in_place, serve_path, verify_only
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, size
 from stoker_runtime.fetch.shape import shape_of
 
@@ -41,13 +41,14 @@ def main(argv: list[str]) -> int:
             terminal = stack.enter_context(Terminal(progress))
             if options.progress_port is not None:
                 stack.enter_context(_serving(progress, options))
-            run = _verify if options.verify_only else _fetch
+            run = _verify if options.verify_only else _look if options.in_place else _fetch
             result = run(options, progress, stop, terminal)
     except FetchError as error:
         sys.stderr.write(f"stoker fetch: {error.reason}: {error.message}\n")
         _leave(options.termination_log, {"reason": error.reason, "message": error.message})
         # A volume that fails its check fails it again until somebody repairs it.
-        return 3 if options.verify_only and error.exit_status == 1 else error.exit_status
+        checks = options.verify_only or (options.in_place and options.digest)
+        return 3 if checks and error.exit_status == 1 else error.exit_status
     _leave(options.termination_log, result)
     return 0
 
@@ -88,6 +89,29 @@ def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Eve
     }
 
 
+def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    started = time.monotonic()
+    found = in_place(_order(options), options.digest, progress=progress, stop=stop)
+    seconds = time.monotonic() - started
+    manifest, serve = found.manifest, serve_path(found)
+    terminal.say(f"{len(manifest.files)} files, {size(manifest.bytes)}, hashed where they lie in {seconds:.1f} s.")
+    sys.stdout.write(f"{serve}\n")
+    root = options.root or found.folder
+    return {
+        "resolvedRevision": manifest.resolved_revision,
+        "digest": manifest.digest,
+        "bytes": manifest.bytes,
+        "path": _below(root, found.folder),
+        "serve": _below(root, serve),
+        "shape": shape_of(serve),
+    }
+
+
+def _below(root: Path, path: Path) -> str:
+    """`path` relative to `root`; "" for `root` itself."""
+    return "" if path == root else path.relative_to(root).as_posix()
+
+
 def _order(options: argparse.Namespace) -> Order:
     uri = options.uri or options.uri_flag
     pins = {}
@@ -119,8 +143,14 @@ def _options(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.verify_only and options.path is None:
         parser.error("--verify-only needs --path")
-    if not options.verify_only and (options.path is not None or options.digest or options.full):
-        parser.error("--path, --digest and --full belong to --verify-only")
+    if not options.verify_only and (options.path is not None or options.full):
+        parser.error("--path and --full belong to --verify-only")
+    if options.digest and not (options.verify_only or options.in_place):
+        parser.error("--digest belongs to --verify-only and --in-place")
+    if options.verify_only and options.in_place:
+        parser.error("give one of --verify-only and --in-place")
+    if options.root is not None and not options.in_place:
+        parser.error("--root belongs to --in-place")
     if not options.verify_only and bool(options.uri) == bool(options.uri_flag):
         parser.error("give one URI")
     return options
@@ -154,6 +184,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--progress-port", type=int, metavar="PORT", help="serve GET /progress as JSON; 0 picks a port")
     add("--progress-host", default="0.0.0.0", metavar="HOST", help="its address (default: %(default)s)")
     add("--termination-log", type=Path, metavar="FILE", help="write the result or the failure there as JSON")
+    look = parser.add_argument_group("weights that are served where they lie (file://, pvc://)")
+    look.add_argument("--in-place", action="store_true", help="hash the files and report; copy and write nothing")
+    look.add_argument("--root", type=Path, metavar="DIR", help="report paths relative to this (default: the folder)")
     verify = parser.add_argument_group("checking a published folder, without writing to it")
     verify.add_argument("--verify-only", action="store_true", help="check and fetch nothing")
     verify.add_argument("--path", type=Path, help="the published folder")

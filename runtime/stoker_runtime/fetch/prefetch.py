@@ -16,15 +16,15 @@ from pathlib import Path
 
 from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.download import Downloader, Patience
-from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, Interrupted, NotPublished
+from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFailed, Interrupted, NotPublished
 from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.hub import Hub
 from stoker_runtime.fetch.manifest import Manifest
 from stoker_runtime.fetch.progress import Progress, size
-from stoker_runtime.fetch.reference import parse
+from stoker_runtime.fetch.reference import Reference, parse
 from stoker_runtime.fetch.select import select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
-from stoker_runtime.fetch.verify import check
+from stoker_runtime.fetch.verify import check, hash_file
 from stoker_runtime.fetch.volume import Volume
 from stoker_runtime.fetch.web import Web, WebFile
 
@@ -143,7 +143,7 @@ class Prefetch:
     def _fetch(self, source: Source, key: str) -> Published:
         """Resolve, select, download, publish."""
         listing = self._list(source, self._order.revision)
-        wanted = self._select(listing)
+        wanted = choose(self._order, self._reference, listing)
         before = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop).present(wanted)
         self._say(_announce(self._order.uri, listing.revision, wanted, before))
         fetched = self._download(source, key, wanted)
@@ -163,27 +163,6 @@ class Prefetch:
         downloader = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop)
         self._volume.require(sum(max(file.size, 0) for file in wanted) - downloader.present(wanted))
         return downloader.fetch(wanted, self._order.parallel)
-
-    def _select(self, listing: Listing) -> list[SourceFile]:
-        """The files to fetch, with the order's digests pinned on them."""
-        offered = {file.name: file for file in listing.files}
-        if self._reference.scheme == "hf" or len(offered) > 1:
-            file = self._reference.file
-            names = select(
-                list(offered),
-                file=file,
-                allow=self._order.allow,
-                ignore=self._order.ignore,
-                where=self._order.uri,
-            )
-        else:
-            names = list(offered)
-        unknown = [name for name in self._order.sha256 if name not in names]
-        if unknown:
-            raise BadRequest(
-                f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: {', '.join(names[:8])}."
-            )
-        return [_pinned(offered[name], self._order.sha256.get(name, "")) for name in names]
 
     def _list(self, source: Source, revision: str) -> Listing:
         """The source's listing, with retries."""
@@ -208,6 +187,50 @@ class Prefetch:
 
     def _waiting(self) -> None:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
+
+
+def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceFile]:
+    """The files that an order means, with its digests pinned on them. Raises FetchError."""
+    offered = {file.name: file for file in listing.files}
+    names = list(offered)
+    if reference.scheme == "hf" or len(offered) > 1:
+        names = select(names, file=reference.file, allow=order.allow, ignore=order.ignore, where=order.uri)
+    unknown = [name for name in order.sha256 if name not in names]
+    if unknown:
+        raise BadRequest(
+            f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: {', '.join(names[:8])}."
+        )
+    return [_pinned(offered[name], order.sha256.get(name, "")) for name in names]
+
+
+def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.Event) -> Published:
+    """Hash the files of a file:// or pvc:// order where they lie; nothing is copied and nothing is written.
+
+    Raises ChecksumMismatch when they are not those of `digest` (unless that is ""), or a file is not as pinned.
+    """
+    reference = parse(order.uri)
+    if reference.scheme not in ("file", "pvc"):
+        raise BadRequest(f"{order.uri} cannot be served in place; only file:// and pvc:// sources can.")
+    listing = Folder(reference, order.mount_root).listing("")
+    chosen = choose(order, reference, listing)
+    progress.enter("verify", sum(file.size for file in chosen))
+    entries = {}
+    for file in chosen:
+        path = Path(file.place)
+        try:
+            found, written = hash_file(path, progress, stop), path.stat().st_mtime_ns
+        except OSError as error:
+            raise FetchFailed(f"{path} cannot be read: {error.strerror}.") from None
+        if file.sha256 and found != file.sha256:
+            raise ChecksumMismatch(f"{file.name} has sha256 {found}, the order asks for {file.sha256}.")
+        entries[file.name] = manifests.ManifestFile(found, file.size, written)
+    manifest = Manifest(order.uri, "", entries)
+    manifest = replace(manifest, resolved_revision=manifest.digest)
+    if digest and manifest.digest != digest:
+        raise ChecksumMismatch(f"{order.uri} holds {manifest.digest}, not {digest}: its files were changed.")
+    first = Path(chosen[0].place)
+    folder = first.parents[len(Path(chosen[0].name).parts) - 1]
+    return Published(folder, manifest, 0)
 
 
 def verify_only(folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event) -> Manifest:

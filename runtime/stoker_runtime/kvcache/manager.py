@@ -89,6 +89,12 @@ class PageManager:
             else:
                 free.append(page)
 
+    def keep(self, pages: Iterable[int]) -> None:
+        """These pages belong to a session: cached, they outlive those that do not."""
+        for page in pages:
+            if self.index is not None and self.index.is_keyed(page):
+                self.index.keep(page)
+
     def is_writable(self, page: int) -> bool:
         """Whether a sequence that holds the page may write to it: nobody shares it and it is not cached."""
         return self._references[page] == 1 and not (self.index is not None and self.index.is_keyed(page))

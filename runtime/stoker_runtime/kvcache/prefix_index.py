@@ -3,8 +3,8 @@
 A page's key is a digest of its parent's key and its own token ids, so one key names the whole prefix up to the
 page's end. The root key comes from the request's `cache_salt`: two salts never share a page.
 
-Invariants: only full pages have a key; a key has one page and a page one key; `idle` holds exactly the keyed
-pages that no sequence references, least recently used first.
+Invariants: only full pages have a key; a key has one page and a page one key; idle are exactly the keyed pages that no
+sequence references, least recently used first, those of sessions after all others.
 Knows nothing of reference counts, sequences or devices.
 """
 
@@ -43,11 +43,18 @@ class PrefixIndex:
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_pages
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._lasting: OrderedDict[int, None] = OrderedDict()
+        """Idle pages of sessions, given up after all others; at most half of all pages."""
+        self._of_sessions: set[int] = set()
 
     @property
     def idle_count(self) -> int:
         """Pages that can be given up."""
-        return len(self._idle)
+        return len(self._idle) + len(self._lasting)
+
+    def keep(self, page: int) -> None:
+        """A keyed page belongs to a session: it outlives those that do not."""
+        self._of_sessions.add(page)
 
     def match(self, keys: list[bytes], limit: int) -> list[int]:
         """The pages of the longest cached prefix of `keys`, at most `limit` of them."""
@@ -73,26 +80,35 @@ class PrefixIndex:
 
     def is_idle(self, page: int) -> bool:
         """Whether the page is cached and unreferenced."""
-        return page in self._idle
+        return page in self._idle or page in self._lasting
 
     def rest(self, page: int) -> None:
         """The last reference to a keyed page went away: it becomes the most recently used idle page."""
-        self._idle[page] = None
+        if page not in self._of_sessions:
+            self._idle[page] = None
+            return
+        self._lasting[page] = None
+        if len(self._lasting) > len(self._key_of) // 2:
+            oldest, _ = self._lasting.popitem(last=False)
+            self._of_sessions.discard(oldest)
+            self._idle[oldest] = None
 
     def wake(self, page: int) -> None:
         """A sequence references an idle page again."""
-        del self._idle[page]
+        del (self._lasting if page in self._lasting else self._idle)[page]
 
     def evict(self) -> int:
         """Give up the least recently used idle page and its key. KeyError when there is none."""
-        page, _ = self._idle.popitem(last=False)
+        page, _ = (self._idle or self._lasting).popitem(last=False)
         self._forget(page)
         return page
 
     def clear(self) -> list[int]:
         """Forget every key and return the pages that were idle."""
-        pages = list(self._idle)
+        pages = [*self._idle, *self._lasting]
         self._idle.clear()
+        self._lasting.clear()
+        self._of_sessions.clear()
         self._page_of.clear()
         self._key_of = [None] * len(self._key_of)
         return pages
@@ -104,10 +120,14 @@ class PrefixIndex:
         keyed = [page for page, key in enumerate(self._key_of) if key is not None]
         assert len(keyed) == len(self._page_of), "a page has a key that does not name it"
         idle = {page for page in keyed if references[page] == 0}
-        assert idle == set(self._idle), f"idle pages differ: {idle ^ set(self._idle)}"
+        resting = set(self._idle) | set(self._lasting)
+        assert idle == resting, f"idle pages differ: {idle ^ resting}"
+        assert not set(self._idle) & set(self._lasting), "a page rests twice"
+        assert set(self._lasting) <= self._of_sessions <= set(keyed), "pages of sessions differ"
 
     def _forget(self, page: int) -> None:
         key = self._key_of[page]
         assert key is not None, f"idle page {page} has no key"
         del self._page_of[key]
         self._key_of[page] = None
+        self._of_sessions.discard(page)

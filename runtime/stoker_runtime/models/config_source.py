@@ -65,13 +65,14 @@ def _read_folder(model: str, folder: Path) -> ModelSource:
         ggufs = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f" It holds {', '.join(ggufs)}: name the file to serve." if ggufs else ""
         raise ModelError(f"{folder}: there is no config.json in this folder.{hint}", param="model")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.is_file() else {}
+    generation = read_json(generation_file) if generation_file.is_file() else {}
     return ModelSource(model, SourceKind.FOLDER, folder, config, generation)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError when there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

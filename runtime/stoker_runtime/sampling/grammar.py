@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
+from stoker_runtime.sampling.schema_check import blame, endless
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -31,8 +32,6 @@ MAX_PROTOTYPES = 64
 COMPILE_THREADS = 2
 MAX_MESSAGE = 500
 BYTES = 256
-# Where llguidance says what is wrong but not with which keyword.
-_BLAMED = (("regex parse error", "pattern"), ("Pointer ", "$ref"), ("Resource ", "$ref"))
 
 
 class Vocabulary:
@@ -88,10 +87,11 @@ def to_grammar(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            return _json_grammar(text)
+            return _led(constraint.lead, _json_grammar(text))
         if constraint.kind is ConstraintKind.REGEX:
-            return LLMatcher.grammar_from_regex(_without_anchors(text))
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+            return _led(constraint.lead, LLMatcher.grammar_from_regex(_without_anchors(text)))
+        lark = LLMatcher.grammar_from_lark(any_to_lark(text))
+        return _led(constraint.lead, json.dumps({"grammars": [{"lark_grammar": lark}]})) if constraint.lead else lark
     except (ValueError, RecursionError, GbnfToLarkError) as error:
         raise RequestError(f"The {_title(constraint)} cannot be read: {error}") from error
 
@@ -102,6 +102,14 @@ def check(constraint: Constraint, tokenizer: LLTokenizer) -> None:
     matcher.compute_bitmask()
     if matcher.is_error():
         raise RequestError(f"The {_title(constraint)} is impossible: no output matches it.")
+    if constraint.kind is not ConstraintKind.JSON_SCHEMA:
+        return
+    try:
+        loop = endless(json.loads(constraint.text))
+    except RecursionError as error:
+        raise RequestError("The JSON schema is nested too deeply.") from error
+    if loop is not None:
+        raise RequestError(f"The JSON schema is impossible: $ref: what {loop} requires holds itself without an end.")
 
 
 def compile_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher:
@@ -112,7 +120,7 @@ def compile_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher
     if matcher.is_error():
         message = explain(matcher)
         if constraint.kind is ConstraintKind.JSON_SCHEMA:
-            message = next((f"{word}: {message}" for start, word in _BLAMED if message.startswith(start)), message)
+            message = blame(message)
         raise RequestError(f"The {_title(constraint)} cannot be enforced: {message}")
     return matcher
 
@@ -190,6 +198,14 @@ def _json_grammar(text: str) -> str:
     # Leniency would be silence about keywords that are not enforced.
     overrides: Any = {"lenient": False} if isinstance(schema, dict) else None
     return LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=overrides)
+
+
+def _led(lead: str, answer: str) -> str:
+    """`answer` where `lead` says `@answer`."""
+    if not lead:
+        return answer
+    named = {**json.loads(answer)["grammars"][0], "name": "answer"}
+    return json.dumps({"grammars": [{"lark_grammar": lead}, named]}, ensure_ascii=False)
 
 
 def _without_anchors(pattern: str) -> str:

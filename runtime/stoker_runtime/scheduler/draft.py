@@ -58,7 +58,7 @@ class StepOutput:
     """What a committed step gave: parallel lists of sequences and their tokens, and who ended with it.
 
     `logprobs` is empty or parallel too. `started` got their first token, or ended without one. A sequence in
-    `finished` has `finish` set, and may have got no token.
+    `finished` has `finish` set, and may have got no token. `vectors` are of pooled sequences, as fp32.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -67,3 +67,4 @@ class StepOutput:
     prompt_logprobs: list[tuple[Sequence, list[TokenLogprobs]]] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
+    vectors: list[tuple[Sequence, bytes]] = field(default_factory=list)

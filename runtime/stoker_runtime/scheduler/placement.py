@@ -67,12 +67,38 @@ class Placement:
         sequence.computed = len(cached) * pages.page_size
         if whole:
             self._copy_last(sequence, draft)
-        sequence.slot = self.free_slots.pop()
         self._count_lookup(sequence)
+        self._enter(sequence, draft)
+        return True
+
+    def fork(self, sequence: Sequence, source: Sequence, reserve: int, draft: Draft) -> bool:
+        """Give a slot and the prompt's pages of `source`; False when pages are short of that by `reserve`.
+
+        The prompt's last token runs again, for its logits. The page that it lies in is copied, those before are shared.
+        """
+        pages = self.pages
+        covered = sequence.prompt_length - 1
+        whole, rest = divmod(covered, pages.page_size)
+        fresh = pages.pages_for(len(sequence.tokens)) - whole
+        if fresh > pages.available - reserve:
+            return False
+        shared = source.pages[:whole]
+        pages.acquire(shared)
+        sequence.pages = shared + pages.allocate(fresh)
+        sequence.computed = covered
+        if rest:
+            pages.acquire([source.pages[whole]])
+            self._copy_sources.append(source.pages[whole])
+            draft.copies.append((source.pages[whole], sequence.pages[whole]))
+        self._enter(sequence, draft)
+        return True
+
+    def _enter(self, sequence: Sequence, draft: Draft) -> None:
+        """Tell the device of a sequence that has got its pages."""
+        sequence.slot = self.free_slots.pop()
         self._set_event(sequence)
         draft.assigns.append(sequence.assign())
         draft.page_updates.append(PageUpdate(sequence.slot, 0, tuple(sequence.pages)))
-        return True
 
     def grow(self, sequence: Sequence, draft: Draft) -> bool:
         """One more page; False when there is none."""
@@ -100,6 +126,8 @@ class Placement:
     def release(self, sequence: Sequence) -> None:
         """Take slot and pages back; what is cached stays cached until it is evicted."""
         self.publish(sequence)
+        if sequence.request.session:
+            self.pages.keep(sequence.pages)
         self.free_slots.append(sequence.slot)
         self.pages.release(sequence.pages)
         sequence.slot = NO_SLOT

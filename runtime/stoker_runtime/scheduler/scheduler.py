@@ -26,6 +26,7 @@ from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
 from stoker_runtime.scheduler.batch import Batch, PrefillChunk
 from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
+from stoker_runtime.scheduler.family import Families
 from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
 from stoker_runtime.scheduler.placement import Placement
 from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
@@ -45,6 +46,7 @@ class Scheduler:
         pages = PageManager(config.num_pages, config.page_size, prefix_caching=config.prefix_caching)
         self._placement = Placement(pages, config.max_num_seqs)
         self._order = POLICIES[config.policy]
+        self._families = Families()
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []
@@ -87,6 +89,7 @@ class Scheduler:
         )
         sequence.client, sequence.handle = client, handle
         sequence.order = self._order(request, self._serial)
+        self._families.join(sequence)
         self._serial += 1
         self._waiting.push(sequence)
         return sequence
@@ -268,11 +271,14 @@ class Scheduler:
             sequence = waiting.pop()
             if sequence is None:
                 break
-            cached = placement.lookup(sequence)
-            unready = sequence.held or len(sequence.tokens) < sequence.awaited
-            if unready or placement.is_being_computed(sequence, cached, draft):
+            if sequence.held or len(sequence.tokens) < sequence.awaited:
                 deferred.append(sequence)
-            elif placement.place(sequence, cached, self._reserve(), draft):
+                continue
+            cached = placement.lookup(sequence)
+            source = self._source(sequence, cached, draft)
+            if source is sequence or placement.is_being_computed(sequence, cached, draft):
+                deferred.append(sequence)
+            elif self._place(sequence, source, cached, draft):
                 self._note_admission(sequence)
                 self._add_chunk(sequence, draft)
             else:
@@ -280,6 +286,19 @@ class Scheduler:
                 break
         for sequence in deferred:
             waiting.push(sequence)
+
+    def _source(self, sequence: Sequence, cached: list[int], draft: Draft) -> Sequence | None:
+        """Whom `sequence` takes its prompt from: another one; itself if it should wait for that; None for the cache."""
+        covered = sequence.prompt_length - 1
+        if sequence.scored < covered or len(cached) * self.config.page_size >= covered:
+            return None
+        found = self._families.source(sequence, draft)
+        return sequence if found is None and self._families.is_coming(sequence) else found
+
+    def _place(self, sequence: Sequence, source: Sequence | None, cached: list[int], draft: Draft) -> bool:
+        if source is not None:
+            return self._placement.fork(sequence, source, self._reserve(), draft)
+        return self._placement.place(sequence, cached, self._reserve(), draft)
 
     def _reserve(self) -> int:
         # Pages left for those who run, so that a new sequence is not preempted right after its prefill.
@@ -345,6 +364,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish = reason
+        self._families.leave(sequence)
         if sequence.slot >= 0:
             self._leave(sequence)
         else:

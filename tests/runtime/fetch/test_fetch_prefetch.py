@@ -100,10 +100,16 @@ def test_resumes_after_the_connection_is_cut(fetch: Fetch, hub: Any, model: Path
 
 def test_a_later_run_resumes_what_an_earlier_one_left(fetch: Fetch, hub: Any) -> None:
     stop = threading.Event()
-    threading.Timer(0.3, stop.set).start()
+
+    class StopsHalfWay(Progress):
+        def moved(self, count: int) -> None:
+            super().moved(count)
+            if self.snapshot()["bytesDone"] > 500_000:  # more than all the small files
+                stop.set()
+
     hub.faults.bytes_per_second = 2_000_000
     with pytest.raises(Interrupted):
-        fetch(stop=stop)
+        fetch(stop=stop, progress=StopsHalfWay())
     hub.faults.bytes_per_second = 0
     hub.log.clear()
     published = fetch()

@@ -71,6 +71,25 @@ def test_eviction_takes_the_page_at_rest_for_longest() -> None:
         index.evict()
 
 
+def test_pages_of_sessions_are_given_up_last_and_are_at_most_half() -> None:
+    index, keys = PrefixIndex(8), keys_of(*range(1, 15))
+    for page, key in enumerate(keys):
+        index.publish(page, key)
+        if page < 5:
+            index.keep(page)
+        index.rest(page)
+    index.check([0] * 8)
+    assert index.idle_count == 7
+    # Page 0 is one of too many, so it rests among the others, behind none of them yet.
+    assert [index.evict() for _ in range(3)] == [0, 5, 6]
+    index.wake(2)
+    index.rest(2)
+    index.check([0] * 8)
+    assert [index.evict() for _ in range(4)] == [1, 3, 4, 2]
+    assert index.idle_count == 0
+    index.check([0] * 8)
+
+
 def test_clear_forgets_keys_and_returns_pages_at_rest() -> None:
     index, keys = PrefixIndex(4), keys_of(1, 2, 3, 4)
     index.publish(0, keys[0])

@@ -1,6 +1,7 @@
 """Calls that a request forces: the grammar lets the model write nothing but JSON, with no markers around it.
 
-Invariants: the text follows the schema of `tool_choice_schema` in tools.py; it may be cut short, never be other text.
+Invariants: the text follows the schema of `tool_choice_schema` in forced_calls.py; it may be cut short, but never
+be other text.
 Knows nothing of grammars.
 """
 

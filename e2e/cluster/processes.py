@@ -1,0 +1,175 @@
+"""Named background processes that outlive the Python process that started them.
+
+What runs is written to a file: name, command, pid and the pid's start time. So another command can stop or restart a
+component, and a rig whose own process was killed can still be taken down.
+
+Invariants: a pid is only ever signalled while its start time is the one that was written, so that a pid that was
+given to another program is left alone; each process has a session of its own, so Ctrl-C reaches nobody but the rig.
+Standard library only. Knows nothing of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_STOP_SECONDS = 15.0
+
+
+class StartError(RuntimeError):
+    """A component did not come up; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One started process. `born` is field 22 of /proc/PID/stat."""
+
+    command: tuple[str, ...]
+    log: str
+    pid: int
+    born: str
+
+
+class Processes:
+    """The processes of one state file, in the order of their start."""
+
+    def __init__(self, state: Path, logs: Path) -> None:
+        self._state, self._logs = state, logs
+
+    def start(self, name: str, command: list[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start a process; its output is appended to NAME.log. Raises StartError when that name already runs."""
+        if self.alive(name):
+            raise StartError(f"{name} is already running")
+        self._logs.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{name}.log"
+        with open(log, "ab") as stream:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        entries = self._read()
+        entries.pop(name, None)
+        entries[name] = Entry(tuple(command), str(log), process.pid, _born(process.pid))
+        self._write(entries)
+
+    def stop(self, name: str, *, kill: bool = False) -> None:
+        """End one: SIGTERM, and SIGKILL when that is not heard (or at once). The entry stays, for `restart`."""
+        entry = self._read().get(name)
+        if entry is None or not _is(entry):
+            return
+        os.kill(entry.pid, signal.SIGKILL if kill else signal.SIGTERM)
+        if not _gone(entry, _STOP_SECONDS):
+            os.kill(entry.pid, signal.SIGKILL)
+            _gone(entry, _STOP_SECONDS)
+
+    def restart(self, name: str) -> None:
+        """Start one again by the command it was started with."""
+        entry = self._read()[name]
+        self.stop(name)
+        self.start(name, list(entry.command))
+
+    def stop_all(self) -> None:
+        """End all in the reverse order of their start, and forget them."""
+        for name in reversed(self._read()):
+            self.stop(name)
+        self._state.unlink(missing_ok=True)
+
+    def alive(self, name: str) -> bool:
+        """Whether that process runs."""
+        entry = self._read().get(name)
+        return entry is not None and _is(entry)
+
+    def command(self, name: str) -> tuple[str, ...]:
+        """What a process was started with. Raises KeyError."""
+        return self._read()[name].command
+
+    def wait(self, name: str, ready: Callable[[], bool], seconds: float) -> None:
+        """Until `ready`. Raises StartError when it takes longer or the process ends, with the end of its log."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.alive(name):
+                raise StartError(f"{name} ended:\n{self.tail(name)}")
+            if time.monotonic() > deadline:
+                raise StartError(f"{name} is not ready after {seconds:.0f} s:\n{self.tail(name)}")
+            time.sleep(0.1)
+
+    def tail(self, name: str) -> str:
+        """The end of a log."""
+        path = self._logs / f"{name}.log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
+
+    def _read(self) -> dict[str, Entry]:
+        try:
+            document = json.loads(self._state.read_text())
+        except FileNotFoundError:
+            return {}
+        return {name: Entry(**(item | {"command": tuple(item["command"])})) for name, item in document.items()}
+
+    def _write(self, entries: Mapping[str, Entry]) -> None:
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._state.with_suffix(".new")
+        fresh.write_text(json.dumps({name: asdict(entry) for name, entry in entries.items()}, indent=1))
+        fresh.rename(self._state)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM for a moment (only the main thread may say so, and only it is interrupted)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third (the state) on; empty when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _born(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[19] if fields else ""
+
+
+def _is(entry: Entry) -> bool:
+    fields = _stat(entry.pid)
+    return bool(fields) and fields[19] == entry.born and fields[0] != "Z"
+
+
+def _gone(entry: Entry, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _is(entry):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    _reap(entry.pid)
+    return True
+
+
+def _reap(pid: int) -> None:
+    """Collect a child of ours; another's is its parent's to collect."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

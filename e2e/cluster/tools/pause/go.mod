@@ -1,0 +1,3 @@
+module stoker.dev/e2e/cluster/tools/pause
+
+go 1.26.0

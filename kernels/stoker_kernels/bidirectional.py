@@ -1,0 +1,43 @@
+"""Attention of an encoder: every token of a sequence sees every other, and no cache is involved.
+
+Invariants: sequences lie end to end in one ragged batch, so nothing is padded and no sequence sees another's tokens.
+Lengths stay on the device; the launch follows from the numbers of tokens and sequences alone.
+Knows nothing of positions, of masks within a sequence, or of models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.dispatch import Target, reference_supports, register, select, triton_supports
+
+_takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
+
+
+def _supports(target: Target) -> str | None:
+    if target.device == "cuda" and target.sm < 80 and target.dtype is torch.bfloat16:
+        return "bfloat16 needs sm_80 or newer"
+    return _takes(target)
+
+
+register("bidirectional_attention", "triton", "stoker_kernels.bidirectional_triton:bidirectional_attention", _supports)
+register(
+    "bidirectional_attention",
+    "reference",
+    "stoker_kernels.reference_encoder:bidirectional_attention",
+    reference_supports,
+)
+
+
+def bidirectional_attention(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, out: Tensor | None = None
+) -> Tensor:
+    """`softmax(q·kᵀ·scale)·v` within each sequence: `q`, `k`, `v` `[T, H, D]` → `[T, H, D]`.
+
+    Sequence i is tokens `[starts[i], starts[i + 1])`; `starts [S + 1]` int32 begins with 0, ends with T and increases.
+    The inputs may be slices of one projection: heads are contiguous in a token, tokens may be strided.
+    Raises KernelUnavailable, and on a GPU ValueError for layouts that its kernel does not read.
+    """
+    o: Tensor = select("bidirectional_attention", q.device, q.dtype)(q, k, v, starts, scale=scale, out=out)
+    return o

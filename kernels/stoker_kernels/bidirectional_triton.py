@@ -1,0 +1,147 @@
+"""Bidirectional attention in Triton: flash attention (Dao 2023) over a ragged batch, without a cache or a mask.
+
+A program is one head and one tile of `BLOCK_M` queries of one sequence. It finds its sequence from `starts` on the
+device, as prefill does: sequence i owns the tiles from `⌊starts[i] / BLOCK_M⌋ + i` on, and a launch of
+`⌊T / BLOCK_M⌋ + S` tiles serves any lengths.
+
+Invariants: every token is written once. Knows nothing of dispatch.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.attention_config import padded_dim
+from stoker_kernels.attention_prefill import find_row
+from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.triton_kernel import kernel
+
+LOG2E = math.log2(math.e)
+# Head dimensions of BERT's family: MiniLM has 32, nearly all others 64.
+_HEAD_DIMS = (32, 64, 128)
+
+
+@kernel(do_not_specialize=["num_rows"])
+def _bidirectional_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    starts_ptr,
+    scale_log2,
+    num_rows,
+    q_stride,
+    k_stride,
+    v_stride,
+    out_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    row = find_row(starts_ptr, tile, num_rows, 0, BLOCK_M, 128)
+    start = tl.load(starts_ptr + row)
+    length = tl.load(starts_ptr + row + 1) - start
+    first = (tile - (start // BLOCK_M + row)) * BLOCK_M
+    if first >= length:
+        return
+
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    token = first + tl.arange(0, BLOCK_M)
+    column = head * HEAD_DIM + d
+    in_dim = d < HEAD_DIM
+    in_out = (token < length)[:, None] & in_dim[None, :]
+    at = (start + token).to(tl.int64)
+    q = tl.load(q_ptr + at[:, None] * q_stride + column[None, :], mask=in_out, other=0.0)
+    m = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    norm = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for key in range(0, length, BLOCK_N):
+        inside = key + n < length
+        source = (start + key + n).to(tl.int64)
+        k_ptrs = k_ptr + source[None, :] * k_stride + column[:, None]
+        v_ptrs = v_ptr + source[:, None] * v_stride + column[None, :]
+        k = tl.load(k_ptrs, mask=inside[None, :] & in_dim[:, None], other=0.0)
+        v = tl.load(v_ptrs, mask=inside[:, None] & in_dim[None, :], other=0.0)
+        s = tl.dot(q, k, input_precision=PRECISION) * scale_log2
+        s = tl.where(inside[None, :], s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        norm = norm * alpha + tl.sum(p, 1)
+        m = m_new
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    out_ptrs = out_ptr + at[:, None] * out_stride + column[None, :]
+    tl.store(out_ptrs, (acc / norm[:, None]).to(out_ptr.dtype.element_ty), mask=in_out)
+
+
+def bidirectional_attention(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, out: Tensor | None = None
+) -> Tensor:
+    """`bidirectional.bidirectional_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    tokens, heads, dim = q.shape
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device) if out is None else out
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if tensor.shape != q.shape or tensor.stride(2) != 1 or tensor.stride(1) != dim:
+            raise ValueError(f"bidirectional_attention: {name}'s heads must be contiguous in a token, like q's")
+    if tokens == 0:
+        return out
+    rows = starts.shape[0] - 1
+    config = _config(q.dtype, dim)
+    _bidirectional_kernel[(tokens // config["BLOCK_M"] + rows, heads)](
+        q,
+        k,
+        v,
+        out,
+        starts,
+        scale * LOG2E,
+        rows,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        out.stride(0),
+        HEAD_DIM=dim,
+        BLOCK_D=padded_dim(dim),
+        PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=2,
+        **config,
+        **launch_options(q.device),
+    )
+    return out
+
+
+def _config(dtype: torch.dtype, dim: int) -> dict[str, int]:
+    small = dtype is torch.float32 or padded_dim(dim) > 128
+    return {"BLOCK_M": 64, "BLOCK_N": 32 if small else 64}
+
+
+def _register() -> None:
+    strides = dict.fromkeys(("q_stride", "k_stride", "v_stride", "out_stride"), I32_DIVISIBLE)
+    for dtype, torch_dtype in ((FP16, torch.float16), (BF16, torch.bfloat16)):
+        pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+        for dim in _HEAD_DIMS:
+            register_aot(
+                _bidirectional_kernel,
+                {**pointers, "starts_ptr": f"*{I32}", "scale_log2": FP32, "num_rows": I32, **strides},
+                [{**_config(torch_dtype, dim), "HEAD_DIM": dim, "BLOCK_D": padded_dim(dim), "PRECISION": "tf32"}],
+                options={"num_warps": 4, "num_stages": 2},
+                min_sm=75 if dtype == FP16 else 80,
+                compact=dtype == FP16 and dim == 64,
+            )
+
+
+_register()

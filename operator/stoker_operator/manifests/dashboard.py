@@ -1,0 +1,118 @@
+"""The dashboard of one service: a ConfigMap that Grafana's sidecar finds by its label.
+
+Invariants: the series are those that the engine publishes under its own names; the same service gives the same text, so
+it is written once; the data source is chosen in Grafana.
+Knows nothing of Grafana's setup.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_operator.manifests.identity import Manifest, child, short_hash, stamped
+from stoker_operator.spec import InferenceService
+
+CONFIG_MAP = ("v1", "ConfigMap")
+LABEL = {"grafana_dashboard": "1"}
+_WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
+_WINDOW = "[$__rate_interval]"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One graph: what it shows, in which of Grafana's units, and its lines as (name, query with PODS for the pods)."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]
+
+
+def _quantiles(series: str) -> tuple[tuple[str, str], ...]:
+    rate = f"sum by (le) (rate({series}_bucketPODS{_WINDOW}))"
+    return tuple((f"p{share}", f"histogram_quantile({share / 100:g}, {rate})") for share in (50, 95, 99))
+
+
+PANELS = (
+    Panel(
+        "Requests",
+        "short",
+        (("running", "sum(vllm:num_requests_runningPODS)"), ("waiting", "sum(vllm:num_requests_waitingPODS)")),
+    ),
+    Panel(
+        "Tokens per second",
+        "short",
+        (
+            ("prompt", f"sum(rate(vllm:prompt_tokens_totalPODS{_WINDOW}))"),
+            ("generated", f"sum(rate(vllm:generation_tokens_totalPODS{_WINDOW}))"),
+        ),
+    ),
+    Panel("Time to first token", "s", _quantiles("vllm:time_to_first_token_seconds")),
+    Panel("Time between tokens", "s", _quantiles("vllm:inter_token_latency_seconds")),
+    Panel("Whole request", "s", _quantiles("vllm:e2e_request_latency_seconds")),
+    Panel("Time in the queue", "s", _quantiles("vllm:request_queue_time_seconds")),
+    Panel("KV cache in use, by pod", "percentunit", (("{{pod}}", "vllm:kv_cache_usage_percPODS"),)),
+    Panel(
+        "Prefix cache hits",
+        "percentunit",
+        (
+            (
+                "share of prompt tokens",
+                f"sum(rate(vllm:prefix_cache_hits_totalPODS{_WINDOW})) / "
+                f"sum(rate(vllm:prefix_cache_queries_totalPODS{_WINDOW}))",
+            ),
+        ),
+    ),
+    Panel(
+        "Requests that ended, by reason",
+        "reqps",
+        (("{{finished_reason}}", f"sum by (finished_reason) (rate(vllm:request_success_totalPODS{_WINDOW}))"),),
+    ),
+    Panel("Preemptions", "ops", (("preempted", f"sum(rate(vllm:num_preemptions_totalPODS{_WINDOW}))"),)),
+)
+
+
+def dashboard(service: InferenceService) -> Manifest:
+    """The ConfigMap with the dashboard's JSON."""
+    carrier = child(service, CONFIG_MAP, f"{service.name}-dashboard", "metrics")
+    carrier["metadata"]["labels"] |= LABEL
+    text = json.dumps(_document(service), sort_keys=True, separators=(",", ":"))
+    return stamped(carrier | {"data": {f"{service.namespace}-{service.name}.json": text}})
+
+
+def _document(service: InferenceService) -> dict[str, Any]:
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+    return {
+        "uid": short_hash(["stoker", service.namespace, service.name], 20),
+        "title": f"Stoker / {service.namespace} / {service.name}",
+        "tags": ["stoker"],
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source]},
+        "panels": [_panel(service, number, panel) for number, panel in enumerate(PANELS)],
+    }
+
+
+def _panel(service: InferenceService, number: int, panel: Panel) -> dict[str, Any]:
+    pods = f'{{namespace="{service.namespace}",pod=~"{service.name}-[a-z0-9]+-[a-z0-9]+"}}'
+    targets = [
+        {"refId": chr(ord("A") + index), "legendFormat": name, "expr": query.replace("PODS", pods)}
+        for index, (name, query) in enumerate(panel.lines)
+    ]
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "gridPos": {
+            "x": number % _COLUMNS * _WIDTH,
+            "y": number // _COLUMNS * _HEIGHT,
+            "w": _WIDTH,
+            "h": _HEIGHT,
+        },
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": targets,
+    }

@@ -1,0 +1,125 @@
+"""Ends the cache volumes that outlived their last use by as long as their services asked (spec.cache.retain).
+
+A volume that nobody wants retained is owned by its services, and Kubernetes ends it with the last of them. One that is
+to be retained has no owner: here it is noted when nothing uses it any more, and deleted when its time is over.
+Invariants: the plan is pure; used is what a service names, what a Deployment's template mounts (a rollback's too) and
+what a live pod mounts; only claims that carry a wish to be retained are ever touched.
+Knows nothing of what is on a volume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from stoker_operator import cluster as kinds
+from stoker_operator import metrics
+from stoker_operator.cluster import Cluster
+from stoker_operator.manifests import claim_name, retain_seconds
+from stoker_operator.manifests.identity import CACHE_LABEL, MANAGED_BY
+from stoker_operator.rollout import is_finished
+from stoker_operator.spec import GROUP, SpecError, parse
+
+log = logging.getLogger("stoker.operator")
+Object = Mapping[str, Any]
+UNUSED_SINCE = f"{GROUP}/unused-since"
+# The note is nobody else's field, so taking it back is an apply without it.
+FIELD_MANAGER = "stoker-operator-retention"
+_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write on `claim` since when nothing uses it; "" = something does again."""
+
+    claim: Object
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Delete `claim`."""
+
+    claim: Object
+    reason: str
+
+
+def claims_in_use(services: Iterable[Object], deployments: Iterable[Object], pods: Iterable[Object]) -> set[str]:
+    """The names of the claims of one namespace that something uses."""
+    used: set[str] = set()
+    for item in services:
+        if "deletionTimestamp" in item["metadata"]:
+            continue
+        used.add(str((item.get("status", {}).get("cache") or {}).get("claim", "")))
+        try:
+            used.add(claim_name(parse(item)))
+        except SpecError:
+            continue  # what it used before its spec went wrong is in its status
+    for deployment in deployments:
+        used |= _mounted(deployment["spec"]["template"]["spec"])
+    for pod in pods:
+        if not is_finished(pod):
+            used |= _mounted(pod["spec"])
+    return used
+
+
+def _mounted(spec: Object) -> set[str]:
+    volumes = (volume.get("persistentVolumeClaim") or {} for volume in spec.get("volumes") or ())
+    return {str(claim["claimName"]) for claim in volumes if claim}
+
+
+def plan_retention(claims: Iterable[Object], used: set[str], now: datetime) -> list[Note | End]:
+    """What to do about the cache claims of one namespace."""
+    todo: list[Note | End] = []
+    for claim in claims:
+        meta, seconds = claim["metadata"], retain_seconds(claim)
+        if not seconds or meta.get("ownerReferences") or "deletionTimestamp" in meta:
+            continue
+        since = str((meta.get("annotations") or {}).get(UNUSED_SINCE, ""))
+        if meta["name"] in used:
+            todo += [Note(claim, "")] if since else []
+        elif not since:
+            todo.append(Note(claim, now.strftime(_FORMAT)))
+        elif now >= datetime.fromisoformat(since) + timedelta(seconds=seconds):
+            todo.append(End(claim, f"nothing has used it since {since}, and it was to be retained for {seconds} s"))
+    return todo
+
+
+async def sweep(cluster: Cluster, namespace: str, now: datetime | None = None) -> None:
+    """Look at every cache claim of a namespace ("": of all). Raises ApiError."""
+    ours = f"{MANAGED_BY}=stoker"
+    claims = await cluster.list_all(kinds.CLAIM, namespace, CACHE_LABEL)
+    if not any(map(retain_seconds, claims)):
+        return
+    services, deployments, pods = await asyncio.gather(
+        cluster.list_all(kinds.INFERENCE_SERVICE, namespace),
+        cluster.list_all(kinds.DEPLOYMENT, namespace, ours),
+        cluster.list_all(kinds.POD, namespace, ours),
+    )
+
+    def of(items: Iterable[Object], where: str) -> list[Object]:
+        return [item for item in items if item["metadata"]["namespace"] == where]
+
+    for where in sorted({str(claim["metadata"]["namespace"]) for claim in claims}):
+        used = claims_in_use(of(services, where), of(deployments, where), of(pods, where))
+        for step in plan_retention(of(claims, where), used, now or datetime.now(UTC)):
+            await _carry_out(cluster, step)
+
+
+async def _carry_out(cluster: Cluster, step: Note | End) -> None:
+    meta = step.claim["metadata"]
+    if isinstance(step, End):
+        log.info("%s: deleting volume %s: %s", meta["namespace"], meta["name"], step.reason)
+        await cluster.delete(kinds.CLAIM, meta["namespace"], meta["name"], meta["uid"])
+        metrics.ACTIONS.labels(verb="delete", kind=kinds.CLAIM.kind).inc()
+        return
+    log.info("%s: volume %s is %s", meta["namespace"], meta["name"], "unused" if step.since else "used again")
+    annotations = {UNUSED_SINCE: step.since} if step.since else {}
+    # With the uid, so that a claim deleted meanwhile is not made anew.
+    head = {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"], "annotations": annotations}
+    manifest = {"apiVersion": kinds.CLAIM.api_version, "kind": kinds.CLAIM.kind, "metadata": head}
+    await cluster.apply(kinds.CLAIM, manifest, manager=FIELD_MANAGER)

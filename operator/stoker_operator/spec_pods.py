@@ -1,0 +1,184 @@
+"""The parts of the spec that say what pods get and where they run: resources, placement, cache, podTemplate.
+
+Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
+Knows nothing of the children an InferenceService gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker_operator.reader import Reader
+from stoker_operator.spec_endpoint import DNS_NAME_PATTERN
+
+# Labels that selectors, the work queue and the chart's own pods go by.
+PROTECTED_LABEL_PATTERN = r"^(app\.kubernetes\.io/|stoker\.dev/|pod-template-hash$)"
+LONGEST_RETAIN_SECONDS = 365 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Per pod. Quantities are Kubernetes strings, "" = unset."""
+
+    gpus: int
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_products: tuple[str, ...] = ()
+    cpu: str = ""
+    memory: str = ""
+    ephemeral_storage: str = ""
+    fit_check: str = "Enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the pods may run; the prefetch Job goes the same way, since a volume may be bound to a node.
+
+    `topology_spread` and `queue_name` (of Kueue) are the engine's pods' alone.
+    """
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    topology_spread: tuple[Mapping[str, Any], ...] = ()
+    runtime_class_name: str = ""
+    priority_class_name: str = ""
+    scheduler_name: str = ""
+    queue_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The volume that holds the weights. "" = the operator's setting.
+
+    `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one.
+    `existing_claim` is a claim of the user's to publish on. `retain`: seconds that a volume outlives its last use.
+    """
+
+    storage_class_name: str = ""
+    size: str = ""
+    access_mode: str = "ReadWriteOnce"
+    verify: str = "OnDownload"
+    mode: str = "Auto"
+    existing_claim: str = ""
+    retain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
+    """What pods carry besides: the engine's labels and annotations, for sidecars and policies; all pods' registries."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    image_pull_secrets: tuple[str, ...] = ()
+
+
+def read_resources(r: Reader) -> Resources:
+    """spec.resources."""
+    resources = Resources(
+        gpus=r.integer("gpus", least=0, most=1, required=True),
+        gpu_resource=r.text(
+            "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
+        ),
+        gpu_products=r.texts("gpuProducts", pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", most=16, longest=63),
+        cpu=r.quantity("cpu"),
+        memory=r.quantity("memory"),
+        ephemeral_storage=r.quantity("ephemeralStorage"),
+        fit_check=r.choice("fitCheck", ("Enforce", "Warn", "Off")),
+    )
+    r.finish()
+    return resources
+
+
+def read_placement(r: Reader) -> Placement:
+    """spec.placement. What is inside `affinity` and a spread constraint is the API server's to check."""
+    tolerations = r.objects("tolerations", most=32)
+    for index, entry in enumerate(tolerations):
+        item = Reader(entry, f"{r.path}.tolerations[{index}]", r.problems)
+        for key in ("key", "operator", "value", "effect"):
+            item.text(key, longest=253)
+        item.integer("tolerationSeconds")
+        item.finish()
+    affinity = r.mapping("affinity")
+    for key in ("nodeAffinity", "podAffinity", "podAntiAffinity"):
+        affinity.mapping(key)
+    affinity.finish()
+    placement = Placement(
+        node_selector=r.text_map("nodeSelector", most=32),
+        tolerations=tolerations,
+        affinity=affinity.raw,
+        topology_spread=_spread(r),
+        runtime_class_name=r.text("runtimeClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        priority_class_name=r.text("priorityClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        scheduler_name=r.text("schedulerName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        queue_name=r.text("queueName", pattern=f"({DNS_NAME_PATTERN})?", longest=63),
+    )
+    r.finish()
+    return placement
+
+
+def _spread(r: Reader) -> tuple[Mapping[str, Any], ...]:
+    found = []
+    for index, entry in enumerate(r.objects("topologySpread", most=8)):
+        item = Reader(entry, f"{r.path}.topologySpread[{index}]", r.problems)
+        found.append(
+            {
+                "topologyKey": item.text("topologyKey", longest=316, required=True),
+                "whenUnsatisfiable": item.choice("whenUnsatisfiable", ("ScheduleAnyway", "DoNotSchedule")),
+                "maxSkew": item.integer("maxSkew", default=1, least=1, most=1000),
+            }
+        )
+        item.finish()
+    return tuple(found)
+
+
+def read_cache(r: Reader) -> Cache:
+    """spec.cache."""
+    pvc = r.mapping("pvc")
+    cache = Cache(
+        storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+        size=pvc.quantity("size"),
+        access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
+        verify=r.choice("verify", ("OnDownload", "Always")),
+        mode=r.choice("mode", ("Auto", "PVC")),
+        existing_claim=pvc.text("existingClaim", pattern=DNS_NAME_PATTERN, longest=253),
+        retain=r.duration("retain", 0, most=LONGEST_RETAIN_SECONDS),
+    )
+    if cache.existing_claim and {"storageClassName", "size"} & pvc.raw.keys():
+        r.problems.append(f"{r.path}.pvc: existingClaim has its own class and size")
+    pvc.finish()
+    r.finish()
+    return cache
+
+
+def cache_problems(cache: Cache, scheme: str) -> list[str]:
+    """The CRD's CEL rules about the cache that look at more than the cache."""
+    found = []
+    if cache.existing_claim and cache.retain:
+        found.append("spec.cache.retain: a claim of yours (pvc.existingClaim) is never deleted")
+    volume = (cache.existing_claim, cache.size, cache.storage_class_name)
+    if scheme == "pvc" and cache.mode == "Auto" and (cache.retain or any(volume)):
+        found.append(
+            "spec.cache: a pvc:// model is served where it lies; pvc and retain need mode: PVC, which copies it"
+        )
+    return found
+
+
+def read_pod_template(r: Reader) -> PodTemplate:
+    """spec.podTemplate."""
+    meta, spec = r.mapping("metadata"), r.mapping("spec")
+    secrets = spec.objects("imagePullSecrets", most=16)
+    names = []
+    for index, entry in enumerate(secrets):
+        item = Reader(entry, f"{spec.path}.imagePullSecrets[{index}]", r.problems)
+        names.append(item.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True))
+        item.finish()
+    template = PodTemplate(
+        meta.text_map("labels", most=32, longest=63), meta.text_map("annotations", most=32, longest=4096), tuple(names)
+    )
+    for label in template.labels:
+        meta.refuse_key("labels", label, PROTECTED_LABEL_PATTERN, "the operator selects pods by it")
+    for part in (meta, spec, r):
+        part.finish()
+    return template

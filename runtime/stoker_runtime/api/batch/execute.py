@@ -1,0 +1,93 @@
+"""Runs one line of a batch as a request of this server to itself.
+
+Invariants: what passes (a full queue, a server that is starting or draining) is waited out and never becomes a
+result; everything else does, an error of the line's own included.
+Knows nothing of files or of other lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_runtime.api.batch.lines import Line
+from stoker_runtime.api.edge import error_body
+from stoker_runtime.api.http import Message, Request, Response
+from stoker_runtime.api.loopback import Handler, inner_request
+from stoker_runtime.api.state import ServerState
+from stoker_runtime.errors import CapacityError, EngineDeadError, EngineError, RequestError, StokerError
+
+log = logging.getLogger(__name__)
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+# Behind every interactive request where the policy is `priority`; lower runs first.
+PRIORITY = 1_000_000
+
+
+async def _nobody_leaves() -> Message:
+    """What a client does that waits for ever."""
+    await asyncio.Event().wait()
+    raise RuntimeError("An event that nobody sets was set.")
+
+
+class LineExecutor:
+    """Runs lines on the handlers of one server."""
+
+    def __init__(self, state: ServerState, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = handlers
+        self._state = state
+
+    async def __call__(self, endpoint: str, line: Line) -> dict[str, Any]:
+        """The entry of `line` in the results."""
+        name = uuid.uuid4().hex
+        while True:
+            try:
+                status, body = await self._answer(endpoint, line, f"batch_req_{name}")
+                break
+            except CapacityError as error:
+                await asyncio.sleep(error.retry_after)
+            except EngineDeadError:
+                # Whoever watches the server's health starts it again.
+                await asyncio.sleep(CapacityError.retry_after)
+        return {
+            "id": f"batch_req_{name}",
+            "custom_id": line.custom_id,
+            "response": {"status_code": status, "request_id": f"batch_req_{name}", "body": body},
+            "error": None,
+        }
+
+    async def _answer(self, endpoint: str, line: Line, request_id: str) -> tuple[int, Any]:
+        """Status and body. Raises CapacityError and EngineDeadError."""
+        scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": []}
+        outer = Request(scope, _nobody_leaves, request_id)
+        try:
+            payload = self._payload(endpoint, line.body)
+            answer = await self.handlers[endpoint](self._state, inner_request(outer, endpoint, payload))
+            if not isinstance(answer, Response):
+                raise TypeError(f"{endpoint} answered a line with a stream.")
+            return answer.status, json.loads(answer.body)
+        except (CapacityError, EngineDeadError):
+            raise
+        except StokerError as error:
+            return error.status, error_body(error)
+        except Exception:
+            log.exception("A line of a batch failed.", extra={"request_id": request_id})
+            failure = EngineError("The server failed on this request.")
+            return failure.status, error_body(failure)
+
+    def _payload(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The body as it runs. Raises RequestError for what makes no sense in a batch."""
+        for name in ("stream", "background"):
+            if body.get(name):
+                raise RequestError(f"{name} is not allowed in a batch.", param=name)
+        found = dict(body)
+        if endpoint == "/v1/responses":
+            # Thousands of lines would push what people talk about out of the store.
+            found.setdefault("store", False)
+        if endpoint in GENERATING and self._state.require_service().limits.priorities:
+            found.setdefault("priority", PRIORITY)
+        return found

@@ -1,0 +1,118 @@
+"""The bodies of Anthropic's Messages API.
+
+Invariants: what only Anthropic's own service can do (its tools, containers, MCP servers) is refused by name.
+Knows nothing of chat messages.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from stoker_runtime.api.fields import Body
+from stoker_runtime.api.fields import Schema as JsonSchema
+
+
+def _check_blocks(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if isinstance(value, list) and all(isinstance(block, dict) for block in value):
+        return value
+    raise PydanticCustomError("content", "must be a string or a list of content blocks")
+
+
+Blocks = Annotated[
+    list[dict[str, Any]], PlainValidator(_check_blocks, json_schema_input_type=str | list[dict[str, Any]])
+]
+
+
+class MessageParam(Body):
+    """One turn. A text is one block of text."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class ToolChoice(Body):
+    """Whether to call, and what."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether to think first. The budget is a bound that the model is not held to; `max_tokens` is one that it is."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Body):
+    """The shape of the text."""
+
+    type: Literal["json_schema"]
+    schema_: JsonSchema = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """What the answer should be like."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(Body):
+    """What makes the prompt."""
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    system: Blocks | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    PROMPT_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "context_management": (None, {}, {"edits": []}),
+        "mcp_servers": (None, []),
+    }
+    UNSUPPORTED: ClassVar = PROMPT_UNSUPPORTED
+
+
+class CountTokensBody(PromptFields):
+    """POST /v1/messages/count_tokens."""
+
+
+class MessagesBody(PromptFields):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    container: Any = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    diagnostics: Any = None
+
+    UNSUPPORTED: ClassVar = {
+        **PromptFields.PROMPT_UNSUPPORTED,
+        "service_tier": (None, "auto", "standard_only"),
+        "container": (None,),
+        "inference_geo": (None,),
+        "speed": (None, "standard"),
+        "diagnostics": (None,),
+    }

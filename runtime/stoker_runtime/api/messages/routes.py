@@ -1,0 +1,118 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API over the chat route.
+
+Invariants: errors have Anthropic's shape, also those of the edge (see `error_body`); tokens are counted by the same
+template and tokenizer that make a prompt.
+Knows nothing of engines: the chat route answers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_runtime.api.chat import create_chat_completion
+from stoker_runtime.api.http import Request, Response, json_response
+from stoker_runtime.api.intake import read_request
+from stoker_runtime.api.loopback import TranslatedStream, ask, ask_stream, inner_request, named_event, renamed
+from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
+from stoker_runtime.api.messages.conversation import chat_request, prompt_fields
+from stoker_runtime.api.messages.events import Event, MessageBuilder
+from stoker_runtime.api.service_routes import tokenize
+from stoker_runtime.api.sse import json_line
+from stoker_runtime.api.state import ServerState
+from stoker_runtime.errors import StokerError
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# By the type that the chat route gives an error in mid-stream.
+STREAM_ERROR_TYPES = {"service_unavailable": "overloaded_error", "timeout_error": "timeout_error"}
+
+
+def error_type(status: int) -> str:
+    """What Anthropic calls an error of this status."""
+    return ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def error_body(error: StokerError) -> dict[str, Any]:
+    """Anthropic's error object."""
+    return {"type": "error", "error": {"type": error_type(error.status), "message": error.message}}
+
+
+async def create_message(state: ServerState, request: Request) -> Response | TranslatedStream:
+    """POST /v1/messages: answer whole or as events. Raises what the chat route raises."""
+    body = await read_request(state, request, MessagesBody)
+    model = state.check_model(body.model)
+    payload, names = chat_request(body)
+    builder = MessageBuilder(f"msg_{uuid.uuid4().hex}", model)
+    payload["request_id"] = builder.message["id"]
+    with renamed(names):
+        if body.stream:
+            # The first event tells the length of the prompt.
+            payload["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            inner = inner_request(request, "/v1/chat/completions", payload)
+            stream = await ask_stream(create_chat_completion, state, inner)
+            return TranslatedStream(stream, inner, MessageEvents(builder))
+        inner = inner_request(request, "/v1/chat/completions", payload)
+        return json_response(_whole(builder, await ask(create_chat_completion, state, inner)))
+
+
+def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]:
+    choice = answer["choices"][0]
+    calls = [{"index": at, **call} for at, call in enumerate(choice["message"].get("tool_calls") or ())]
+    builder.add({**choice["message"], "tool_calls": calls})
+    builder.finish(choice, answer["usage"])
+    return builder.message
+
+
+async def count_tokens(state: ServerState, request: Request) -> Response:
+    """POST /v1/messages/count_tokens: the length of the prompt that these messages make."""
+    body = await read_request(state, request, CountTokensBody)
+    payload, names = prompt_fields(body)
+    if body.tool_choice is not None and body.tool_choice.type == "none":
+        payload.pop("tools", None)
+    with renamed(names):
+        found = await ask(tokenize, state, inner_request(request, "/tokenize", payload))
+    return json_response({"input_tokens": found["count"]})
+
+
+class MessageEvents:
+    """The events of one message from the chunks of the chat route."""
+
+    def __init__(self, builder: MessageBuilder) -> None:
+        self._builder = builder
+        self._begun = False
+        self._choice: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+
+    def chunk(self, chunk: Mapping[str, Any]) -> str:
+        """The events of one chunk."""
+        self._usage = chunk["usage"]
+        events = [] if self._begun else self._builder.begin(self._usage)
+        self._begun = True
+        for choice in chunk["choices"]:
+            events += self._builder.add(choice["delta"])
+            if choice["finish_reason"] is not None:
+                self._choice = choice
+        return _written(events)
+
+    def failed(self, error: Mapping[str, Any]) -> str:
+        """An error in mid-stream."""
+        kind = STREAM_ERROR_TYPES.get(error["type"], "api_error")
+        return _written([{"type": "error", "error": {"type": kind, "message": error["message"]}}])
+
+    async def finish(self) -> str:
+        """message_delta and message_stop."""
+        return _written(self._builder.finish(self._choice, self._usage))
+
+
+def _written(events: list[Event]) -> str:
+    return "".join([named_event(event["type"], event, json_line) for event in events])

@@ -1,0 +1,96 @@
+"""POST /v1/embeddings and /pooling: a vector for each text.
+
+Invariants: answers are in the order of the inputs, and each vector is the same in either encoding.
+Knows nothing of how vectors are computed.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+import uuid
+from array import array
+from typing import Any
+
+from stoker_runtime.api.http import Request, Response, json_response
+from stoker_runtime.api.intake import read_request
+from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, PoolingFields
+from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
+from stoker_runtime.api.state import ServerState
+from stoker_runtime.errors import RequestError
+from stoker_runtime.models.pooling import Task, check_dimensions
+from stoker_runtime.request import PoolingParams
+
+
+async def create_embedding(state: ServerState, request: Request) -> Response:
+    """POST /v1/embeddings: the vectors of texts. Raises RequestError, CapacityError or EngineError."""
+    body = await read_request(state, request, EmbeddingBody)
+    model = state.check_model(body.model)
+    if state.require_pooling()[1].task is not Task.EMBED:
+        raise RequestError(f"The model `{model}` scores pairs of texts; it has no embeddings. Ask /v1/score.")
+    vectors, answer = await _pooled(state, request, body, pooling_id("embd", body))
+    data = [
+        {"index": at, "object": "embedding", "embedding": spelled(vector, body.encoding_format)}
+        for at, vector in enumerate(vectors)
+    ]
+    return json_response({**answer, "model": model, "data": data})
+
+
+async def create_pooling(state: ServerState, request: Request) -> Response:
+    """POST /pooling: what the model pools of each text. Raises RequestError, CapacityError or EngineError."""
+    body = await read_request(state, request, PoolingBody)
+    model = state.check_model(body.model)
+    task = state.require_pooling()[1].task
+    if body.task not in (None, task):
+        raise RequestError(f"The model `{model}` has the task {task}, not {body.task}.", param="task")
+    vectors, answer = await _pooled(state, request, body, pooling_id("pool", body))
+    data = [
+        {"index": at, "object": "pooling", "data": spelled(vector, body.encoding_format)}
+        for at, vector in enumerate(vectors)
+    ]
+    return json_response({**answer, "model": model, "data": data})
+
+
+async def _pooled(
+    state: ServerState, request: Request, body: EmbeddingBody, answer_id: str
+) -> tuple[list[bytes], dict[str, Any]]:
+    """The vectors of the texts of `body`, and what the answer says besides."""
+    service, pooling = state.require_pooling()
+    check_dimensions(pooling, body.dimensions)
+    texts = await TextEncoder(service, body).encode(body.input, "input")
+    work = make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), answer_id)
+    with open_job(state, service, work) as job:
+        vectors = await job.vectors(request.receive)
+    return vectors, {
+        "id": answer_id,
+        "object": "list",
+        "created": int(time.time()),
+        "usage": pooling_usage(work),
+    }
+
+
+def spelled(vector: bytes, encoding: str | None) -> str | list[float]:
+    """A vector as the client wants it: numbers, or the base64 of little-endian fp32."""
+    numbers = array("f", vector)
+    if encoding != "base64":
+        return numbers.tolist()
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers).decode("ascii")
+
+
+def pooling_id(prefix: str, body: PoolingFields) -> str:
+    """The id of the answer: the client's own `request_id`, or a new one."""
+    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
+
+
+def pooling_usage(work: PoolingWork) -> dict[str, Any]:
+    """The usage object."""
+    tokens = work.prompt_tokens
+    return {
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }

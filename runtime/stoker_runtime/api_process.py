@@ -1,0 +1,73 @@
+"""One of several API processes: `python -m stoker_runtime.api_process`, started by fleet.py.
+
+Invariants: what it needs comes pickled through its standard input: its assignment, and when the engine is ready, the
+engine's endpoint. When that pipe closes, the process ends, whatever it is doing.
+Knows nothing of the other API processes but the board that they share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import sys
+import threading
+from typing import BinaryIO
+
+from stoker_runtime.__main__ import BAD_CONFIGURATION, FAILED
+from stoker_runtime.board import Board
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.fleet import Assignment
+from stoker_runtime.logging_setup import set_up
+from stoker_runtime.parent import exit_with_parent
+from stoker_runtime.server import Seat, Server
+
+log = logging.getLogger("stoker_runtime.serve")
+
+
+def main(stream: BinaryIO) -> int:
+    """Serve until a signal; the exit status."""
+    assignment = pickle.load(stream)
+    if not isinstance(assignment, Assignment):
+        raise TypeError(f"an API process needs an Assignment first, not a {type(assignment).__name__}")
+    set_up(assignment.config.log_level, assignment.config.log_json, assignment.name)
+
+    import uvloop
+
+    try:
+        return uvloop.run(serve(assignment, stream))
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return BAD_CONFIGURATION
+    except StokerError as error:
+        log.error("the API process could not start: %s", error.message)
+        return FAILED
+
+
+async def serve(assignment: Assignment, stream: BinaryIO) -> int:
+    """Serve at the assigned place."""
+
+    async def attach(_: EngineConfig) -> AsyncEngine:
+        endpoint = await asyncio.to_thread(read_endpoint, stream)
+        threading.Thread(target=exit_with_parent, args=(stream,), daemon=True).start()
+        return await AsyncEngine.attach(endpoint)
+
+    board = Board.mapped(assignment.board, assignment.rows, assignment.row)
+    listener = socket.socket(fileno=assignment.listener)
+    return await Server(assignment.config, attach, Seat(listener, board)).run()
+
+
+def read_endpoint(stream: BinaryIO) -> str:
+    """Wait until the engine is ready. Ends the process when its parent is gone."""
+    try:
+        return str(pickle.load(stream))
+    except EOFError:
+        os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin.buffer))

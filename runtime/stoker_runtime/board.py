@@ -1,0 +1,65 @@
+"""The numbers that the API processes of one server share: a row of cells for each, in memory that all of them map.
+
+Invariants: a process writes its own row only, without locks: a cell is eight aligned bytes, which are written at once.
+Whoever reads adds up the rows, so every process tells of the whole server. A process that replaces a dead one goes on
+with the dead one's row, so counters never fall.
+Knows nothing of what the cells mean, but for those that the life of a server needs: WARM and ACTIVE.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+CELLS = 1024
+ROW_BYTES = CELLS * 8
+WARM = 0
+"""1 once this process has answered its warm-up."""
+ACTIVE = 1
+"""Client requests under way in this process."""
+FIRST_FREE = 2
+
+
+class Board:
+    """One process's view. `cells` is its own row."""
+
+    def __init__(self, rows: int = 1, row: int = 0, memory: bytearray | mmap.mmap | None = None) -> None:
+        """Without `memory` nothing is shared."""
+        view = memoryview(bytearray(rows * ROW_BYTES) if memory is None else memory).cast("d")
+        self._rows = [view[at * CELLS : (at + 1) * CELLS] for at in range(rows)]
+        self.cells = self._rows[row]
+        self._free = FIRST_FREE
+
+    @classmethod
+    def mapped(cls, descriptor: int, rows: int, row: int) -> Board:
+        """The board in the file `descriptor`, which `create` made."""
+        return cls(rows, row, mmap.mmap(descriptor, rows * ROW_BYTES))
+
+    @classmethod
+    def create(cls, rows: int) -> tuple[int, Board]:
+        """A file without a name that holds a board of zeros, as a descriptor, and the board."""
+        descriptor, name = tempfile.mkstemp(prefix="stoker-")
+        os.unlink(name)
+        os.ftruncate(descriptor, rows * ROW_BYTES)
+        return descriptor, cls.mapped(descriptor, rows, 0)
+
+    def take(self, count: int) -> int:
+        """The first of `count` cells that nobody has yet. In every process the same calls give the same cells."""
+        first, self._free = self._free, self._free + count
+        if self._free > CELLS:
+            raise ValueError(f"a row of the board has {CELLS} cells, too few for {self._free}")
+        return first
+
+    def total(self, at: int) -> float:
+        """The sum of a cell over all processes."""
+        return sum(row[at] for row in self._rows)
+
+    @property
+    def all_warm(self) -> bool:
+        """Whether every process has answered its warm-up."""
+        return all(row[WARM] for row in self._rows)
+
+    def bury(self, row: int) -> None:
+        """The process of `row` died: nothing is under way in it any more."""
+        self._rows[row][ACTIVE] = 0.0

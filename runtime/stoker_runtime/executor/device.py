@@ -1,0 +1,71 @@
+"""The device of an executor: opening it, what of its memory is free, which kernels are pinned, and how long each phase
+of a start takes.
+
+Invariants: nothing large is allocated here.
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stoker_kernels import dispatch
+from stoker_kernels.pdl import enable_pdl
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.resolve import DeviceMemory
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Time one phase of the start and log it."""
+    began = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - began
+    log.info("start: %-8s %6.2f s", name, seconds[name])
+
+
+def open_device(name: str) -> torch.device:
+    """The device called "cuda", "cpu" or "auto" (cuda where there is one), its context created.
+
+    Raises:
+        ConfigError: cuda was asked for and is not there.
+    """
+    present = torch.cuda.is_available()
+    if name == "cuda" and not present:
+        raise ConfigError("device is cuda, but no CUDA device is visible; use --device cpu.", param="device")
+    if name == "cpu" or not present:
+        return torch.device("cpu")
+    torch.cuda.init()
+    # The driver's launch queue and cuBLAS see one context from here on; programmatic launches need SM 9.0.
+    device = torch.device("cuda", torch.cuda.current_device())
+    enable_pdl(True)
+    return device
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Total bytes of the device and what is in use before Stoker allocates; zeros for the CPU."""
+    if device.type == "cpu":
+        return DeviceMemory(0, 0)
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, total - free)
+
+
+def pin_kernels(config: EngineConfig) -> None:
+    """Apply `--kernel op=implementation`.
+
+    Raises:
+        ConfigError: an op or implementation that does not exist, with the nearest one.
+    """
+    for op, name in config.kernels:
+        try:
+            dispatch.pin(op, name)
+        except ValueError as error:
+            raise ConfigError(f"--kernel {op}={name}: {error}", param="kernel") from error

@@ -1,0 +1,90 @@
+"""From an EngineConfig to a running executor of a model that pools, in the phases of `build.py`.
+
+Invariants: sizes are known before the first large allocation; a kernel that is missing stops the start, by name.
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from stoker_kernels import dispatch
+from stoker_kernels.dispatch import KernelUnavailable
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import KernelUnavailableError, ModelError
+from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
+from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
+from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
+from stoker_runtime.executor.resolve import GIB
+from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
+from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.encoder import Encoder
+from stoker_runtime.models.encoder_architectures import ENCODERS, build_encoder, encoder_name
+from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.pooling import PoolingSpec
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.encoder import load_encoder
+from stoker_runtime.weights.layout import TORCH_DTYPES
+from stoker_runtime.weights.load import load_weights
+
+log = logging.getLogger(__name__)
+
+
+def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
+    """The spec of a model that pools: an encoder's, or a decoder's without its output head. Raises ModelError."""
+    if encoder_name(source) is not None:
+        return build_encoder(source)
+    given = [str(name) for name in source.config.get("architectures") or []]
+    # A decoder saved without its head is called Qwen3Model where the whole one is Qwen3ForCausalLM.
+    names = [name.removesuffix("Model") + "ForCausalLM" if name.endswith("Model") else name for name in given]
+    if not any(name in ARCHITECTURES for name in names):
+        raise ModelError(
+            f"{source.name}: architecture {', '.join(given) or 'none'} is not supported; supported for pooling are "
+            f"{', '.join((*ENCODERS, *ARCHITECTURES))}.",
+            param="model",
+        )
+    spec = build_spec(replace(source, config={**source.config, "architectures": names}))
+    return replace(spec, tie_embeddings=True)
+
+
+def build_pooling_executor(
+    config: EngineConfig, source: ModelSource, pooling: PoolingSpec, seconds: dict[str, float]
+) -> PoolingExecutor:
+    """Load the model and allocate everything. Raises ConfigError, ModelError, KernelUnavailableError."""
+    with phase("device", seconds):
+        spec = pooling_spec(source)
+        device = open_device(config.device)
+        config = resolve_pooling(config, spec, pooling, device.type)
+        plan = plan_pooling(config, spec, device_memory(device))
+    pin_kernels(config)
+    with phase("weights", seconds), torch.inference_mode():
+        pooler = _load(config, source, spec, pooling, device)
+    executor = PoolingExecutor(config, pooler, pooling, device)
+    with phase("kernels", seconds):
+        try:
+            executor.load_kernels()
+        except KernelUnavailable as error:
+            raise KernelUnavailableError(str(error)) from error
+    for op, implementation in dispatch.chosen().items():
+        log.info("kernel: %-22s %s", op, implementation)
+    log.info("pooling: %s, %s, %s", pooling.task, pooling.pooling, "normalized" if pooling.normalize else "as it is")
+    log.info("memory: weights %.2f GiB, a step at most %.2f GiB", plan.weights / GIB, plan.workspace / GIB)
+    executor.start_seconds = seconds
+    return executor
+
+
+def _load(
+    config: EngineConfig, source: ModelSource, spec: EncoderSpec | ModelSpec, pooling: PoolingSpec, device: torch.device
+) -> Pooler:
+    dtype = TORCH_DTYPES[config.dtype]
+    if isinstance(spec, EncoderSpec):
+        if source.path is None:
+            raise ModelError(f"{source.name}: an encoder is a folder of safetensors.", param="model")
+        return EncoderPooler(Encoder(spec, load_encoder(source.path, spec, device, dtype)), pooling)
+    weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed)
+    decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
+    return DecoderPooler(decoder, pooling, config, device)

@@ -1,0 +1,99 @@
+"""Sizes of a model that pools: every automatic value decided, and whether it fits.
+
+Invariants: pure and torch-free, like `resolve.py`. A step holds the longest text whole, because texts are not cut.
+Knows nothing of how memory is allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.resolve import GIB, DeviceMemory, resolve_quantization
+from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.pooling import PoolingSpec
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+
+# cuBLAS's workspace and what Triton's kernels take.
+RESERVE_BYTES = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingMemory:
+    """Bytes of weights, and of everything that a step needs beside them."""
+
+    weights: int
+    workspace: int
+
+
+def resolve_pooling(
+    config: EngineConfig, spec: EncoderSpec | ModelSpec, pooling: PoolingSpec, device: str
+) -> EngineConfig:
+    """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
+
+    Raises ConfigError for a longer text than the model has positions for, or a setting that encoders lack.
+    """
+    encoder = isinstance(spec, EncoderSpec)
+    if encoder and config.quantization not in ("auto", "none"):
+        raise ConfigError(
+            f"Encoders are not quantized; leave --quantization {config.quantization} out.", param="quantization"
+        )
+    if config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but the model's positions end at {spec.max_position}; "
+            f"set --max-model-len to {spec.max_position} or less.",
+            param="max_model_len",
+        )
+    on_gpu = device == "cuda"
+    # An encoder's values stay small, and float16's three bits more keep its vectors nearer to float32's.
+    half = "float16" if encoder else "bfloat16"
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = (half if spec.dtype == "float32" else spec.dtype) if on_gpu else "float32"
+    longest = config.max_model_len or min(spec.max_position, pooling.max_tokens or spec.max_position)
+    return replace(
+        config,
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=dtype,
+        max_model_len=longest,
+        max_num_seqs=config.max_num_seqs or (256 if on_gpu else 64),
+        max_num_batched_tokens=max(config.max_num_batched_tokens or (16384 if on_gpu else 2048), longest),
+        page_size=config.page_size or (64 if on_gpu else 16),
+        quantization="none" if isinstance(spec, EncoderSpec) else resolve_quantization(config.quantization, spec),
+    )
+
+
+def pooling_pages(config: EngineConfig) -> int:
+    """KV pages that the texts of one step take at most: each but its last is full."""
+    return config.max_num_batched_tokens // config.page_size + config.max_num_seqs
+
+
+def plan_pooling(config: EngineConfig, spec: EncoderSpec | ModelSpec, memory: DeviceMemory) -> PoolingMemory:
+    """What the model and a step take. Raises ConfigError, naming what to lower, where a GPU has less."""
+    element, tokens = ITEM_BYTES[config.dtype], config.max_num_batched_tokens
+    if isinstance(spec, EncoderSpec):
+        weights = spec.parameter_bytes(config.dtype)
+        workspace = tokens * (5 * spec.hidden + max(3 * spec.hidden, spec.ffn)) * element
+    else:
+        weights = spec.parameter_bytes(config.dtype, config.quantization)
+        qkv = spec.q_size + 2 * spec.kv_size
+        layer = max(2 * qkv + spec.q_size, 3 * spec.ffn) + 4 * spec.hidden
+        # One layer's keys and values: the next layer overwrites them.
+        pages = pooling_pages(config) * config.page_size * 2 * spec.kv_size
+        workspace = (tokens * layer + pages) * element + spec.rope_table_bytes(config.max_model_len)
+    # States of all tokens in fp32, where they are averaged.
+    workspace += tokens * spec.hidden * 4
+    if config.device == "cuda":
+        budget = min(
+            int(memory.total * config.gpu_memory_utilization),
+            memory.total - int(config.gpu_memory_reserve_gb * GIB),
+        )
+        if memory.used + weights + workspace + RESERVE_BYTES > budget:
+            raise ConfigError(
+                f"{weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB for a step of {tokens} tokens do "
+                f"not fit {(budget - memory.used) / GIB:.2f} GiB; lower --max-num-batched-tokens and --max-model-len.",
+                param="max_num_batched_tokens",
+            )
+    return PoolingMemory(weights, workspace)

@@ -1,0 +1,89 @@
+"""Embedding and scoring in this process, behind `LLM.embed` and `LLM.score`.
+
+Invariants: the same loop serves here and behind HTTP. Every call leaves it idle, also when it raises.
+Knows nothing of HTTP and processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.pooling_loop import PoolingLoop
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor
+from stoker_runtime.errors import RequestError
+from stoker_runtime.models.pooling import Task, check_dimensions
+from stoker_runtime.request import PoolingParams, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from stoker_runtime.tokenizer import Encoded, Tokenizer
+
+Text = str | Sequence[int]
+
+
+class LocalPooling:
+    """A model that pools and its loop. `tokenizer` gives the model's tokenizer when a text is first seen."""
+
+    def __init__(self, executor: PoolingExecutor, config: EngineConfig, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._loop = PoolingLoop(executor, config)
+        self._spec = executor.pooling
+        self._tokenizer = tokenizer
+        self._names = itertools.count()
+
+    def embed(self, texts: Sequence[Text], dimensions: int | None, normalize: bool | None) -> list[list[float]]:
+        """A vector for each text. Raises RequestError."""
+        if self._spec.task is not Task.EMBED:
+            raise RequestError("This model scores pairs of texts; it has no embeddings.")
+        check_dimensions(self._spec, dimensions)
+        vectors = self._run([self._encode(text) for text in texts], PoolingParams(dimensions, normalize))
+        return [vector.tolist() for vector in vectors]
+
+    def score(self, first: list[str], second: list[str]) -> list[float]:
+        """A score for each pair. Raises RequestError."""
+        if len(first) == 1:
+            first = first * len(second)
+        if len(first) != len(second):
+            raise RequestError(f"There are {len(first)} first texts and {len(second)} second ones.")
+        if self._spec.task is Task.SCORE:
+            pairs = [self._encode(one, two) for one, two in zip(first, second, strict=True)]
+            return [float(vector[0]) for vector in self._run(pairs, PoolingParams())]
+        texts = list(dict.fromkeys((*first, *second)))
+        unit = dict(zip(texts, self._run([self._encode(text) for text in texts], PoolingParams(None, True)),
+                        strict=True))  # fmt: skip
+        return [float(unit[one] @ unit[two]) for one, two in zip(first, second, strict=True)]
+
+    def _encode(self, text: Text, second: str | None = None) -> Encoded:
+        from stoker_runtime.tokenizer import Encoded
+
+        if not isinstance(text, str):
+            return Encoded(list(text))
+        if self._spec.lower_case:
+            text, second = text.lower(), second.lower() if second is not None else None
+        return self._tokenizer().encode_texts(text, second)
+
+    def _run(self, texts: Sequence[Encoded], params: PoolingParams) -> list[NDArray[np.float32]]:
+        loop, now = self._loop, time.monotonic()
+        running = []
+        found: dict[str, NDArray[np.float32]] = {}
+        try:
+            for text in texts:
+                pooling = PoolingParams(params.dimensions, params.normalize, text.second)
+                name = f"llm-{next(self._names)}"
+                request = Request(name, tuple(text.ids), SamplingParams(max_tokens=0), arrival=now, pooling=pooling)
+                running.append(loop.add(request))
+            while loop.has_work:
+                for sequence, vector in loop.step().vectors:
+                    found[sequence.request.id] = np.frombuffer(vector, dtype=np.float32)
+        except BaseException as error:
+            loop.fail(error)
+            raise
+        finally:
+            for sequence in running:
+                loop.abort(sequence)
+        return [found[sequence.request.id] for sequence in running]

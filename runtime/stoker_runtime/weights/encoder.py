@@ -1,0 +1,82 @@
+"""Loads an encoder's weights from safetensors into one block of device memory.
+
+Invariants: names, shapes and lengths are checked before a byte is moved, and each tensor goes straight to its final
+rows. Of a checkpoint, heads for other tasks and buffers are left out; any other tensor without a place is an error.
+Knows nothing of how the encoder computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.spec import Parameter, aligned
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
+from stoker_runtime.weights.safetensors_index import read_checkpoint_index
+from stoker_runtime.weights.tensor_entry import TensorEntry
+
+Plan = list[tuple[Parameter, list[TensorEntry]]]
+
+# What a masked language model or a pooling layer leaves in a checkpoint, and buffers of old ones.
+HARMLESS = re.compile(r"cls\..*|lm_head\..*|pooler\.dense\.(weight|bias)|embeddings\.(position_ids|token_type_ids)")
+
+
+def load_encoder(folder: Path, spec: EncoderSpec, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every tensor of `spec.tensors` by name, as `dtype` on `device`.
+
+    Raises ModelError naming the file and tensor that are missing, unknown, misshaped or cut short.
+    """
+    plan = plan_encoder(spec, read_checkpoint_index(folder))
+    storage = torch.empty(spec.parameter_bytes(str(dtype).removeprefix("torch.")), dtype=torch.uint8, device=device)
+    weights: dict[str, Tensor] = {}
+    used = 0
+    with CopyLanes(device) as lanes:
+        lanes.fence()
+        futures = []
+        for parameter, entries in plan:
+            num_bytes = parameter.elements * dtype.itemsize
+            whole = storage[used : used + num_bytes].view(dtype).view(parameter.shape)
+            used += aligned(num_bytes)
+            weights[parameter.name] = whole
+            for entry, rows in zip(entries, whole.chunk(len(entries)), strict=True):
+                futures += lanes.submit_plain(entry, rows)
+        lanes.join(futures)
+    return weights
+
+
+def plan_encoder(spec: EncoderSpec, entries: Mapping[str, TensorEntry]) -> Plan:
+    """Each final tensor with the checkpoint tensors that make its rows, all checked."""
+    # Checkpoints of the bare model have no prefix; those with a head have one.
+    prefix = f"{spec.base}." if any(name.startswith(f"{spec.base}.") for name in entries) else ""
+    plan: Plan = []
+    used: set[str] = set()
+    for parameter, names in spec.tensors(prefix):
+        shape = (parameter.shape[0] // len(names), *parameter.shape[1:])
+        plan.append((parameter, [_entry(spec, entries, name, shape) for name in names]))
+        used |= set(names)
+    for name, entry in entries.items():
+        if name not in used and HARMLESS.fullmatch(name.removeprefix(prefix)) is None:
+            raise ModelError(f"{entry.file}: tensor {name} has no place in a {spec.architecture}.")
+    return plan
+
+
+def _entry(spec: EncoderSpec, entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
+    entry = entries.get(name)
+    if entry is None:
+        close = difflib.get_close_matches(name, entries, n=1)
+        hint = f" The nearest is {close[0]}." if close else ""
+        raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {spec.architecture}.{hint}")
+    if entry.shape != shape:
+        raise ModelError(
+            f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."
+        )
+    if entry.encoding not in PLAIN_DTYPES:
+        raise ModelError(f"{entry.file}: tensor {name} is {entry.encoding}; supported are {', '.join(PLAIN_DTYPES)}.")
+    return entry

@@ -1,0 +1,186 @@
+"""Reasoning before a constrained answer: what the grammar lets through, and how the answer is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from api_server import Running, make_state, serve, stream
+from fake_engine import EOS, FakeEngine
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RustTokenizer
+
+from stoker_runtime.api.answer import AnswerParser, plan_reading
+from stoker_runtime.api.dialect import Dialect
+from stoker_runtime.api.forced_calls import forced_constraint
+from stoker_runtime.api.leads import harmony_lead, tag_lead
+from stoker_runtime.api.reasoning import THINK, Opened, Tags
+from stoker_runtime.api.tool_parsers.base import merge_deltas
+from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse
+from stoker_runtime.request import Constraint, ConstraintKind
+from stoker_runtime.sampling import grammar
+from stoker_runtime.tokenizer import BYTE_OF_CHARACTER, Tokenizer, TokenizerFiles
+
+PLAIN = Tokenizer.synthetic(512)
+JSON = grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+CHOICE = grammar.choice(["yes", "no"])
+DIGITS = Constraint(ConstraintKind.REGEX, "[0-9]{2}")
+HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+
+
+def with_specials(*names: str) -> Tokenizer:
+    """A byte tokenizer with these special tokens."""
+    rust = RustTokenizer(models.BPE(dict(BYTE_OF_CHARACTER), []))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rust.decoder = decoders.ByteLevel()
+    rust.add_special_tokens([AddedToken(name, special=True) for name in names])
+    return Tokenizer(rust, TokenizerFiles(), "test")
+
+
+def accepts(constraint: Constraint, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether `text` is a whole output, special tokens as tokens."""
+    vocab = max(max(tokenizer.special_ids, default=0), 255) + 2
+    trie: LLTokenizer = grammar.build_tokenizer(tokenizer, vocab, (vocab - 1,))
+    matcher: LLMatcher = grammar.compile_matcher(constraint, trie)
+    tokens = tokenizer.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("special", [(), ("</think>",), ("<think>", "</think>")], ids=["text", "end", "both"])
+@pytest.mark.parametrize(
+    ("answer", "good", "bad"), [(JSON, '{"a": 1}', "{}"), (CHOICE, "yes", "maybe"), (DIGITS, "42", "4")]
+)
+@pytest.mark.parametrize(
+    ("opened", "texts", "wrong"),
+    [
+        (Opened.OVER, [""], ["hm</think>", "<think>hm</think>"]),
+        (Opened.YES, ["hm</think>", 'Say {"b": 1}\n</think>\n\n', "</think>", "<think>hm</think>"], ["", "hm"]),
+        (Opened.OPEN, ["", "<think>\nhm\n</think>\n\n", "\n<think></think>"], ["hm</think>", "<think>hm"]),
+    ],
+    ids=["over", "yes", "open"],
+)
+def test_reasoning_is_free_and_the_answer_is_not(
+    special: tuple[str, ...],
+    answer: Constraint,
+    good: str,
+    bad: str,
+    opened: Opened,
+    texts: list[str],
+    wrong: list[str],
+) -> None:
+    tokenizer = with_specials(*special)
+    led = replace(answer, lead=tag_lead(THINK, opened, tokenizer))
+    for text in texts:
+        assert accepts(led, tokenizer, text + good), text
+        assert not accepts(led, tokenizer, text + bad), text
+    for text in wrong:
+        assert not accepts(led, tokenizer, text + good), text
+
+
+@pytest.mark.parametrize("special", [(), ("[THINK]", "[/THINK]")], ids=["text", "tokens"])
+def test_tags_without_angle_brackets(special: tuple[str, ...]) -> None:
+    tags = Tags("[THINK]", "[/THINK]")
+    tokenizer = with_specials(*special)
+    led = replace(CHOICE, lead=tag_lead(tags, Opened.OPEN, tokenizer))
+    assert accepts(led, tokenizer, "[THINK]hm[/THINK]yes")
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}
+SPECS = tuple(
+    ToolSpec(type="function", function=FunctionSpec(name=name, parameters=parameters))
+    for name, parameters in (("weather", CITY), ("now", None))
+)
+SCHEMAS = {each.function.name: each.function.parameters or {} for each in SPECS}
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+NOW = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_harmony_calls(thought: str) -> None:
+    tokenizer = with_specials(*HARMONY_TOKENS)
+    required = forced_constraint(ToolUse("required", "", SPECS, True, SCHEMAS), harmony=True)
+    named = forced_constraint(ToolUse("named", "weather", SPECS, True, SCHEMAS), harmony=True)
+    assert required is not None
+    assert named is not None
+    assert accepts(required, tokenizer, thought + CALL)
+    assert accepts(required, tokenizer, thought + NOW)
+    assert accepts(named, tokenizer, thought + CALL)
+    assert not accepts(named, tokenizer, thought + NOW)
+    assert not accepts(required, tokenizer, thought + "<|channel|>final<|message|>Hi")
+    assert not accepts(required, tokenizer, thought + CALL.replace("Rome", "Oslo"))
+    reading = plan_reading(
+        Dialect("openai", "", True), ToolUse("named", "weather", SPECS, True, SCHEMAS), "", None, True
+    )
+    parser = AnswerParser(reading)
+    found = merge_deltas(parser.read(thought + CALL, last=True))
+    assert [(call.name, call.arguments) for call in found.tool_calls] == [("weather", '{"city": "Rome"}')]
+    assert not parser.called, "a named call ends with stop"
+
+
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_harmony_answer(thought: str) -> None:
+    tokenizer = with_specials(*HARMONY_TOKENS)
+    led = replace(JSON, lead=harmony_lead())
+    assert accepts(led, tokenizer, thought + '<|channel|>final<|message|>{"a": 1}')
+    assert not accepts(led, tokenizer, thought + "<|channel|>final<|message|>{}")
+    assert not accepts(led, tokenizer, '{"a": 1}')
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>{% endif %}{# </think> #}"
+PATH = "/v1/chat/completions"
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Running]:
+    engine = FakeEngine()
+    engine.max_model_len = 1024
+    yield from serve(make_state(engine, TEMPLATE), engine)
+
+
+def ask(server: Running, says: str, **body: Any) -> dict[str, Any]:
+    """The choice, whole; the stream agrees with it, and the constraint allows what was said."""
+    server.engine.script = lambda _: [*says.encode(), EOS]
+    with httpx.Client(base_url=server.url) as http:
+        whole: dict[str, Any] = http.post(PATH, json={"messages": [{"role": "user", "content": "hi"}], **body}).json()
+        choice: dict[str, Any] = whole["choices"][0]
+        events = [
+            event["choices"][0] for event in stream(http, PATH, messages=[{"role": "user", "content": "hi"}], **body)
+        ]
+    reasoning = "".join(event["delta"].get("reasoning", "") for event in events)
+    assert reasoning == (choice["message"]["reasoning"] or "")
+    assert "".join(event["delta"].get("content") or "" for event in events) == (choice["message"]["content"] or "")
+    assert events[-1]["finish_reason"] == choice["finish_reason"]
+    constraint = server.engine.requests[-1].params.constraint
+    assert constraint is not None
+    assert accepts(constraint, PLAIN, says)
+    assert not accepts(constraint, PLAIN, says + "!")
+    return choice
+
+
+@pytest.mark.parametrize(
+    ("thinking", "says"), [(True, "Hm, {</think>\n\n"), (False, "<think>\nHm, {\n</think>\n"), (False, "")]
+)
+def test_a_model_that_reasons_does_so_before_forced_calls_and_formats(
+    thinker: Running, thinking: bool, says: str
+) -> None:
+    extra = {"chat_template_kwargs": {"thinking": thinking}}
+    thought = "Hm, {" if says else None
+    named = {"type": "function", "function": {"name": "weather"}}
+    choice = ask(thinker, says + '{"city": "Rome"}', tools=TOOLS, tool_choice=named, **extra)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (thought, None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert choice["finish_reason"] == "stop"
+    required = [{"name": "weather", "parameters": {"city": "Paris"}}]
+    choice = ask(thinker, says + json.dumps(required), tools=TOOLS, tool_choice="required", **extra)
+    assert choice["message"]["reasoning"] == thought
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+    assert choice["finish_reason"] == "tool_calls"
+    choice = ask(thinker, says + '{"city": "Rome"}', guided_json=CITY, **extra)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (thought, '{"city": "Rome"}')

@@ -1,0 +1,57 @@
+"""The numbers that API processes share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stoker_runtime.board import ACTIVE, CELLS, WARM, Board
+from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.request import FinishReason
+
+
+def test_every_process_tells_of_all() -> None:
+    file, parent = Board.create(3)
+    boards = [Board.mapped(file, 3, row) for row in range(3)]
+    servers = [ServerMetrics("m", board) for board in boards]
+    for count, server in enumerate(servers, 1):
+        server.request_finished(FinishReason.LENGTH, 1.5, 0.5, 10, count)
+        server.request_rejected()
+        server.inter_token(0.02, count)
+    texts = {server.expose() for server in servers}
+    assert len(texts) == 1
+    text = texts.pop().decode()
+    assert 'vllm:request_success_total{finished_reason="length",model_name="m"} 3.0' in text
+    assert 'stoker:requests_rejected_total{model_name="m"} 3.0' in text
+    assert 'vllm:inter_token_latency_seconds_count{model_name="m"} 6.0' in text
+    assert 'vllm:request_generation_tokens_sum{model_name="m"} 6.0' in text
+    boards[0].cells[ACTIVE], boards[2].cells[ACTIVE] = 4.0, 5.0
+    assert parent.total(ACTIVE) == 9.0
+    parent.bury(2)
+    assert boards[0].total(ACTIVE) == 4.0
+    os.close(file)
+
+
+def test_warm_means_all() -> None:
+    file, parent = Board.create(2)
+    for row in range(2):
+        assert not parent.all_warm
+        Board.mapped(file, 2, row).cells[WARM] = 1.0
+    assert parent.all_warm
+    os.close(file)
+
+
+def test_a_process_that_takes_over_a_row_counts_on() -> None:
+    file, _ = Board.create(1)
+    for _ in range(2):
+        server = ServerMetrics("m", Board.mapped(file, 1, 0))
+        server.request_rejected()
+    assert b'stoker:requests_rejected_total{model_name="m"} 2.0' in server.expose()
+    os.close(file)
+
+
+def test_a_full_row_is_an_error() -> None:
+    board = Board()
+    with pytest.raises(ValueError, match=str(CELLS)):
+        board.take(CELLS)

