@@ -16,7 +16,7 @@ from stoker_kernels.bench_layer import Chain, Shape, random_weights
 from stoker_kernels.gemm_table import GatedRow
 from stoker_kernels.gemm_wide import WideTile
 
-TINY = Shape(hidden=256, intermediate=304, heads=2, kv_heads=1, vocab=304, layers=1)
+TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers=1)
 
 
 @pytest.fixture
@@ -29,8 +29,10 @@ def on_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_every_tile_passes_the_check(on_cpu: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check([(40, 128)], [5, 70, 140]) == 0
-    assert "check fused: 24 of 24 right" in capsys.readouterr().out
+    assert [check(family, [(40, 128)], [5, 70, 140]) for family in bench_fused.FAMILIES] == [0, 0, 0]
+    said = capsys.readouterr().out
+    for line in ("check gated: 10 of 10 right", "check wide-gated: 8 of 8 right", "check wide: 8 of 8 right"):
+        assert line in said
 
 
 def test_a_wrong_tile_is_named(
@@ -44,16 +46,22 @@ def test_a_wrong_tile_is_named(
             out[3] = float("nan")
 
     monkeypatch.setattr(gemm_gated, "launch", launch)
-    assert check([(40, 128)], [70]) == 2
+    assert check("wide-gated", [(40, 128)], [70]) == 1
     said = capsys.readouterr().out
-    assert "WRONG gated 288r M=70 F=40 K=128" in said
-    assert "check fused: 2 of 4 right" in said
+    assert "WRONG wide-gated 288r M=70 F=40 K=128" in said
+    assert "check wide-gated: 1 of 2 right" in said
 
 
-def test_nothing_is_timed_after_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_fused, "checked", lambda: False)
-    monkeypatch.setattr(bench_fused, "measure", None)
-    assert main([]) == 1
+def test_a_family_that_fails_its_check_is_not_timed(
+    on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_fused, "passes", lambda family: family == "gated")
+    monkeypatch.setattr(bench_layer, "graph_us", lambda body, replays: 20.0)
+    monkeypatch.setattr(bench_fused.pdl, "enable_pdl", lambda _: None)
+    assert main(["--models", "tiny", "--tokens", "16,70"]) == 1
+    said = capsys.readouterr().out
+    assert "64x1k1" in said
+    assert "288r" not in said
 
 
 def test_the_chain_is_the_same_fused_and_not(on_cpu: Machine) -> None:
@@ -62,7 +70,7 @@ def test_the_chain_is_the_same_fused_and_not(on_cpu: Machine) -> None:
     chains = [Chain(weights, 70) for _ in range(2)]
     chains[1].residual.copy_(chains[0].residual)
     chains[1].fused = WideTile(288, gated=True)
-    start = torch.randn(70, 256).bfloat16()
+    start = torch.randn(70, 128).bfloat16()
     plain, fused = (chain.layer(start, weights.layers[0]) for chain in chains)
     assert on_cpu.ran == "sm90_bf16_gemm_wide_gated_n288"
     torch.testing.assert_close(fused, plain, atol=0.02, rtol=0.02)
@@ -76,15 +84,16 @@ def test_one_command_checks_times_and_prints(
         body()
         return 10.0 if "gated" in on_cpu.ran else 20.0
 
-    monkeypatch.setattr(bench_fused, "checked", lambda: check([(40, 128)], [9]) == 0)
+    monkeypatch.setattr(bench_fused, "passes", lambda family: check(family, [(40, 128)], [9]) == 0)
     monkeypatch.setattr(bench_layer, "graph_us", timed)
+    monkeypatch.setattr(bench_fused, "REPEATS", 1)
     monkeypatch.setattr(bench_fused.pdl, "enable_pdl", lambda _: None)
     out = tmp_path / "samples.json"
     assert main(["--models", "tiny", "--tokens", "3,130", "--json", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "tiny M=3, us a layer: limit 0.2 | cublas 10.0 | split 10.0 | 64x1k1 5.0" in said
+    assert "tiny M=3, us a layer: limit 0.1 | cublas 10.0 | split 10.0 | 64x1k1 5.0" in said
     assert "tiny M=130, gate_up: limit" in said
-    assert said.rstrip().splitlines()[-1].startswith("    (608, 256): GatedRow((")
+    assert said.rstrip().splitlines()[-1].startswith("    (320, 128): GatedRow((")
     samples = [Sample(**entry) for entry in json.loads(out.read_text())]
     assert {s.product for s in samples} == {"layer", "qkv", "o", "gate_up", "down", "head"}
     assert {s.way for s in samples if s.product == "down" and s.m == 130} == {"cublas", "288r", "288t", "256r", "256t"}
