@@ -2,8 +2,8 @@
 
 First every fused and every wide tile against the definition, on fresh inputs into poisoned results, each family in a
 process of its own under a time limit. Then the chain of a decode layer (`bench_layer.Chain`) by cuBLAS, with two
-kernels as `gemm_table` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's tile, the
-wide ones. Prints the rows that `gemm_table.GATED` should have.
+kernels as `gemm_table` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's
+tile, the wide ones. Prints the rows that `gemm_table.GATED` should have.
 Invariants: a family whose check failed is not timed; all weights together exceed L2 many times, so each is read cold.
 Does not know: what the engine runs (`--kernel linear_silu_mul=fused` makes it run the fused kernels).
 """
