@@ -176,10 +176,13 @@ def _read(state: ServerState, raw: bytes) -> Asked:
     name = f"resp_{body.request_id or uuid.uuid4().hex}"
     if name in store:
         raise RequestError("There is a response of this request_id already.", param="request_id")
-    history = store.previous(body.previous_response_id) if body.previous_response_id else []
+    previous = store.previous(body.previous_response_id) if body.previous_response_id else None
+    history = previous.conversation() if previous else []
     items = input_items(body)
     payload, names = chat_request(body, json.loads(raw), history, items)
-    stored = Stored(_beginning(state, body, model, name, keep), [_listed(item) for item in items], history)
+    response = _beginning(state, body, model, name, keep)
+    # It counts what came before it too, for it keeps that alive.
+    stored = Stored(response, [_listed(item) for item in items], history, previous.size if previous else 0)
     return Asked(body, {**payload, "request_id": name}, names, stored, keep)
 
 
