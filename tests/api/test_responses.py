@@ -191,6 +191,24 @@ def test_store_retrieve_delete(calling: Running, client: openai.OpenAI) -> None:
         client.responses.retrieve(unstored.id)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_input_tokens_are_those_of_the_answer(client: openai.OpenAI, choice: Any) -> None:
+    first = client.responses.create(model=MODEL, input="a")
+    fields: Any = {
+        "model": MODEL,
+        "input": "b",
+        "instructions": "be kind",
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "previous_response_id": first.id,
+        "reasoning": {"effort": "low"},
+    }
+    counted = client.responses.input_tokens.count(**fields)
+    usage = client.responses.create(**fields).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
 def test_streamed_responses_are_stored(calling: Running, client: openai.OpenAI) -> None:
     *_, last = client.responses.create(model=MODEL, input="a", stream=True)
     assert last.type == "response.completed"
