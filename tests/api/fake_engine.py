@@ -127,7 +127,9 @@ class FakeEngine:
             tokens,
             finish,
             stop_token,
-            logprobs=() if params.logprobs is None else tuple(self.entry_of(token, params.logprobs) for token in tokens),
+            logprobs=()
+            if params.logprobs is None
+            else tuple(self.entry_of(token, params.logprobs) for token in tokens),
             prompt_logprobs=()
             if said or asked is None
             else tuple(entry(token, asked) for token in request.prompt_token_ids[1:]),
