@@ -123,7 +123,7 @@ def test_stop_string_of_several_bytes_a_character(
     assert events[-1]["choices"][0]["stop_reason"] == "日本"
 
 
-def test_sampling_fields_reach_the_engine(server: Running, http: httpx.Client) -> None:
+def test_fields_that_choose_tokens_reach_the_engine(server: Running, http: httpx.Client) -> None:
     fields = {"top_k": 7, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.4, "repetition_penalty": 1.5, "min_tokens": 1}
     fields |= {"frequency_penalty": 0.5, "presence_penalty": -0.5, "temperature": 0.25, "seed": 9, "ignore_eos": True}
     complete(http, **fields, allowed_token_ids=[84, 104], bad_words=["ox", " x"], logit_bias={"84": 5})
