@@ -66,6 +66,7 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "pause": Binary("pause", "."),
+    "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 
 Say = Callable[[str], None]

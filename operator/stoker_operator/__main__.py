@@ -113,6 +113,8 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
+            # Its own guess asks for the user's name, and the image's user has none.
+            identity=settings.identity,
             ready_flag=started,
         )
     )

@@ -194,7 +194,9 @@ def _records(
         if known is None or known.key == key:
             manifest = manifests.record_manifest(service, now)
             why = "it served" if served else "it is rolled out"
-            actions += ensure(live.get(manifest["metadata"]["name"]), manifest, f"revision {state.current}: {why}")
+            why = f"revision {state.current}: {why}"
+            there = live.get(manifest["metadata"]["name"])
+            actions += [replace(action, reason=why) for action in ensure(there, manifest, why)]
     old = [record for record in records[:-KEPT_RECORDS] if record.hash != state.current]
     for record in old:
         meta = live[manifests.record_name(service, record.hash)]["metadata"]
