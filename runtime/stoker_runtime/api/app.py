@@ -108,6 +108,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models", service_routes.list_models),
     Route("GET", "/v1/models/*", service_routes.get_model),
     Route("POST", "/tokenize", service_routes.tokenize, TokenizeBody),
+    Route("GET", "/tokenizer_info", service_routes.tokenizer_info),
     Route("POST", "/detokenize", service_routes.detokenize, DetokenizeBody),
     Route("POST", "/v1/load_lora_adapter", lora.load_adapter),
     Route("POST", "/v1/unload_lora_adapter", lora.unload_adapter),
