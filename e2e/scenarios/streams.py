@@ -67,7 +67,9 @@ class Streams:
                     if first:
                         self._count(1)
                         first = False
-                    for choice in json.loads(line[6:])["choices"]:
+                    chunk = json.loads(line[6:])
+                    assert "choices" in chunk, f"the server ended the stream: {chunk}"
+                    for choice in chunk["choices"]:
                         reason = choice["finish_reason"] or reason
             assert ended, "the stream was cut"
             assert reason == "length", f"the stream ended with {reason!r}"
@@ -84,7 +86,7 @@ class Streams:
 
 
 @contextmanager
-def streaming(base: str, model: str, *, clients: int = 20, tokens: int = 64, once: bool = False) -> Iterator[Streams]:
+def streaming(base: str, model: str, *, clients: int = 20, tokens: int = 24, once: bool = False) -> Iterator[Streams]:
     """`clients` clients, each with one stream after the other (or with one). At the end, all that run are awaited.
 
     Raises AssertionError when one did not come whole.
