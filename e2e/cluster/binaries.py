@@ -64,6 +64,7 @@ BINARIES: dict[str, Binary] = {
         for name, kind in _CNI.items()
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "pause": Binary("pause", "."),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }

@@ -64,7 +64,7 @@ def assess(service: InferenceService, model: FetchedModel) -> Fit | None:
     # too low, and nothing is blocked by it.
     weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
     required = (weights + kv + WORKSPACE_GIB) / USABLE
-    known = Fit("Fits", "", product, *(round(gib, 1) for gib in (weights, kv, required, gpu)), context=context)
+    known = Fit("Fits", "", product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1), context)
     sums = (
         f"weights {weights:.1f} + KV cache of {context} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
         f"over {USABLE:.0%} of the GPU: {required:.1f} GiB of {gpu:.1f} GiB on {product}"

@@ -25,6 +25,9 @@ from stoker_operator.pod_http import PodClient
 from stoker_operator.settings import Settings
 from stoker_operator.spec import SpecError, parse
 
+# What was just written may be what something else waits for; its event need not come back to us.
+_FOLLOW_UP_SECONDS = 0.5
+
 
 class ApplyFailed(Exception):
     """The API server refused a part of the plan; the status says which, and the queue tries again."""
@@ -74,7 +77,7 @@ class Reconciler:
             raise ApplyFailed("; ".join(failures))
         await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
-        return plan.requeue_after
+        return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         generation = int(raw["metadata"].get("generation", 1))

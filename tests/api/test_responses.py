@@ -299,6 +299,31 @@ def test_allowed_tools_leave_the_others_out(calling: Running, client: openai.Ope
     assert prompt(calling).startswith("tools: now;")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_forced_calls(calling: Running, client: openai.OpenAI, choice: Any) -> None:
+    arguments = '{"city": "Paris"}'
+    named = isinstance(choice, dict)
+    says(calling, arguments if named else f'[{{"name": "weather", "parameters": {arguments}}}]')
+    whole = client.responses.create(model=MODEL, input="a", tools=TOOLS, tool_choice=choice)
+    *_, last = client.responses.create(model=MODEL, input="a", tools=TOOLS, tool_choice=choice, stream=True)
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        (call,) = response.output
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+        assert response.tool_choice is not None
+    assert calling.engine.requests[-1].params.constraint is not None
+
+
+def test_a_deadline(calling: Running, client: openai.OpenAI) -> None:
+    calling.engine.delay = 0.02
+    *_, last = client.responses.create(model=MODEL, input="a", stream=True, extra_body={"timeout": 0.2})
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert last.response.error.code == "deadline_exceeded"
+    assert wait_until(lambda: len(calling.engine.aborted) == 1)
+
+
 def test_store_is_bounded_and_can_be_off() -> None:
     engine = LongEngine()
     state = make_state(engine, response_store_bytes=6000)
@@ -312,3 +337,10 @@ def test_store_is_bounded_and_can_be_off() -> None:
             assert client.responses.create(model=MODEL, input="a", max_output_tokens=2).model_extra is not None
             with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
                 client.responses.create(model=MODEL, input="a", store=True)
+            for fields in ({"background": True}, {"previous_response_id": made[-1]}):
+                with pytest.raises(openai.BadRequestError, match="--api-server-count 1"):
+                    client.responses.create(model=MODEL, input="a", extra_body=fields)
+
+
+def test_several_processes_keep_nothing() -> None:
+    assert make_state(LongEngine(), api_server_count=2).responses.max_bytes == 0

@@ -206,8 +206,9 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}
         _kubectl(environment, "apply", "-f", str(CRD))
         # `kubectl wait` fails at once while an object has no conditions at all.
-        established = 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
-        while _kubectl(environment, "get", "crd", "inferenceservices.stoker.dev", "-o", established) != "True":
+        wait = ("wait", "--for=condition=Established", "--timeout=60s", "crd/inferenceservices.stoker.dev")
+        while "condition met" not in (said := _kubectl(environment, *wait, check=False)):
+            assert "accessor error" in said, said
             time.sleep(0.1)
         yield running.kubeconfig
     finally:

@@ -163,8 +163,9 @@ def _read(state: ServerState, raw: bytes) -> Asked:
     body = parse_body(raw, ResponsesBody)
     model = state.check_model(body.model)
     store = state.responses
-    if body.store and not store.max_bytes:
-        raise RequestError("store needs a server that runs with --response-store-bytes.", param="store")
+    for name in ("store", "background"):
+        if getattr(body, name):
+            store.require(name)
     keep = body.store is not False and bool(store.max_bytes)
     if body.background and not keep:
         raise RequestError("background is only allowed where the response is stored.", param="background")

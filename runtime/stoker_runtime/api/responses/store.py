@@ -80,8 +80,18 @@ class ResponseStore:
         self._kept.move_to_end(name)
         return self._kept[name]
 
+    def require(self, param: str) -> None:
+        """Raise RequestError, blaming `param`, where nothing is kept."""
+        if not self.max_bytes:
+            raise RequestError(
+                f"{param} needs a server that keeps responses, that is one API process (--api-server-count 1) with "
+                "--response-store-bytes above 0.",
+                param=param,
+            )
+
     def previous(self, name: str) -> list[Item]:
         """The conversation up to a finished response. Raises RequestError."""
+        self.require("previous_response_id")
         if name in self.jobs:
             raise RequestError(
                 f"Previous response with id '{name}' is not finished.",
