@@ -32,7 +32,7 @@ def service(name: str, **spec: Any) -> dict[str, Any]:
     small = {
         "resources": {"gpus": 0, "cpu": "50m", "memory": "1500Mi"},
         "runtime": {"contextLength": 512, "shmSize": "128Mi", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-        "drain": {"preStop": "3s", "timeout": "60s"},
+        "drain": {"preStop": "3s", "timeout": "170s"},
         "cache": {"pvc": {"size": "300Mi"}, "verify": "OnDownload"},
     }
     manifest["spec"] = merged(merged(manifest["spec"], small), spec)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 
@@ -69,3 +70,15 @@ def test_the_operator_is_gone_first(serving: Kube, no_operator: None) -> None:
     stoker.ask(stoker.url(serving, "model"), "model")
     serving.kubectl("delete", "infsvc/model", "--timeout=120s")
     wait_gone(serving)
+
+
+def test_the_release_is_uninstalled_first(serving: Kube, installed: Kube, given: Given, hub: stoker.Hub) -> None:
+    """What NOTES.txt promises: services go on, and may be deleted, with their namespace, with no operator there."""
+    installed.helm("uninstall", "stoker", "--wait", "--timeout=120s")
+    try:
+        stoker.ask(stoker.url(serving, "model"), "model")
+        serving.kubectl("delete", "infsvc/model", "--timeout=120s")
+        wait_gone(serving)
+        serving.kubectl("delete", "namespace", serving.namespace, "--timeout=120s")
+    finally:
+        stoker.install(installed, given.images, hub.endpoint)
