@@ -139,5 +139,5 @@ def test_unknown_options_are_named() -> None:
 
 
 def test_progress_is_one_line(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    llm.generate([(1,), (2,)], params(1), progress=True)
+    llm.generate([(1,), (2,)], params(1), use_tqdm=True)
     assert "2/2 sequences, 24 tokens" in capsys.readouterr().err
