@@ -43,7 +43,8 @@ def cluster(say: Say = to_stderr) -> Iterator[Given]:
     docker = Docker(say=say)
     if given:
         say(f"cluster: using KUBECONFIG={given}")
-        yield Given(Path(given.split(os.pathsep)[0]), _named_images())
+        kubeconfig, node = Path(given.split(os.pathsep)[0]), Node(say=say)
+        yield Given(kubeconfig, _named_images(), node if kubeconfig == node.layout.kubeconfig() else None)
     elif shutil.which("kind") and docker.there():
         with docker.running():
             built = images.build(docker)

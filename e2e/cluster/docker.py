@@ -95,7 +95,10 @@ class Docker:
             return False
         self._say(f"images: no registry serves {name}; making a base image of that name with debootstrap")
         root = self._debootstrap()
-        changes = ["ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LABEL stoker.stand-in=true"]
+        changes = [
+            "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LABEL stoker.stand-in=true",
+        ]
         pack = subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE)
         command = [self._client(), "import", *[f"--change={change}" for change in changes], "-", name]
         done = subprocess.run(command, stdin=pack.stdout, env=self._environment(), capture_output=True, text=True)
@@ -130,7 +133,11 @@ class Docker:
         layout = self._layout
         layout.docker_run.mkdir(parents=True, exist_ok=True)
         self._host = f"unix://{layout.docker}"
-        command = [shutil.which("dockerd") or "dockerd", f"--host={self._host}", f"--pidfile={layout.docker_run / 'docker.pid'}"]
+        command = [
+            shutil.which("dockerd") or "dockerd",
+            f"--host={self._host}",
+            f"--pidfile={layout.docker_run / 'docker.pid'}",
+        ]
         command += [f"--data-root={layout.cache / 'docker'}", f"--exec-root={layout.docker_run / 'exec'}"]
         command += ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false"]
         self._processes.start("dockerd", command)

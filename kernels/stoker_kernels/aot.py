@@ -41,6 +41,7 @@ KERNEL_MODULES = (
     "ragged_triton",
     "rope_triton",
     "sampling_triton",
+    "typical_triton",
     "slots_triton",
 )
 

@@ -69,6 +69,13 @@ def sample(
     return tokens if out is None else out.copy_(tokens)
 
 
+def adjusted(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> Tensor:
+    """fp32 logits as they count: after bitmask, bias and penalties; no row is padding."""
+    values = _finite(logits)
+    _adjust(values, state, row_slots.tolist(), positions.tolist(), bitmask)
+    return values
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
     """Log-probability and rank of `tokens`, then the `top` best ids and their values."""
     values = _finite(logits)
@@ -170,17 +177,26 @@ def _filter(values: Tensor, weights: Tensor, top_k: int, top_p: Tensor) -> None:
         weights.masked_fill_(values < best[last], 0)
 
 
-def _weights(values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
-    """int64 `2⁴⁰ · exp((value - peak) / temperature)` `[rows, V]`, truncated; 0 below `min_p · 2⁴⁰`."""
+def exponents(values: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
+    """`log2 (p / p_max)` `[rows, V]` of adjusted logits, at least MIN_EXPONENT."""
     factor = (1.0 / temperature) * torch.tensor(LOG2E, dtype=torch.float32)
-    exponent = ((values - peak[:, None]) * factor[:, None]).clamp_min(MIN_EXPONENT)
+    return ((values - peak[:, None]) * factor[:, None]).clamp_min(MIN_EXPONENT)
+
+
+def weights_of(exponent: Tensor) -> Tensor:
+    """int64 `2⁴⁰ · 2^exponent`, truncated."""
     whole = exponent.floor()
     part = exponent - whole
     mantissa = torch.full_like(part, EXP2_COEFFICIENTS[0])
     for coefficient in (*EXP2_COEFFICIENTS[1:], 1.0):
         mantissa = mantissa * part + coefficient
     scale = (whole.to(torch.int32) + 127 + WEIGHT_BITS << 23).view(torch.float32)
-    weights = (mantissa * scale).to(torch.int64)
+    return (mantissa * scale).to(torch.int64)
+
+
+def _weights(values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor) -> Tensor:
+    """int64 `2⁴⁰ · exp((value - peak) / temperature)` `[rows, V]`, truncated; 0 below `min_p · 2⁴⁰`."""
+    weights = weights_of(exponents(values, peak, temperature))
     least = (min_p.double() * float(1 << WEIGHT_BITS)).long().clamp_min(1)
     return weights.masked_fill_(weights < least[:, None], 0)
 

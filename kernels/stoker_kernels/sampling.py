@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 MAX_TOP_LOGPROBS = 20
-_LOGITS = (torch.bfloat16, torch.float16, torch.float32)
+LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("argmax", "sample", "token_logprobs"):
-    register(_op, "triton", f"stoker_kernels.sampling_triton:{_op}", triton_supports(*_LOGITS))
+    register(_op, "triton", f"stoker_kernels.sampling_triton:{_op}", triton_supports(*LOGITS_DTYPES))
     register(_op, "reference", f"stoker_kernels.reference_sampling:{_op}", reference_supports)
 
 

@@ -30,6 +30,9 @@ MIN_TEMPERATURE = 1e-5
 MAX_COUNT = 0x7FFF
 IN_PROMPT = -0x8000
 FOREVER = 2**31 - 1
+# The typical set: surprise is counted in parts of a bit, and weights lose bits so that their product's sum fits.
+SURPRISE_UNITS = 4096
+WEIGHT_SHIFT = 8
 
 
 class Param(IntEnum):
@@ -50,6 +53,7 @@ class Param(IntEnum):
     BIAS_START = 12
     HISTORY_COUNT = 13
     HISTORY_START = 14
+    TYPICAL_P = 15
 
 
 PARAMS = 16
@@ -64,9 +68,10 @@ register("apply_slot_sampling", "reference", "stoker_kernels.reference_sampling:
 class SlotSampling:
     """The sampling parameters of the sequence that takes `slot`.
 
-    Temperature 0 is greedy; `top_k` ≤ 0 and `top_p` 1 switch those filters off. `bias` is added to the logits of its
-    ids. `suppressed` ids are impossible while the position of the token that is run is below `suppress_until`
-    (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with penalties only.
+    Temperature 0 is greedy; `top_k` ≤ 0, `top_p` 1 and `typical_p` 1 switch those filters off. `bias` is added to the
+    logits of its ids. `suppressed` ids are impossible while the position of the token that is run is below
+    `suppress_until` (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with
+    penalties only.
     """
 
     slot: int
@@ -74,6 +79,7 @@ class SlotSampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -192,6 +198,7 @@ def _fill(row: npt.NDArray[np.int32], update: SlotSampling) -> None:
     row[Param.TOP_K] = max(0, update.top_k)
     floats[Param.TOP_P] = update.top_p
     floats[Param.MIN_P] = update.min_p
+    floats[Param.TYPICAL_P] = update.typical_p
     floats[Param.REPETITION] = update.repetition_penalty
     floats[Param.FREQUENCY] = update.frequency_penalty
     floats[Param.PRESENCE] = update.presence_penalty

@@ -15,8 +15,9 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import kopf
 from aiohttp import web
@@ -27,6 +28,7 @@ from stoker_operator import handlers, metrics
 from stoker_operator.cluster import ApiError, Cluster
 from stoker_operator.lease import Lease
 from stoker_operator.metrics_adapter.server import Adapter
+from stoker_operator.mirror import Mirror
 from stoker_operator.pod_http import PodClient
 from stoker_operator.queue import WorkQueue
 from stoker_operator.reconcile import Reconciler
@@ -88,7 +90,13 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
 
 async def lead(cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event) -> None:
     """Reconcile until `stop` is set."""
-    reconciler = Reconciler(cluster, PodClient(settings.pod_timeout_seconds), settings)
+
+    async def child_changed(meta: Mapping[str, Any]) -> None:
+        for key in handlers.owners(meta["namespace"], meta):
+            await queue.add(key)
+
+    mirror = Mirror(cluster, settings.namespaces, child_changed)
+    reconciler = Reconciler(mirror, PodClient(settings.pod_timeout_seconds), settings)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
     health.queue = queue
     metrics.LEADER.set(1)
@@ -105,6 +113,8 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
+            # Its own guess asks for the user's name, and the image's user has none.
+            identity=settings.identity,
             ready_flag=started,
         )
     )
@@ -117,7 +127,7 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
         metrics.LEADER.set(0)
         for task in (*work, again, watches):
             task.cancel()
-        await asyncio.gather(*work, again, return_exceptions=True)
+        await asyncio.gather(*work, again, mirror.stop(), return_exceptions=True)
         await asyncio.wait([watches], timeout=STOP_SECONDS)
     for task in done:
         if not task.cancelled() and task.exception() is not None:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from stoker_operator.manifests.identity import FIELD_MANAGER
 
 Object = dict[str, Any]
 REQUEST_SECONDS = 30.0
+WATCH_SECONDS = 240
 TRIES = 4
 LONGEST_WAIT_SECONDS = 10.0
 DISCOVERY_SECONDS = 60.0
@@ -102,9 +103,15 @@ class Cluster:
         self._client = client
         self._slots = asyncio.Semaphore(concurrency)
         self._served: dict[str, tuple[float, frozenset[str]]] = {}
+        self._recent: dict[str, tuple[float, list[Object]]] = {}
+
+    def _share(self, other: Cluster) -> None:
+        """Use another's connections, slots and knowledge."""
+        self._client, self._slots = other._client, other._slots
+        self._served, self._recent = other._served, other._recent
 
     @classmethod
-    async def connect(cls, concurrency: int = 16) -> Cluster:
+    async def connect(cls, concurrency: int = 32) -> Cluster:
         """Credentials of the pod's service account, else of KUBECONFIG."""
         configuration = kubernetes.Configuration()
         try:
@@ -113,6 +120,8 @@ class Cluster:
             # The library reads the variable once, when it is imported.
             file = os.environ.get("KUBECONFIG") or None
             await kubernetes_config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        # Requests are bounded by our own slots, and watches must not wait for one another's connections.
+        configuration.connection_pool_maxsize = 0
         return cls(kubernetes.ApiClient(configuration), concurrency)
 
     async def close(self) -> None:
@@ -152,10 +161,50 @@ class Cluster:
 
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace ("": of all) that carry the labels of `selector`."""
+        items, _ = await self.list_at(kind, namespace, selector)
+        return items
+
+    async def recent(self, kind: Kind) -> list[Object]:
+        """All objects of a kind as they were within the last minute: for what hardly changes and many ask for."""
+        looked, items = self._recent.get(kind.kind, (-DISCOVERY_SECONDS, []))
+        if time.monotonic() - looked >= DISCOVERY_SECONDS:
+            items = await self.list_all(kind, "")
+            self._recent[kind.kind] = (time.monotonic(), items)
+        return items
+
+    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        """The objects, and the resourceVersion from which a watch goes on."""
         query = [("labelSelector", selector)] if selector else []
         answer = await self._request("GET", kind, kind.path(namespace), query=query)
         # The API server leaves these two out of a list's items.
-        return [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
+        items = [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
+        return items, str(answer["metadata"]["resourceVersion"])
+
+    async def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
+        """(event, object) from `since` on, until the API server ends the stream after some minutes.
+
+        Raises ApiError; 410 means that `since` is too long ago.
+        """
+        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("resourceVersion", since)]
+        query += [("timeoutSeconds", str(WATCH_SECONDS)), *([("labelSelector", selector)] if selector else [])]
+        # A stream can freeze without an error: none lives longer than the API server was asked to keep it.
+        limit = WATCH_SECONDS + REQUEST_SECONDS
+        request = await self._serialized("GET", kind.path(namespace), None, query, "application/json")
+        try:
+            answer = await self._client.call_api(*request, _request_timeout=limit)
+            try:
+                metrics.API_REQUESTS.labels(verb="WATCH", kind=kind.kind, code=str(answer.status)).inc()
+                if answer.status != 200:
+                    raise _error(answer.status, (await answer.read()).decode("utf-8", "replace"))
+                async for line in answer.response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _error(int(event["object"].get("code", 0)), json.dumps(event["object"]))
+                    yield event["type"], event["object"]
+            finally:
+                answer.response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiError(0, "", f"the stream broke: {type(error).__name__}: {error}") from None
 
     async def pods_on(self, node: str) -> list[Object]:
         """Every pod of a node, in any namespace."""
@@ -216,6 +265,18 @@ class Cluster:
             await asyncio.sleep(min(retry_after or 0.2 * 2**attempt, LONGEST_WAIT_SECONDS))
         raise AssertionError("the last try returns or raises")
 
+    async def _serialized(
+        self, method: str, path: str, body: Object | None, query: list[tuple[str, str]] | None, content_type: str
+    ) -> Any:
+        return await self._client.param_serialize(
+            method,
+            path,
+            query_params=query or [],
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+
     async def _once(
         self,
         method: str,
@@ -225,14 +286,7 @@ class Cluster:
         content_type: str,
     ) -> tuple[int, float, str]:
         """(status, Retry-After in seconds or 0, body); status 0 when the server did not answer."""
-        request = await self._client.param_serialize(
-            method,
-            path,
-            query_params=query or [],
-            header_params={"Accept": "application/json", "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
+        request = await self._serialized(method, path, body, query, content_type)
         try:
             answer = await self._client.call_api(*request, _request_timeout=REQUEST_SECONDS)
             text = (await answer.read()).decode("utf-8", "replace")

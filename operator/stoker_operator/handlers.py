@@ -1,8 +1,7 @@
-"""kopf's part: every event of a service or of a child enqueues (namespace, name), and nothing else.
+"""Which events lead to which reconcile: kopf tells of the services, the mirror of their children.
 
-Invariants: only `on.event` handlers, which write nothing: no finalizers, no progress, no diff base on any
-object; a child's event is told to the server-side label filter, so other people's objects are never
-streamed to us.
+Invariants: an event enqueues (namespace, name), and nothing else; only an `on.event` handler, which writes nothing: no
+finalizers, no progress, no diff base on any object.
 Knows nothing of what a reconcile does.
 """
 
@@ -13,16 +12,10 @@ from typing import Any
 
 import kopf
 
-from stoker_operator import cluster as kinds
 from stoker_operator.manifests.cache import USER_PREFIX
-from stoker_operator.manifests.identity import INSTANCE, MANAGED_BY
+from stoker_operator.manifests.identity import INSTANCE
 from stoker_operator.queue import Key
 from stoker_operator.spec import GROUP, KIND, PLURAL, VERSION
-
-WATCHED = (
-    kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.CLAIM, kinds.DEPLOYMENT, kinds.POD, kinds.JOB, kinds.DISRUPTION_BUDGET,
-    kinds.AUTOSCALER, kinds.NETWORK_POLICY, kinds.INGRESS,
-)  # fmt: skip
 
 
 def settings() -> kopf.OperatorSettings:
@@ -45,15 +38,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.persistence.finalizer = f"{GROUP}/operator"
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=f"operator.{GROUP}")
     chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=f"operator.{GROUP}")
-    for kind in WATCHED:
-        chosen.watching.label_selectors[kopf_name(kind)] = f"{MANAGED_BY}=stoker"
     return chosen
-
-
-def kopf_name(kind: kinds.Kind) -> tuple[str, str, str]:
-    """A kind as kopf's selectors name it: (group, version, plural)."""
-    group, _, version = kind.api_version.rpartition("/")
-    return group, version, kind.plural
 
 
 def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry:
@@ -68,12 +53,6 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
     async def service_changed(namespace: str | None, name: str, **_: Any) -> None:
         await enqueue((namespace or "", name))
 
-    async def child_changed(namespace: str | None, meta: Any, **_: Any) -> None:
-        for key in owners(namespace or "", meta):
-            await enqueue(key)
-
-    for kind in WATCHED:
-        kopf.on.event(*kopf_name(kind), registry=handlers, id=f"{kind.plural}_changed")(child_changed)
     return handlers
 
 

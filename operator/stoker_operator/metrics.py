@@ -10,4 +10,5 @@ ACTIONS = Counter("stoker_actions", "Actions carried out, by verb and kind.", ["
 QUEUE_LENGTH = Gauge("stoker_queue_length", "Services that wait for a reconcile now.")
 LEADER = Gauge("stoker_leader", "1 on the replica that leads.")
 API_REQUESTS = Counter("stoker_api_requests", "Requests to the API server.", ["verb", "kind", "code"])
+WATCH_ERRORS = Counter("stoker_watch_errors", "Watches that the API server ended with an error.", ["kind", "code"])
 API_SECONDS = Histogram("stoker_api_request_seconds", "Duration of requests to the API server.", ["verb"])

@@ -28,6 +28,8 @@ POLL_SECONDS = 5.0
 MISSING_SECONDS = 15.0
 FIRST_DELAY_SECONDS = 30
 LONGEST_DELAY_SECONDS = 600
+# A volume that was just asked for is not there yet, and the scheduler says so at once.
+PLACING_SECONDS = 20
 # The fetch process's own verdict that trying again changes nothing: see the contract in operator/README.md.
 PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
 _ADVICE = {
@@ -109,7 +111,7 @@ def _from_jobs(
     known = _known_model(service, observed, base.source, latest)
     broken = _broken_cache(service, observed, latest)
     if latest is not None and not _finished(latest):
-        return _while_running(service, observed, base, latest, known)
+        return _while_running(observed, base, latest, known, now)
     if known is not None and broken is None:
         return replace(base, model=known, resolved=known)
     failed_at = _condition_time(latest, "Failed") if latest else None
@@ -131,7 +133,7 @@ def _from_jobs(
 
 
 def _while_running(
-    service: InferenceService, observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None
+    observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None, now: datetime
 ) -> CachePlan:
     """A prefetch runs: what it says of itself, or what keeps its pod from running."""
     pods = _pods_of(observed, job)
@@ -139,7 +141,9 @@ def _while_running(
     trouble = first_trouble(
         pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
     )
-    if trouble:
+    made = _time(str(job["metadata"].get("creationTimestamp", "")))
+    young = made is not None and now - made < timedelta(seconds=PLACING_SECONDS)
+    if trouble and not (young and trouble.reason == "Unschedulable"):
         return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
     name = job["metadata"]["name"]
     outcome = fetch_outcome(pods)

@@ -122,7 +122,11 @@ class ServerMetrics(Collector):
         """A sequence's first token came `seconds` after its request; it `queued` seconds of them, if known."""
         self._first_token.observe(seconds)
         if queued is not None:
-            self._queue.observe(queued)
+            self.queued(queued)
+
+    def queued(self, seconds: float) -> None:
+        """A sequence, or a text to pool, waited `seconds` for its place in a batch."""
+        self._queue.observe(seconds)
 
     def inter_token(self, seconds: float, tokens: int) -> None:
         """`tokens` came, each `seconds` after the one before it."""

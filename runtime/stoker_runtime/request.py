@@ -20,6 +20,10 @@ MAX_WORD = 64
 """Tokens of one bad word."""
 
 
+UNMET = "The constraint cannot be met: "
+"""How the error of a sequence begins that no token of the model may continue: the request's fault, not the engine's."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
@@ -52,7 +56,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off.
+    """How tokens are chosen. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `typical_p` 1 switch those filters off.
 
     `logprobs` is the number of top alternatives to report (None: none at all, 0: the sampled token only).
     `stop_token_ids` are ids after which the sequence ends; EOS ids are added by the engine unless `ignore_eos`.
@@ -68,6 +72,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -107,6 +112,7 @@ class SamplingParams:
             (0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "between 0 and 2"),
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0 and at most 1"),
             (self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for all tokens"),
+            (0.0 < self.typical_p <= 1.0, "typical_p", self.typical_p, "greater than 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1"),
             (self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "greater than 0"),
             (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "between -2 and 2"),

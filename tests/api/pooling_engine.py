@@ -24,7 +24,7 @@ def vector_of(request: Request) -> list[float]:
 class PoolingEngine(FakeEngine):
     """Answers every text after `delay`; `fails` names the first id of a text on which it fails."""
 
-    score = False
+    scores_pairs = False
 
     def reset(self) -> None:
         super().reset()
@@ -39,13 +39,13 @@ class PoolingEngine(FakeEngine):
             stream.queue.put_nowait(TokenOutput(request.id, (), FinishReason.ERROR, error="The step failed."))
         else:
             vector = vector_of(request)
-            packed = array("f", vector[2:3] if self.score else vector).tobytes()
+            packed = array("f", vector[2:3] if self.scores_pairs else vector).tobytes()
             stream.queue.put_nowait(TokenOutput(request.id, (), FinishReason.STOP, vector=packed))
 
 
 def make_pooling_state(engine: PoolingEngine, pooling: PoolingSpec, **settings: object) -> ServerState:
     """A server that is ready and pools."""
-    engine.score = pooling.task is Task.SCORE
+    engine.scores_pairs = pooling.task is Task.SCORE
     state = make_state(engine, template=None, **settings)
     assert state.service is not None
     state.service = replace(state.service, pooling=pooling)

@@ -43,6 +43,7 @@ CASES = [
     completion("top_p", 0, "top_p must be greater than 0"),
     completion("top_k", -5, "top_k must be at least 1"),
     completion("top_k", 1.5, "must be a valid integer"),
+    completion("typical_p", 0, "typical_p must be greater than 0"),
     completion("min_p", 2, "min_p must be between 0 and 1"),
     completion("repetition_penalty", 0, "repetition_penalty must be greater than 0"),
     completion("presence_penalty", 3, "presence_penalty must be between -2 and 2"),
@@ -123,7 +124,6 @@ CASES = [
 UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
-        "typical_p": 0.5,
         "spaces_between_special_tokens": False,
         "logits_processors": ["x"],
         "kv_transfer_params": {"a": 1},

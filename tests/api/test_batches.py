@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from api_server import Running, make_state, serve, wait_until
 from calling_server import TEMPLATE, LongEngine
 from openai.types import Batch
+from pooling_engine import PoolingEngine, make_pooling_state
 
 from stoker_runtime.api.batch import file_store, lines
 from stoker_runtime.api.batch.lines import ResultFile
@@ -25,6 +28,7 @@ from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.sampling import Limits
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import ConfigError, StorageError
+from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 
 CHAT = "/v1/chat/completions"
 MODEL = "byte-model"
@@ -36,17 +40,17 @@ def batch_server(folder: Path, start: bool = True, **settings: object) -> Iterat
     engine = LongEngine()
     state = make_state(engine, TEMPLATE, batch_dir=str(folder), **settings)
     for running in serve(state, engine):
-        batches = batches_of(state)
+        runner = runner_of(state)
+        runner.poll_seconds = 0.02
         if start:
-            running.call(batches.start)
+            running.call(runner.start)
         try:
             yield running
         finally:
-            asyncio.run_coroutine_threadsafe(batches.stop(), running.loop).result(10)
-            batches.close()
+            asyncio.run_coroutine_threadsafe(runner.stop(), running.loop).result(10)
 
 
-def batches_of(state: ServerState) -> BatchRunner:
+def runner_of(state: ServerState) -> BatchRunner:
     assert state.batches is not None
     return state.batches
 
@@ -160,6 +164,23 @@ def test_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, Any], r
     assert read(found["response"]["body"]) == "The "
 
 
+def test_embeddings(tmp_path: Path) -> None:
+    engine = PoolingEngine()
+    state = make_pooling_state(engine, PoolingSpec(Task.EMBED, Pooling.MEAN, normalize=True), batch_dir=str(tmp_path))
+    for running in serve(state, engine):
+        running.call(runner_of(state).start)
+        url = "/v1/embeddings"
+        asked = [{"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, "input": ["abc"]}}]
+        with client_of(running) as client:
+            batch = wait_for(client, begin(client, asked, url).id, "completed")
+            (found,) = results(client, batch.output_file_id)
+            wrong = wait_for(client, begin(client, [request_line("a")]).id, "completed")
+            (refused,) = results(client, wrong.error_file_id)
+        assert len(found["response"]["body"]["data"][0]["embedding"]) == 4
+        assert refused["response"]["body"]["error"]["code"] == "model_does_not_generate"
+        asyncio.run_coroutine_threadsafe(runner_of(state).stop(), running.loop).result(10)
+
+
 def test_lines_are_checked_before_any_runs(server: Running, client: openai.OpenAI) -> None:
     good = json.dumps(request_line("a"))
     content = "\n".join(
@@ -265,9 +286,10 @@ def test_cancel(server: Running, client: openai.OpenAI) -> None:
 def test_a_deadline_that_has_passed(tmp_path: Path) -> None:
     with batch_server(tmp_path, start=False) as server, client_of(server) as client:
         name = begin(client, [request_line("a"), request_line("b")]).id
-        server.call(lambda: batches_of(server.state).get(name).update(expires_at=1))
+        store = runner_of(server.state).batches
+        store.save({**store.get(name), "expires_at": 1})
         server.engine.delay = 5
-        server.call(batches_of(server.state).start)
+        server.call(runner_of(server.state).start)
         batch = wait_for(client, name, "expired")
         found = results(client, batch.error_file_id)
         assert [entry["custom_id"] for entry in found] == ["a", "b"]
@@ -278,7 +300,7 @@ def test_a_deadline_that_has_passed(tmp_path: Path) -> None:
 def test_a_full_disk_is_waited_for(server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     full = threading.Event()
     full.set()
-    batches_of(server.state).retry_seconds = 0.01
+    runner_of(server.state).retry_seconds = 0.01
     real = ResultFile.append
 
     def append(self: ResultFile, custom_id: str, result: dict[str, Any]) -> None:
@@ -297,26 +319,25 @@ def test_a_full_disk_is_waited_for(server: Running, client: openai.OpenAI, monke
     assert len(server.engine.requests) == 2
 
 
-def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that stops half way leaves the file as it was."""
     results = ResultFile(tmp_path / "out.jsonl")
     results.append("a", {"custom_id": "a"})
 
-    class Full:
-        def write(self, data: bytes) -> int:
-            real.write(data[:5])
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def write_half(file: FileIO, data: bytes) -> None:
+        file.write(data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        def truncate(self, size: int) -> int:
-            return real.truncate(size)
-
-    real, results._file = results._file, Full()  # type: ignore[assignment]
+    monkeypatch.setattr(lines, "write_all", write_half)
     with pytest.raises(StorageError, match="disk is full"):
         results.append("b", {"custom_id": "b"})
-    results._file = real
-    results.close()
     assert (tmp_path / "out.jsonl").read_text() == '{"custom_id": "a"}\n'
     assert results.done == {"a"}
+    monkeypatch.undo()
+    results.append("b", {"custom_id": "b"})
+    results.close()
+    results.append("c", {"custom_id": "c"})
+    assert ResultFile(tmp_path / "out.jsonl").done == {"a", "b"}
 
 
 def test_an_upload_to_a_full_disk_is_507_and_leaves_nothing(
@@ -353,9 +374,8 @@ def test_lines_begin_only_while_nobody_waits(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr(server.engine, "stats", busy)
         name = begin(client, [request_line(f"line-{at}") for at in range(5)]).id
-        assert wait_until(lambda: len(server.engine.requests) == 1)
-        assert client.batches.retrieve(name).status == "in_progress"
-        assert len(server.engine.requests) == 1
+        wait_for(client, name, "in_progress")
+        assert server.engine.requests == []
         waiting = 0
         wait_for(client, name, "completed")
 
@@ -438,28 +458,69 @@ def test_without_a_folder_the_routes_say_so(running: Running) -> None:
         assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_folder_has_one_server(tmp_path: Path) -> None:
-    async def nothing(*_: object) -> dict[str, Any]:
-        return {}
+def test_servers_share_a_folder(tmp_path: Path) -> None:
+    """What one takes in the other one shows, cancels, and goes on with when the first one is gone."""
+    with (
+        batch_server(tmp_path, batch_concurrency=2) as second,
+        client_of(second) as other,
+        batch_server(tmp_path, start=False) as first,
+        client_of(first) as client,
+    ):
+        first.engine.delay = second.engine.delay = 0.01
+        asked = [request_line(f"line-{at:02}", max_tokens=10) for at in range(30)]
+        name = begin(client, asked).id
+        wait_for(client, name, "in_progress")
+        assert first.engine.requests == []
+        assert [entry.id for entry in other.batches.list()] == [name]
+        cancelled = begin(other, [request_line("x", max_tokens=3000)]).id
+        wait_for(client, cancelled, "in_progress")
+        client.batches.cancel(cancelled)
+        wait_for(other, cancelled, "cancelled")
+        assert wait_until(lambda: completed(client, name) > 0)
+        asyncio.run_coroutine_threadsafe(runner_of(second.state).stop(), second.loop).result(10)
+        first.call(runner_of(first.state).start)
+        batch = wait_for(other, name, "completed")
+        found = [entry["custom_id"] for entry in results(other, batch.output_file_id)]
+        assert sorted(found) == [line["custom_id"] for line in asked]
+        assert 0 < len(first.engine.requests) < 30
+        client.files.delete(batch.output_file_id or "")
+        assert batch.output_file_id not in [file.id for file in other.files.list()]
 
-    first = BatchRunner(tmp_path, nothing, lambda: False, 1)
-    with pytest.raises(ConfigError, match="another server uses"):
-        BatchRunner(tmp_path, nothing, lambda: False, 1)
-    first.close()
-    BatchRunner(tmp_path, nothing, lambda: False, 1).close()
-    with pytest.raises(ConfigError, match="cannot use"):
+
+def test_a_folder_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot use /proc/nothing"):
         BatchRunner(Path("/proc/nothing"), nothing, lambda: False, 1)
 
 
-def test_a_record_that_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = tmp_path / "batches" / "batch_x"
+async def nothing(*_: object) -> dict[str, Any]:
+    return {}
+
+
+def test_names_never_become_paths(server: Running, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"id": "secret"}')
+    (tmp_path / "secret.data").write_text("secret")
+    for path in ("files/..%2fsecret", "files/../secret", "files/%2e%2e%2fsecret/content", "batches/..%2f..%2fsecret"):
+        answer = httpx.get(f"{server.url}/v1/{path}")
+        assert answer.status_code == 404
+        assert "secret}" not in answer.text
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
+    place = tmp_path / "batches" / f"batch_{'0' * 32}"
     place.mkdir(parents=True)
-    (place / "batch.json").write_text("{")
-
-    async def nothing(*_: object) -> dict[str, Any]:
-        return {}
-
+    (place / "batch.json").write_text(content)
     found = BatchRunner(tmp_path, nothing, lambda: False, 1)
-    assert found.records() == []
+    assert found.batches.records() == []
     assert "batch.json cannot be read" in caplog.text
-    found.close()
+
+
+def test_old_leftovers_are_removed(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    old, new = files / f"file-{'0' * 32}.data", files / f"file-{'1' * 32}.data"
+    for path in (old, new):
+        path.write_text("x")
+    os.utime(old, (1, 1))
+    BatchRunner(tmp_path, nothing, lambda: False, 1)
+    assert [path.name for path in files.iterdir()] == [new.name]

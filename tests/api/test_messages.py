@@ -143,6 +143,30 @@ def test_no_parallel_calls(client: anthropic.Anthropic) -> None:
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_forced_calls(calling: Running, client: anthropic.Anthropic, choice: Any) -> None:
+    arguments = '{"city": "Paris"}'
+    says(calling, arguments if choice["type"] == "tool" else f'[{{"name": "weather", "parameters": {arguments}}}]')
+    whole = ask(client, tools=TOOLS, tool_choice=choice)
+    with client.messages.stream(model=MODEL, max_tokens=400, messages=USER, tools=TOOLS, tool_choice=choice) as stream:
+        streamed = stream.get_final_message()
+    assert without_ids(streamed) == without_ids(whole)
+    (call,) = whole.content
+    assert call.type == "tool_use"
+    assert (call.name, call.input, whole.stop_reason) == ("weather", {"city": "Paris"}, "tool_use")
+    assert calling.engine.requests[-1].params.constraint is not None
+
+
+def test_calls_that_are_cut_short_keep_what_came(calling: Running, client: anthropic.Anthropic) -> None:
+    message = ask(client, tools=TOOLS, max_tokens=len("<think>\nShall I?\n</think>\n\nSure.\n<tool_call>\n") + 62)
+    assert message.stop_reason == "max_tokens"
+    call = message.content[-1]
+    assert call.type == "tool_use"
+    assert call.name == "weather"
+    assert isinstance(call.input, dict)
+    assert str(call.input.get("city", "")).startswith("Z")
+
+
 def test_thinking_is_switched_by_the_template(calling: Running, client: anthropic.Anthropic) -> None:
     says(calling, "Yes.")
     message = ask(client, thinking={"type": "disabled"})

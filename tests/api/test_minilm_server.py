@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,10 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     program = [sys.executable, "-m", "stoker_cli", "serve", str(minilm())]
-    process = ServerProcess(program, "--served-model-name", "minilm", "--device", "cpu")
+    batches = str(tmp_path_factory.mktemp("batches"))
+    process = ServerProcess(program, "--served-model-name", "minilm", "--device", "cpu", "--batch-dir", batches)
     try:
         yield process.wait_ready(120)
     finally:
@@ -130,6 +132,25 @@ def test_a_client_that_goes_away_frees_the_queue(server: ServerProcess) -> None:
     metrics = httpx.get(f"{server.url}/metrics").text
     aborted = next(line for line in metrics.splitlines() if 'finished_reason="abort"' in line)
     assert float(aborted.split()[-1]) > 100
+    waited = next(line for line in metrics.splitlines() if line.startswith("vllm:request_queue_time_seconds_count"))
+    assert float(waited.split()[-1]) > 0
+
+
+def test_a_batch_of_files(client: openai.OpenAI, expected: NDArray[np.float32]) -> None:
+    common = {"method": "POST", "url": "/v1/embeddings"}
+    lines = [
+        {"custom_id": str(at), **common, "body": {"model": "minilm", "input": sentence}}
+        for at, sentence in enumerate(SENTENCES)
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    assert wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 30)
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    for line in client.files.content(output).text.splitlines():
+        answer = json.loads(line)
+        vector = np.array(answer["response"]["body"]["data"][0]["embedding"])
+        assert float(vector @ expected[int(answer["custom_id"])]) > 0.99999
 
 
 def test_it_says_what_it_is(server: ServerProcess) -> None:

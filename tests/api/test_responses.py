@@ -13,6 +13,8 @@ from calling_server import LongEngine, prompt, says
 from fake_engine import SPOKEN
 from pydantic import BaseModel
 
+from stoker_runtime.api.responses.store import ResponseStore, Stored
+
 MODEL = "byte-model"
 PARAMETERS = {
     "type": "object",
@@ -189,6 +191,24 @@ def test_store_retrieve_delete(calling: Running, client: openai.OpenAI) -> None:
         client.responses.retrieve(unstored.id)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_input_tokens_are_those_of_the_answer(client: openai.OpenAI, choice: Any) -> None:
+    first = client.responses.create(model=MODEL, input="a")
+    fields: Any = {
+        "model": MODEL,
+        "input": "b",
+        "instructions": "be kind",
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "previous_response_id": first.id,
+        "reasoning": {"effort": "low"},
+    }
+    counted = client.responses.input_tokens.count(**fields)
+    usage = client.responses.create(**fields).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
 def test_streamed_responses_are_stored(calling: Running, client: openai.OpenAI) -> None:
     *_, last = client.responses.create(model=MODEL, input="a", stream=True)
     assert last.type == "response.completed"
@@ -299,6 +319,31 @@ def test_allowed_tools_leave_the_others_out(calling: Running, client: openai.Ope
     assert prompt(calling).startswith("tools: now;")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_forced_calls(calling: Running, client: openai.OpenAI, choice: Any) -> None:
+    arguments = '{"city": "Paris"}'
+    named = isinstance(choice, dict)
+    says(calling, arguments if named else f'[{{"name": "weather", "parameters": {arguments}}}]')
+    whole = client.responses.create(model=MODEL, input="a", tools=TOOLS, tool_choice=choice)
+    *_, last = client.responses.create(model=MODEL, input="a", tools=TOOLS, tool_choice=choice, stream=True)
+    assert last.type == "response.completed"
+    for response in (whole, last.response):
+        (call,) = response.output
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
+        assert response.tool_choice is not None
+    assert calling.engine.requests[-1].params.constraint is not None
+
+
+def test_a_deadline(calling: Running, client: openai.OpenAI) -> None:
+    calling.engine.delay = 0.02
+    *_, last = client.responses.create(model=MODEL, input="a", stream=True, extra_body={"timeout": 0.2})
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert last.response.error.code == "deadline_exceeded"
+    assert wait_until(lambda: len(calling.engine.aborted) == 1)
+
+
 def test_store_is_bounded_and_can_be_off() -> None:
     engine = LongEngine()
     state = make_state(engine, response_store_bytes=6000)
@@ -312,3 +357,34 @@ def test_store_is_bounded_and_can_be_off() -> None:
             assert client.responses.create(model=MODEL, input="a", max_output_tokens=2).model_extra is not None
             with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
                 client.responses.create(model=MODEL, input="a", store=True)
+            for fields in ({"background": True}, {"previous_response_id": made[-1]}):
+                with pytest.raises(openai.BadRequestError, match="--api-server-count 1"):
+                    client.responses.create(model=MODEL, input="a", extra_body=fields)
+
+
+def stored(name: str, size: int, before: Stored | None = None) -> Stored:
+    response = {"id": name, "output": [{"text": "x" * size}]}
+    return Stored(response, [], before.conversation() if before else (), before.size if before else 0)
+
+
+def test_what_is_kept_counts_the_conversation_that_it_keeps_alive() -> None:
+    store = ResponseStore(10_000)
+    first = stored("first", 4000)
+    store.put(first)
+    for at in range(20):
+        store.put(stored(f"next-{at}", 10, first))
+        assert sum(len(json.dumps(entry.conversation())) for entry in store._kept.values()) <= 10_000
+    assert "next-19" in store
+    assert "first" not in store
+
+
+def test_what_is_too_large_pushes_nothing_out() -> None:
+    store = ResponseStore(10_000)
+    store.put(stored("small", 10))
+    store.put(stored("large", 20_000))
+    assert "small" in store
+    assert "large" not in store
+
+
+def test_several_processes_keep_nothing() -> None:
+    assert make_state(LongEngine(), api_server_count=2).responses.max_bytes == 0

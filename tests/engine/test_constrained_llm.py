@@ -41,6 +41,8 @@ def test_every_sampling_parameter(llm: LLM) -> None:
         {"temperature": 2.0, "seed": 1},
         {"top_k": 3, "seed": 2},
         {"top_p": 0.2, "min_p": 0.1, "seed": 3},
+        {"typical_p": 0.4, "top_k": 50, "seed": 8},
+        {"bad_words": ((ord("a"), ord("a")), (ord("9"),)), "seed": 9},
         {"repetition_penalty": 1.5, "presence_penalty": 2.0, "frequency_penalty": 2.0, "seed": 4},
         {"logit_bias": ((ord("x"), 100.0), (ord('"'), -100.0)), "seed": 5},
         {"logprobs": 2, "prompt_logprobs": 0, "seed": 6},
@@ -57,7 +59,8 @@ def test_every_sampling_parameter(llm: LLM) -> None:
             assert output.finish is FinishReason.STOP, way
             jsonschema.validate(json.loads(output.text), SCHEMA)
     assert sum(output.finish is FinishReason.STOP for output in outputs) >= len(ways) // 2
-    assert len(outputs[6].logprobs) == len(outputs[6].token_ids)
+    scored = next(output for way, output in zip(ways, outputs, strict=False) if "logprobs" in way)
+    assert len(scored.logprobs) == len(scored.token_ids)
 
 
 def test_length_is_said_only_where_the_length_is_reached(llm: LLM) -> None:

@@ -43,6 +43,26 @@ def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(executor: Executor
     assert generate(executor, params(seed=12))[0] != alone
 
 
+EVERY_WAY: list[dict[str, object]] = [
+    {},
+    {"top_k": 5, "top_p": 0.9},
+    {"min_p": 0.05, "repetition_penalty": 1.2},
+    {"typical_p": 0.5},
+    {"logit_bias": ((9, 2.0),), "frequency_penalty": 0.5},
+    {"bad_words": ((65,), (66, 67))},
+    {"allowed_token_ids": tuple(range(60, 120))},
+    {"temperature": 0.0},
+]
+
+
+def test_every_way_of_sampling_gives_the_same_alone_and_beside_all_others(executor: Executor) -> None:
+    asked = [params(**{"seed": seed, **way}) for seed, way in enumerate(EVERY_WAY)]
+    # Prompts differ by place, so each runs alone at its own.
+    alone = [generate(executor, *[asked[at]] * (at + 1))[at] for at in range(len(asked))]
+    assert generate(executor, *asked) == alone
+    assert len(set(map(tuple, alone))) == len(asked)
+
+
 def test_greedy_rows_stay_greedy_beside_sampled_ones(executor: Executor) -> None:
     alone = generate(executor, params(temperature=0.0))[0]
     assert generate(executor, params(temperature=0.0), params(seed=3))[0] == alone

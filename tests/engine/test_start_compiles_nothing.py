@@ -31,7 +31,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
-from stoker_runtime.sampling.sampler import ADJUST, GREEDY, SAMPLE
+from stoker_runtime.sampling.sampler import ADJUST, GREEDY, SAMPLE, TYPICAL
 from stoker_runtime.scheduler.batch import SlotAssign
 from stoker_runtime.weights.layout import WeightArena
 
@@ -165,6 +165,8 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     body.mixed(StepShape(1, 2, 300, GREEDY), 200, extra)
     params = SamplingParams(temperature=1.0, seed=1)
     body.sampler.assign([SlotAssign(slot, params, 1, (), (), 4) for slot in (0, 1)])
+    body.sampler.assign([SlotAssign(0, SamplingParams(temperature=1.0, typical_p=0.5), 1, (), (), 4)])
+    body(StepShape(4, 0, 0, TYPICAL))
     updates = torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32)
     for rows in (1, 3, 16):
         apply_updates(updates[:rows], body.slots.page_table, body.slots.position, body.slots.last_token)

@@ -16,7 +16,7 @@ import stoker_kernels
 from stoker_kernels import aot
 from stoker_kernels.aot_registry import SMS, AotSpec, register_aot, specs
 
-EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel"}
+EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel", "typical_kernel"}
 
 
 def _mine(sm: int) -> Iterator[aot.Variant]:

@@ -20,6 +20,7 @@ from stoker_kernels.sampling import (
     token_logprobs,
 )
 from stoker_kernels.sampling_state import MAX_BIAS
+from stoker_kernels.typical import typical_mask
 
 CPU = torch.device("cpu")
 VOCAB = 24
@@ -91,6 +92,56 @@ def test_frequencies_follow_the_definition(case: str, by: str) -> None:
     # Wilson and Hilferty's quantile of chi-square at 4 standard deviations.
     bound = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
     assert chi_square < bound
+
+
+def _typical_definition(logits: torch.Tensor, temperature: float, typical_p: float) -> set[int]:
+    """The typical set in float64, by sorting."""
+    p = torch.softmax(logits.double() / temperature, dim=-1).numpy()
+    entropy = -(p * np.log2(p)).sum()
+    order = np.argsort(np.abs(-np.log2(p) - entropy), kind="stable")
+    kept = int((np.cumsum(p[order]) < typical_p).sum()) + 1
+    return set(order[:kept].tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.6, 0.9, 0.99])
+def test_the_typical_set_follows_the_definition(typical_p: float, temperature: float) -> None:
+    rows, vocab = 6, 77
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(3)) * 2
+    state = _state(*(SlotSampling(at, temperature=temperature, typical_p=typical_p) for at in range(rows)), vocab=vocab)
+    mask = torch.full((rows, 3), -1, dtype=torch.int32)
+    slots = torch.arange(rows, dtype=torch.int32)
+    typical_mask(logits, state, slots, torch.zeros_like(slots), mask)
+    for row in range(rows):
+        kept = {token for token in range(vocab) if mask[row, token // 32] >> (token % 32) & 1}
+        assert kept == _typical_definition(logits[row], temperature, typical_p)
+
+
+def test_the_best_token_may_be_untypical_and_other_filters_see_what_is_left() -> None:
+    # One token of probability 0.3 among many small ones: the entropy is nearer to the small.
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5] = math.log(10)
+    state = _state(SlotSampling(0, temperature=1.0, typical_p=0.4), SlotSampling(1, temperature=1.0, typical_p=1.0))
+    mask = torch.full((3, 1), -1, dtype=torch.int32)
+    slots = torch.tensor([0, 1, -1], dtype=torch.int32)
+    typical_mask(logits.repeat(3, 1), state, slots, torch.zeros_like(slots), mask)
+    assert not mask[0, 0] >> 5 & 1
+    assert mask[1:].tolist() == [[-1], [-1]], "who does not ask for it keeps everything"
+    assert _draw(logits, state, [0], bitmask=mask[:1])[0] != 5
+
+
+def test_a_mask_counts_before_the_typical_set() -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(5))
+    state = _state(SlotSampling(0, temperature=1.0, typical_p=0.5), vocab=40)
+    allowed = [1, 2, 3, 20, 33]
+    mask = torch.zeros(1, 2, dtype=torch.int32)
+    for token in allowed:
+        mask[0, token // 32] |= 1 << token % 32
+    slots = torch.zeros(1, dtype=torch.int32)
+    typical_mask(logits, state, slots, slots, mask)
+    kept = {token for token in range(40) if mask[0, token // 32] >> (token % 32) & 1}
+    expected = _typical_definition(logits[0, allowed], 1.0, 0.5)
+    assert kept == {allowed[at] for at in expected}
 
 
 def test_ties_at_the_bound_are_all_kept() -> None:

@@ -21,6 +21,7 @@ import yaml
 
 from stoker_operator import manifests, status
 from stoker_operator.cluster import INFERENCE_SERVICE, Cluster
+from stoker_operator.fit import Gpu
 from stoker_operator.manifests.revision import Record
 from stoker_operator.plan import Plan, make_plan
 from stoker_operator.plan_rollout import first_variant
@@ -131,6 +132,7 @@ class World:
         self.served: frozenset[str] = frozenset()
         self.spare_gpu: bool | None = None
         self.load: int | None = None
+        self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
@@ -161,6 +163,7 @@ class World:
             served=self.served,
             spare_gpu=self.spare_gpu,
             load=self.load,
+            gpu=self.gpu,
             answer=self.answer,
         )
 
@@ -206,8 +209,9 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}
         _kubectl(environment, "apply", "-f", str(CRD))
         # `kubectl wait` fails at once while an object has no conditions at all.
-        established = 'jsonpath={.status.conditions[?(@.type=="Established")].status}'
-        while _kubectl(environment, "get", "crd", "inferenceservices.stoker.dev", "-o", established) != "True":
+        wait = ("wait", "--for=condition=Established", "--timeout=60s", "crd/inferenceservices.stoker.dev")
+        while "condition met" not in (said := _kubectl(environment, *wait, check=False)):
+            assert "accessor error" in said, said
             time.sleep(0.1)
         yield running.kubeconfig
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.handlers import WATCHED, kopf_name, owners, registry, settings
+from stoker_operator.handlers import owners, registry, settings
 
 REFERENCE = {"kind": "InferenceService", "name": "owner"}
 
@@ -18,18 +18,12 @@ REFERENCE = {"kind": "InferenceService", "name": "owner"}
         ({"labels": {"app.kubernetes.io/instance": "demo"}}, {"demo"}),
         ({"ownerReferences": [{"kind": "ReplicaSet", "name": "rs"}], "labels": {}}, set()),
         ({"ownerReferences": [REFERENCE, REFERENCE | {"name": "other"}]}, {"owner", "other"}),
+        ({"annotations": {"user.stoker.dev/demo": "uid-1 60", "a/b": "c"}}, {"demo"}),
         ({}, set()),
     ],
 )
 def test_owners(meta: dict[str, Any], expected: set[str]) -> None:
     assert owners("ns", meta) == {("ns", name) for name in expected}
-
-
-def test_kinds_are_named_as_kopf_wants_them() -> None:
-    assert [kopf_name(kind) for kind in WATCHED[:4:3]] == [
-        ("", "v1", "serviceaccounts"),
-        ("apps", "v1", "deployments"),
-    ]
 
 
 async def ignore(key: tuple[str, str]) -> None:
@@ -39,16 +33,15 @@ async def ignore(key: tuple[str, str]) -> None:
 def test_there_are_event_handlers_only() -> None:
     """Any other kind of handler makes kopf write annotations or finalizers to objects."""
     handlers = registry(ignore)
-    assert len(handlers._watching.get_all_handlers()) == len(WATCHED) + 1
+    assert len(handlers._watching.get_all_handlers()) == 1
     assert not handlers._changing.get_all_handlers()
     assert not handlers._spawning.get_all_handlers()
     assert not handlers._indexing.get_all_handlers()
 
 
-def test_watches_end_and_children_are_filtered_by_the_server() -> None:
+def test_watches_end() -> None:
     chosen = settings()
     assert chosen.watching.server_timeout
     assert chosen.watching.client_timeout
     assert chosen.watching.connect_timeout
-    assert len(chosen.watching.label_selectors) == len(WATCHED)
     assert chosen.peering.standalone

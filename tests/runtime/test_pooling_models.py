@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import WordPiece
 
-from stoker_runtime import LLM
+from stoker_kernels import dispatch
+from stoker_runtime import LLM, info
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.executor.build import build_executor
@@ -205,3 +206,39 @@ def test_sizes(tmp_path: Path) -> None:
     assert plan.weights == spec.parameter_bytes("float16")
     with pytest.raises(ConfigError, match="lower --max-num-batched-tokens"):
         plan_pooling(gpu, spec, DeviceMemory(256 * 1024**2, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_gpu_gives_an_encoders_vectors(dtype: str, tmp_path: Path) -> None:
+    folder = encoder_folder(tmp_path, "BertModel")
+    generator = torch.Generator().manual_seed(1)
+    many = [torch.randint(4, 30, (1 + at % 40,), generator=generator).tolist() for at in range(300)]
+    for kind in Pooling:
+        given = json.dumps({"pooling_type": kind})
+        with LLM(str(folder), device="cpu", pooler_config=given) as llm:
+            exact = torch.tensor(llm.embed(many))
+        with LLM(str(folder), device="cuda", dtype=dtype, pooler_config=given) as llm:
+            vectors = torch.tensor(llm.embed(many))
+        assert (exact * vectors).sum(1).min() > {"float32": 0.99999, "float16": 0.9999, "bfloat16": 0.99}[dtype], kind
+    assert dispatch.chosen()["bidirectional_attention"].startswith("triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["LAST", "MEAN"])
+def test_a_gpu_gives_a_decoders_vectors(kind: str, tiny_checkpoint: Checkpoint) -> None:
+    given = json.dumps({"pooling_type": kind})
+    options = {"runner": "pooling", "pooler_config": given, "max_model_len": 128}
+    with LLM(str(tiny_checkpoint("qwen3")), device="cpu", **options) as llm:
+        exact = torch.tensor(llm.embed(texts() * 40))
+    with LLM(str(tiny_checkpoint("qwen3")), device="cuda", dtype="bfloat16", **options) as llm:
+        vectors = torch.tensor(llm.embed(texts() * 40))
+    assert (exact * vectors).sum(1).min() > 0.99
+
+
+def test_info_says_what_a_model_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert info.main([str(encoder_folder(tmp_path, "BertModel")), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "BertModel, 2 layers, hidden 32" in shown
+    assert "embed: cls, normalized, texts of up to 40 tokens" in shown
+    assert "bidirectional_attention  reference" in shown

@@ -219,3 +219,22 @@ def test_no_flag_is_both_ours_and_not_ours() -> None:
     theirs = [*vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE, *vllm_flags.UNSUPPORTED]
     assert len(set(theirs)) == len(theirs)
     assert not ours & set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runner"),
+    [
+        ([], "auto"),
+        (["--runner", "pooling"], "pooling"),
+        (["--task", "embed"], "pooling"),
+        (["--task", "score"], "pooling"),
+        (["--task", "generate"], "generate"),
+    ],
+)
+def test_runners_by_either_name(arguments: list[str], runner: str) -> None:
+    assert parse(["m", *arguments], {}).engine.runner == runner
+
+
+def test_the_pooler_is_given_as_json() -> None:
+    for flag in ("--pooler-config", "--override-pooler-config"):
+        assert parse(["m", flag, '{"pooling_type": "MEAN"}'], {}).engine.pooler_config == '{"pooling_type": "MEAN"}'

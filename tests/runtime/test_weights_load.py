@@ -158,7 +158,7 @@ def test_a_file_that_shrinks_while_it_is_read(tiny_checkpoint: Checkpoint, tmp_p
     path = _edited(tiny_checkpoint("llama"), tmp_path, lambda t: None)
     source = read_source(str(path))
     spec = build_spec(source)
-    routes = load._routes(source.kind, path, spec)
+    routes, scales = load._routes(source.kind, path, spec)
     file = path / "model.safetensors"
     with file.open("r+b") as stream:
         stream.truncate(file.stat().st_size - 1000)
@@ -167,7 +167,7 @@ def test_a_file_that_shrinks_while_it_is_read(tiny_checkpoint: Checkpoint, tmp_p
         pytest.raises(ModelError, match=r"ended at byte \d+ while \d+ more were due"),
         copy_lanes.CopyLanes(CPU) as lanes,
     ):
-        load._fill(arena, routes, lanes)
+        load._fill(arena, routes, scales, lanes)
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])

@@ -29,7 +29,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- .Values.metricsAdapter.tls.secretName | default (printf "%s-metrics-api-tls" (include "stoker.name" .)) -}}
 {{- end -}}
 
-{{/* What the operator may do where it watches. Each verb is used by observe.py, apply.py or the watches. */}}
+{{/* What the operator may do where it watches. Each verb is used by observe.py, apply.py or mirror.py. */}}
 {{- define "stoker.rules" -}}
 - apiGroups: [stoker.dev]
   resources: [inferenceservices]
@@ -45,7 +45,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [configmaps]   # dashboards, where the Prometheus operator is installed
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
@@ -60,10 +60,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
   resources: [replicasets]
-  verbs: [list]
+  verbs: [list, watch]
 - apiGroups: [apps]
   resources: [controllerrevisions]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
@@ -75,13 +75,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]

@@ -85,6 +85,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/completions", completions.create_completion, CompletionBody),
     Route("POST", "/v1/chat/completions", chat.create_chat_completion, ChatBody),
     Route("POST", "/v1/responses", responses.create_response, ResponsesBody),
+    Route("POST", "/v1/responses/input_tokens", responses.count_input_tokens, ResponsesBody),
     Route("GET", "/v1/responses/*", responses.get_response),
     Route("DELETE", "/v1/responses/*", responses.delete_response),
     Route("POST", "/v1/responses/*/cancel", responses.cancel_response),

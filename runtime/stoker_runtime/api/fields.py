@@ -212,7 +212,6 @@ class SamplingFields(Body):
     user: str | None = None
 
     SAMPLING_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "typical_p": (None, 1.0),
         "spaces_between_special_tokens": (None, True),
         "early_stopping": (None, False),
         "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),

@@ -112,6 +112,7 @@ def build_params(
         top_p=_or(body.top_p, defaults.top_p),
         top_k=0 if top_k in (-1, 0) or top_k >= limits.vocab_size else top_k,
         min_p=_or(body.min_p, defaults.min_p),
+        typical_p=_or(body.typical_p, 1.0),
         repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,

@@ -55,7 +55,9 @@ class Running(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A model that answers: what is fixed once the engine runs. `pooling`: it embeds or scores, and generates nothing.
+    """A model that answers: what is fixed once the engine runs.
+
+    `pooling`: it embeds or scores, and generates nothing.
     """
 
     engine: EngineClient
@@ -83,7 +85,9 @@ class ServerState:
     batches: BatchRunner | None = None
 
     def __post_init__(self) -> None:
-        self.responses = ResponseStore(self.config.response_store_bytes)
+        # A client's next request may come to another process, which would know nothing of what this one keeps.
+        alone = self.config.api_server_count == 1
+        self.responses = ResponseStore(self.config.response_store_bytes if alone else 0)
 
     @property
     def model_names(self) -> tuple[str, ...]:

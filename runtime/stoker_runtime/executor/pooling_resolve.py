@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.resolve import GIB, DeviceMemory
+from stoker_runtime.executor.resolve import GIB, DeviceMemory, resolve_quantization
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
@@ -61,7 +61,7 @@ def resolve_pooling(
         max_num_seqs=config.max_num_seqs or (256 if on_gpu else 64),
         max_num_batched_tokens=max(config.max_num_batched_tokens or (16384 if on_gpu else 2048), longest),
         page_size=config.page_size or (64 if on_gpu else 16),
-        quantization="none" if config.quantization == "auto" else config.quantization,
+        quantization="none" if isinstance(spec, EncoderSpec) else resolve_quantization(config.quantization, spec),
     )
 
 

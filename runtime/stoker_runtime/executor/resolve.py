@@ -70,8 +70,20 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max(config.max_num_batched_tokens or (8192 if on_gpu else 512), max_seqs),
         page_size=config.page_size or (64 if on_gpu else 16),
-        quantization="none" if config.quantization == "auto" else config.quantization,
+        quantization=resolve_quantization(config.quantization, spec),
     )
+
+
+def resolve_quantization(asked: str, spec: ModelSpec) -> str:
+    """"none" or "fp8". Raises ConfigError for weights that are FP8 already and are asked to be something else."""
+    if spec.checkpoint is None:
+        return "none" if asked == "auto" else asked
+    if asked == "none":
+        raise ConfigError(
+            "quantization is none, but the checkpoint's weights are FP8; leave --quantization out.",
+            param="quantization",
+        )
+    return "fp8"
 
 
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, left_dense, read_fp8
 from stoker_runtime.models.rope_config import max_position, read_rope
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.spec import ModelSpec, Role
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -174,13 +175,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
             f"supported are {', '.join(ARCHITECTURES)}.",
             param="model",
         )
-    if source.config.get("quantization_config"):
-        method = source.config["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(
-            f"{source.name}: checkpoints quantized by {method!r} are not supported; "
-            "serve the 16-bit checkpoint, or a GGUF file.",
-            param="quantization_config",
-        )
+    checkpoint = read_fp8(source.name, source.config)
     row = ARCHITECTURES[known[0]]
     config = {**row.defaults, **source.config, "architectures": known}
     try:
@@ -189,7 +184,21 @@ def build_spec(source: ModelSource) -> ModelSpec:
         raise ModelError(f"{source.name}: the configuration lacks {error}.", param=str(error.args[0])) from error
     except (TypeError, ValueError) as error:
         raise ModelError(f"{source.name}: the configuration is not usable: {error}.") from error
-    return replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source))
+    spec = replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source))
+    return spec if checkpoint is None else _quantized(spec, checkpoint, row)
+
+
+def _quantized(spec: ModelSpec, checkpoint: Fp8Checkpoint, row: Architecture) -> ModelSpec:
+    """`spec` of a checkpoint in FP8. Raises ModelError where a part of a merged matrix is and a part is not."""
+    dense = []
+    for parameter in spec.parameters():
+        if parameter.role is Role.LINEAR:
+            _, layer, field = parameter.name.split(".")
+            names = row.layer_names[field].hf
+            modules = [f"model.layers.{layer}.{name.removesuffix('.weight')}" for name in names]
+            if left_dense(checkpoint, parameter.name, modules):
+                dense.append(parameter.name)
+    return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
 
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:

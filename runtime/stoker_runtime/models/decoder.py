@@ -78,13 +78,13 @@ class Decoder:
 
     def _first_norm(self, hidden: Tensor) -> Tensor | Quantized:
         first = self.weights.layers[0]
-        if first.qkv.kind == "fp8_channel":
+        if first.qkv.kind != "dense":
             return rms_norm_quant(hidden, first.input_norm, self.spec.eps)
         return rms_norm(hidden, first.input_norm, self.spec.eps)
 
     def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: LinearWeight) -> Tensor | Quantized:
         """Add `update` to the residual stream in place and norm it in the form that `consumer` reads."""
-        if consumer.kind == "fp8_channel":
+        if consumer.kind != "dense":
             return add_rms_norm_quant(update, residual, norm, self.spec.eps)
         return add_rms_norm(update, residual, norm, self.spec.eps)
 
@@ -138,6 +138,6 @@ class Decoder:
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
         gate_up = self._linear(hidden, layer.gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
-        if layer.down.kind == "fp8_channel" and fused is not None:
+        if layer.down.kind != "dense" and fused is not None:
             return self._linear(fused(gate_up), layer.down, layer.down_bias)
         return self._linear(ACTIVATIONS[self.spec.activation](gate_up), layer.down, layer.down_bias)

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
+
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 # Parameters start at multiples of this many bytes: vector loads and TMA descriptors want aligned addresses.
 ALIGNMENT = 256
+# Rows and columns of a matrix that share a scale under fp8_block.
+BLOCK = 128
 
 
 class Role(StrEnum):
@@ -30,11 +34,16 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role."""
+    """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role.
+
+    `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits, to be quantized or not; "dense" likewise, never
+    to be quantized; or fp8_channel, fp8_block.
+    """
 
     name: str
     shape: tuple[int, ...]
     role: Role
+    kind: str = ""
 
     @property
     def elements(self) -> int:
@@ -70,7 +79,8 @@ class ModelSpec:
     """A decoder-only transformer with grouped-query attention and a gated feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
-    `dtype` is the checkpoint's. `max_position` is the longest context the rotary table is right for.
+    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`. `dtype`
+    is that of the rest. `max_position` is the longest context the rotary table is right for.
     """
 
     architecture: str
@@ -93,6 +103,8 @@ class ModelSpec:
     qk_norm: bool = False
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
+    checkpoint: Fp8Checkpoint | None = None
+    dense_parameters: frozenset[str] = frozenset()
 
     @property
     def q_size(self) -> int:
@@ -128,7 +140,13 @@ class ModelSpec:
         ]
         for field, shape, role, present in rows:
             if present:
-                yield Parameter(f"layers.{layer}.{field}", shape, role)
+                name = f"layers.{layer}.{field}"
+                yield Parameter(name, shape, role, self._stored_kind(name) if role is Role.LINEAR else "")
+
+    def _stored_kind(self, name: str) -> str:
+        if self.checkpoint is None:
+            return ""
+        return "dense" if name in self.dense_parameters else self.checkpoint.kind
 
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""
@@ -152,9 +170,17 @@ class ModelSpec:
         return max_model_len * self.rope.dim * ITEM_BYTES["float32"]
 
 
-def is_quantized(parameter: Parameter, quantization: str) -> bool:
-    """Whether this parameter is stored quantized: linears are; embedding and output head keep 16 bits."""
-    return quantization == "fp8" and parameter.role is Role.LINEAR
+def stored_kind(parameter: Parameter, quantization: str) -> str:
+    """How this parameter rests in memory: dense, fp8_channel or fp8_block. Embedding and output head keep 16 bits."""
+    if parameter.kind:
+        return parameter.kind
+    return "fp8_channel" if quantization == "fp8" and parameter.role is Role.LINEAR else "dense"
+
+
+def scale_count(parameter: Parameter, kind: str) -> int:
+    """Number of fp32 scales of a linear of this kind."""
+    rows, columns = parameter.shape
+    return rows if kind == "fp8_channel" else -(-rows // BLOCK) * -(-columns // BLOCK)
 
 
 def aligned(size: int) -> int:
@@ -163,7 +189,8 @@ def aligned(size: int) -> int:
 
 
 def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
-    """Device bytes of one parameter, padding included; fp8 has one fp32 scale per output channel."""
-    if is_quantized(parameter, quantization):
-        return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(parameter.shape[0] * 4)
+    """Device bytes of one parameter, padding included; fp8 has its fp32 scales besides."""
+    kind = stored_kind(parameter, quantization)
+    if kind != "dense":
+        return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(scale_count(parameter, kind) * 4)
     return aligned(parameter.elements * ITEM_BYTES[dtype])

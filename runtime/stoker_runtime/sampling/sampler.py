@@ -1,6 +1,6 @@
 """Chooses the next token of each row on the device, from parameters that rest there by slot.
 
-Invariants: which way a batch takes (`GREEDY`, `SAMPLE`, `ADJUST`, `MASKED`) depends on the parameters of its slots
+Invariants: which way a batch takes (one of `MODES`) depends on the parameters of its slots
 alone, never on values on the device, so each way can be captured in a graph. A slot that is plainly greedy costs no
 upload as long as the row that the device holds for it is plainly greedy too.
 A batch with masked slots is `MASKED`: it needs the masks of its rows in `masks`, and nothing else is new in it.
@@ -24,18 +24,20 @@ from stoker_kernels.sampling import (
     pack_slot_sampling,
     sample,
 )
-from stoker_runtime.sampling.masks import TokenMasks
+from stoker_kernels.typical import typical_mask
+from stoker_runtime.sampling.masks import ALL, TokenMasks
 from stoker_runtime.scheduler.batch import SlotAssign
 
 GREEDY = "greedy"
 SAMPLE = "sample"
 ADJUST = "adjust"
+TYPICAL = "typical"
 MASKED = "masked"
-MODES = (GREEDY, SAMPLE, ADJUST, MASKED)
+MODES = (GREEDY, SAMPLE, ADJUST, TYPICAL, MASKED)
 
 
 class Sampler:
-    """Per-slot sampling parameters and the four ways through them."""
+    """Per-slot sampling parameters and the five ways through them."""
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
         self.mode = GREEDY
@@ -46,6 +48,7 @@ class Sampler:
         # What each slot needs, as an index into MODES; and whether the device's row says more than "greedy".
         self._needs = np.zeros(slots, dtype=np.int8)
         self._set = np.zeros(slots, dtype=bool)
+        self._typical: set[int] = set()
         self._logprobs: dict[int, int] = {}
         self._prompt_logprobs: dict[int, int] = {}
 
@@ -56,6 +59,10 @@ class Sampler:
             slot, params = assign.slot, assign.params
             update = slot_sampling(assign)
             need = ADJUST if update.adjusted else GREEDY if params.temperature == 0.0 else SAMPLE
+            self._typical.discard(slot)
+            if params.typical_p < 1.0 and params.temperature > 0.0:
+                need = TYPICAL
+                self._typical.add(slot)
             if params.masked:
                 need = MASKED
             self._needs[slot] = MODES.index(need)
@@ -94,8 +101,14 @@ class Sampler:
         """Tokens `[R]` int32 for `logits [R, V]`; `positions [R]` is each row's last computed position."""
         if mode == GREEDY:
             return argmax(logits)
-        bitmask = self.masks.rows(len(logits)) if mode == MASKED else None
-        return sample(logits, self._state, row_slots, positions, adjust=mode in (ADJUST, MASKED), bitmask=bitmask)
+        bitmask = None
+        if mode in (TYPICAL, MASKED):
+            bitmask = self.masks.rows(len(logits))
+            if mode == TYPICAL:
+                bitmask.fill_(ALL)
+            if self._typical:
+                typical_mask(logits, self._state, row_slots, positions, bitmask)
+        return sample(logits, self._state, row_slots, positions, adjust=mode not in (GREEDY, SAMPLE), bitmask=bitmask)
 
 
 def slot_sampling(assign: SlotAssign) -> SlotSampling:
@@ -114,6 +127,7 @@ def slot_sampling(assign: SlotAssign) -> SlotSampling:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
+        typical_p=params.typical_p,
         repetition_penalty=params.repetition_penalty,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import LinearWeight
-from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, is_quantized
+from stoker_kernels.linear_weight import WEIGHT_KINDS, scale_shape
+from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,7 +51,7 @@ class WeightArena:
     """One block of device memory with a view per parameter.
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
-    holds fp8 data `[N, K]` and fp32 scales `[N, 1]`.
+    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -86,14 +87,15 @@ class WeightArena:
         return view
 
     def _place(self, parameter: Parameter) -> None:
-        if not is_quantized(parameter, self.quantization):
+        kind = next(each for each in WEIGHT_KINDS if each == stored_kind(parameter, self.quantization))
+        scales = scale_shape(kind, *parameter.shape) if kind != "dense" else None
+        if scales is None:
             num_bytes = parameter.elements * self.dtype.itemsize
             self.dense[parameter.name] = self._take(parameter.shape, self.dtype, num_bytes)
             return
-        rows = parameter.shape[0]
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
-        scale = self._take((rows, 1), torch.float32, rows * 4)
-        self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind="fp8_channel")
+        scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
+        self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind=kind)
 
     def _linear(self, name: str) -> LinearWeight:
         if name in self.quantized:

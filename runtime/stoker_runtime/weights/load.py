@@ -8,6 +8,7 @@ Knows nothing of how the decoder computes.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,8 +20,10 @@ from torch import Tensor
 from stoker_kernels.quant import quantize_weight
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
-from stoker_runtime.models.spec import ModelSpec, Parameter, is_quantized
-from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
+from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
 from stoker_runtime.weights.gguf_header import read_gguf_header
 from stoker_runtime.weights.layout import DecoderWeights, WeightArena
@@ -32,6 +35,11 @@ from stoker_runtime.weights.tensor_entry import TensorEntry
 # Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.
 PENDING_BYTES = 1024**3
 BASE = "model."
+
+Routes = dict[str, tuple[Route, ...]]
+Scales = dict[str, tuple[ScaleRoute, ...]]
+
+log = logging.getLogger(__name__)
 
 
 def load_weights(
@@ -53,11 +61,21 @@ def load_weights(
         arena = WeightArena(spec, device, dtype, quantization)
         fill_random(arena, seed)
         return _settled(arena)
-    routes = _routes(source.kind, source.path, spec)
+    routes, scales = _routes(source.kind, source.path, spec)
+    if spec.checkpoint is not None:
+        _announce(spec.checkpoint)
     arena = WeightArena(spec, device, dtype, quantization)
     with CopyLanes(device) as lanes:
-        _fill(arena, routes, lanes)
+        _fill(arena, routes, scales, lanes)
     return _settled(arena)
+
+
+def _announce(checkpoint: Fp8Checkpoint) -> None:
+    aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
+    log.info(
+        "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
+        checkpoint.method, checkpoint.kind, aside,
+    )  # fmt: skip
 
 
 def _settled(arena: WeightArena) -> DecoderWeights:
@@ -67,18 +85,20 @@ def _settled(arena: WeightArena) -> DecoderWeights:
     return arena.assemble()
 
 
-def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> dict[str, tuple[Route, ...]]:
+def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales]:
     if kind is SourceKind.GGUF:
-        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF)
-    routes = route(spec, with_base(read_checkpoint_index(path)), Vocabulary.HF)
-    for pieces in routes.values():
-        for piece in pieces:
+        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}
+    entries, scale_entries = split_scales(spec, with_base(read_checkpoint_index(path)))
+    routes = route(spec, entries, Vocabulary.HF)
+    scales = plan_scales(spec, routes, scale_entries)
+    for parameter, pieces in routes.items():
+        for piece in () if parameter in scales else pieces:
             if piece.entry.encoding not in PLAIN_DTYPES:
                 raise ModelError(
                     f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
-    return routes
+    return routes, scales
 
 
 def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -89,16 +109,22 @@ def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
     return {name: replace(entry, name=name) for name, entry in zip(whole, entries.values(), strict=True)}
 
 
-def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyLanes) -> None:
-    """Submit every copy in order; quantize each matrix as soon as it is whole."""
+def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) -> None:
+    """Submit every copy in order; quantize each matrix that the checkpoint does not hold in FP8 once it is whole."""
     copies: list[Future[None]] = []
+    scale_copies = ScaleCopies(lanes, arena.device)
     pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
     pending_bytes = 0
     for parameter in arena.spec.parameters():
         target = _target(arena, parameter)
         lanes.fence()
         futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
-        if not is_quantized(parameter, arena.quantization):
+        if parameter.name in scales:
+            place = arena.quantized[parameter.name]
+            assert place.scale is not None, "a weight in FP8 has a scale"
+            copies += futures + scale_copies.submit(scales[parameter.name], place.kind, place.scale)
+            continue
+        if stored_kind(parameter, arena.quantization) == "dense":
             copies += futures
             continue
         pending.append((parameter.name, target, futures))
@@ -108,17 +134,20 @@ def _fill(arena: WeightArena, routes: dict[str, tuple[Route, ...]], lanes: CopyL
     while pending:
         _quantize(arena, lanes, *pending.popleft())
     lanes.join(copies)
+    scale_copies.finish()
 
 
 def _target(arena: WeightArena, parameter: Parameter) -> Tensor:
-    if is_quantized(parameter, arena.quantization):
+    if parameter.kind.startswith("fp8"):
+        return arena.quantized[parameter.name].data
+    if stored_kind(parameter, arena.quantization) != "dense":
         return torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
     return arena.dense[parameter.name]
 
 
 def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]]:
     rows = target[piece.row : piece.row + piece.shape[0]]
-    if piece.entry.encoding in PLAIN_DTYPES and not piece.head_rows:
+    if piece.entry.encoding in READABLE_DTYPES and not piece.head_rows:
         return lanes.submit_plain(piece.entry, rows)
     decode = make_decoder(piece.entry, piece.head_rows)
     return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)

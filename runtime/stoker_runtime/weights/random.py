@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from stoker_kernels.quant import quantize_weight
-from stoker_runtime.models.spec import Parameter, Role, is_quantized
+from stoker_runtime.models.spec import Parameter, Role, stored_kind
 from stoker_runtime.weights.layout import WeightArena
 
 STD = 0.02
@@ -24,7 +24,7 @@ def fill_random(arena: WeightArena, seed: int) -> None:
             arena.dense[parameter.name].fill_(1.0)
             continue
         std = _deviation(parameter, arena.spec.num_layers)
-        if is_quantized(parameter, arena.quantization):
+        if stored_kind(parameter, arena.quantization) != "dense":
             weight = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
             arena.store(parameter.name, quantize_weight(weight.normal_(0.0, std, generator=generator), "fp8_channel"))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import reference_sampling, sampling
+from stoker_kernels import reference_sampling, reference_typical, sampling, typical
 from stoker_kernels.sampling import SamplingState, SlotSampling, pack_slot_sampling
 from stoker_kernels.sampling_state import CANDIDATES, TILE
 
@@ -101,6 +101,36 @@ def test_strange_logits_match(device: torch.device) -> None:
         for slot, top_k in enumerate((5, 200, 0, 280))
     ]
     _compare(logits, updates, device, steps=2)
+
+
+def _compare_typical(logits: torch.Tensor, device: torch.device) -> None:
+    rows, vocab = logits.shape
+    asked = [(0.0, 0.5), (1.0, 1.0), (0.7, 0.2), (1.0, 0.6), (1.5, 0.95), (1.0, 0.9)]
+    updates = [SlotSampling(slot, temperature=t, typical_p=p, seed=slot) for slot, (t, p) in enumerate(asked)]
+    updates[5] = SlotSampling(5, temperature=1.0, typical_p=0.9, bias=[(0, 4.0), (vocab - 1, -3.0)])
+    mine, theirs = _states(updates, vocab, device)
+    slots = torch.tensor([-1, *range(len(asked))], dtype=torch.int32)
+    positions = torch.zeros_like(slots)
+    generator = torch.Generator().manual_seed(vocab)
+    mask = torch.full((rows, -(-vocab // 32)), -1, dtype=torch.int32)
+    mask[4] = torch.randint(-(2**31), 2**31, mask[4].shape, generator=generator).to(torch.int32)
+    got, expected = mask.clone().to(device), mask.clone()
+    typical.typical_mask(logits.to(device), mine, slots.to(device), positions.to(device), got)
+    reference_typical.typical_mask(logits, theirs, slots, positions, expected)
+    assert torch.equal(got.cpu(), expected)
+    assert torch.equal(expected[:3], mask[:3]), "padding, greedy and plain rows"
+    assert (expected[3:] != mask[3:]).any(dim=1).all()
+
+
+@pytest.mark.parametrize("vocab", [90, TILE + 55])
+def test_typical_sets_match(vocab: int, device: torch.device) -> None:
+    _compare_typical(_logits(7, vocab, 2.0, torch.float32), device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_typical_sets_of_a_real_vocabulary_match(dtype: torch.dtype, device: torch.device) -> None:
+    _compare_typical(_logits(7, 152064, 3.0, dtype), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

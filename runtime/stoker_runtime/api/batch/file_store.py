@@ -1,58 +1,54 @@
-"""Files that clients uploaded and that batches made, in a folder.
+"""Files that clients uploaded and that batches made, in a folder that several processes may share.
 
-A file is two: `ID.data`, and `ID.json` that makes it known. Invariants: what is known is complete; what a crash left
-half done is removed at the next start.
+A file is two: `ID.data`, and `ID.json` that makes it known and never changes. Invariants: what is known is complete;
+what a crash left half done is removed by a later start.
 Knows nothing of HTTP, or of what files hold.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import time
-import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.api.batch.folder import publish, storage_errors, write_json
+from stoker_runtime.api.batch.folder import is_id, load_json, make_folder, new_id, publish, storage_errors, write_json
 from stoker_runtime.errors import NotFoundError
 
-log = logging.getLogger(__name__)
+PREFIX = "file-"
 PIECE = 1024 * 1024
-
-
-def new_file_id() -> str:
-    """The id of a file to come."""
-    return f"file-{uuid.uuid4().hex}"
+LEFTOVER_SECONDS = 24 * 3600
+"""Older than any upload that may still be under way."""
 
 
 class FileStore:
-    """The files of one server, by id, oldest first."""
+    """The files of one folder, by id, oldest first. Its methods block, so call them from a thread."""
 
     def __init__(self, folder: Path, coming: Container[str] = ()) -> None:
-        """Read what is there; files that are `coming` may be half added, and stay."""
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        found = [record for path in folder.glob("*.json") if (record := load_record(path)) is not None]
-        self._records: dict[str, dict[str, Any]] = {
-            record["id"]: record for record in sorted(found, key=lambda record: (record["created_at"], record["id"]))
-        }
+        """Clean up what old crashes left, but no file that is `coming`. Raises ConfigError."""
+        self._folder = make_folder(folder)
+        self._seen: dict[str, dict[str, Any]] = {}
+        now = time.time()
         for path in folder.iterdir():
-            known = path.stem in self._records or path.stem in coming
-            if not known and path.suffix in (".data", ".part"):
-                path.unlink()
+            known = path.with_suffix(".json").exists() or path.stem in coming
+            if not known and path.suffix in (".data", ".part") and now - path.stat().st_mtime > LEFTOVER_SECONDS:
+                path.unlink(missing_ok=True)
 
     def records(self, purpose: str | None = None) -> list[dict[str, Any]]:
         """The files, all or of one purpose."""
-        return [record for record in self._records.values() if purpose in (None, record["purpose"])]
+        names = sorted(path.stem for path in self._folder.glob(f"{PREFIX}*.json"))
+        for name in names:
+            if name not in self._seen and (found := load_json(self._folder / f"{name}.json")) is not None:
+                self._seen[name] = found
+        self._seen = {name: self._seen[name] for name in names if name in self._seen}
+        return [record for record in self._seen.values() if purpose in (None, record["purpose"])]
 
     def get(self, name: str) -> dict[str, Any]:
         """One file's record. Raises NotFoundError."""
-        if name not in self._records:
-            raise NotFoundError(f"No such File object: {name}", param="id")
-        return self._records[name]
+        found = load_json(self._folder / f"{name}.json") if is_id(name, PREFIX) else None
+        if found is None:
+            raise NotFoundError(f"No such File object: {name[:80]}", param="id")
+        return found
 
     def path(self, name: str) -> Path:
         """Where a file's content is. Raises NotFoundError."""
@@ -61,14 +57,14 @@ class FileStore:
 
     def temporary(self) -> Path:
         """A place in the same file system for a file to come."""
-        return self._folder / f"{uuid.uuid4().hex}.part"
+        return self._folder / f"{new_id('')}.part"
 
     def add(self, temporary: Path, filename: str, purpose: str, name: str = "") -> dict[str, Any]:
         """Make a finished temporary file known; harmless for a `name` that is known already. Raises StorageError."""
-        name = name or new_file_id()
-        if name in self._records:
-            return self._records[name]
-        final = self._folder / f"{name}.data"
+        name = name or new_id(PREFIX)
+        record_path, final = self._folder / f"{name}.json", self._folder / f"{name}.data"
+        if record_path.exists():
+            return self.get(name)
         with storage_errors():
             # After a crash between the two steps below, the content has its name already.
             if temporary.exists():
@@ -85,8 +81,7 @@ class FileStore:
             "status": "processed",
             "status_details": None,
         }
-        write_json(self._folder / f"{name}.json", record)
-        self._records[name] = record
+        write_json(record_path, record)
         return record
 
     def delete(self, name: str) -> None:
@@ -95,22 +90,10 @@ class FileStore:
         with storage_errors():
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        del self._records[name]
-
-
-def load_record(path: Path) -> dict[str, Any] | None:
-    """What a record's file holds; None, and a line in the log, where it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        log.error("%s cannot be read, so what it describes is left out: %s", path, error)
-        return None
-    return found if isinstance(found, dict) and "id" in found else None
 
 
 def read_pieces(path: Path) -> Iterator[bytes]:
     """The content of a file, piece by piece. Raises OSError."""
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while piece := file.read(PIECE):
             yield piece

@@ -1,6 +1,7 @@
-"""The folder that files and batches live in: one owner, and writes that are either there whole or not at all.
+"""The folder that files and batches live in: writes that are there whole or not at all, names, and claims.
 
-Invariants: a name appears only when what it names is complete and on the disk; a folder has one server at a time.
+Several processes may share the folder, on one machine or through a network file system that keeps locks (NFS does).
+Invariants: a name appears only when what it names is complete and on the disk.
 Knows nothing of what is stored.
 """
 
@@ -9,7 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
+import re
+import secrets
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +23,7 @@ from typing import Any
 
 from stoker_runtime.errors import ConfigError, StorageError
 
+log = logging.getLogger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,7 +51,7 @@ def publish(temporary: Path, final: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace `path` as a whole. Raises StorageError."""
-    temporary = path.with_suffix(".part")
+    temporary = path.with_name(f"{uuid.uuid4().hex}.part")
     with storage_errors():
         try:
             temporary.write_text(json.dumps(content), encoding="utf-8")
@@ -54,22 +61,62 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
             raise
 
 
-class FolderLock:
-    """The right to use a folder, held until `close` or the end of the process."""
+def load_json(path: Path) -> dict[str, Any] | None:
+    """The record in a file; None where there is none, and with a line in the log where it cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or "id" not in found:
+            raise ValueError("it holds no record")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.error("%s cannot be read, so what it describes is left out: %s", path, error)
+        return None
+    return found
 
-    def __init__(self, folder: Path) -> None:
-        """Take it. Raises ConfigError when the folder cannot be used, or another server uses it."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"batch_dir: cannot use {folder}: {error.strerror}.", param="batch_dir") from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._handle)
-            raise ConfigError(f"batch_dir: another server uses {folder}.", param="batch_dir") from error
 
-    def close(self) -> None:
+def make_folder(folder: Path) -> Path:
+    """`folder`, which is there and can be written to. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"{uuid.uuid4().hex}.part"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"batch_dir: cannot use {folder}: {error.strerror}.", param="batch_dir") from error
+    return folder
+
+
+def new_id(prefix: str) -> str:
+    """An id that sorts by time and cannot be guessed."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def is_id(name: str, prefix: str) -> bool:
+    """Whether `name` can be an id of ours; anything else must not become a path."""
+    return re.fullmatch(rf"{re.escape(prefix)}[0-9a-f]{{32}}", name, re.ASCII) is not None
+
+
+class Claim:
+    """The sole right to work on something, among all processes that share a folder. Ends with the process."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    @classmethod
+    def take(cls, path: Path) -> Claim | None:
+        """The right that `path` stands for; None while another has it. Raises OSError."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError:
+            os.close(handle)
+            raise
+        return cls(handle)
+
+    def release(self) -> None:
         """Give it up."""
         os.close(self._handle)

@@ -8,9 +8,11 @@ Knows nothing of routes or of how lines run.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -90,36 +92,45 @@ class ResultFile:
     """Results by appending, from any thread. `done` holds the custom ids that have one."""
 
     def __init__(self, path: Path) -> None:
-        """Open what an earlier run left; a last line that was cut short is dropped. Raises OSError."""
-        self.path = path
+        """Take up what an earlier run left; a last line that was cut short is dropped. Raises StorageError."""
         self.done: set[str] = set()
-        path.touch()
-        kept = 0
-        with path.open("rb") as file:
-            for raw in file:
-                if raw.endswith(b"\n"):
-                    kept += len(raw)
-                    self.done.add(json.loads(raw)["custom_id"])
-        self._file = path.open("ab", buffering=0)
-        self._file.truncate(kept)
-        self._size = kept
+        self._path = path
+        self._size = 0
+        self._closed = False
         self._lock = threading.Lock()
+        with storage_errors():
+            path.touch()
+            with path.open("rb") as file:
+                for raw in file:
+                    if raw.endswith(b"\n"):
+                        self._size += len(raw)
+                        self.done.add(json.loads(raw)["custom_id"])
+            os.truncate(path, self._size)
 
     def append(self, custom_id: str, result: dict[str, Any]) -> None:
         """Add a result whole. Raises StorageError, and then nothing was added."""
         data = json.dumps(result).encode() + b"\n"
         with self._lock, storage_errors():
+            if self._closed:
+                return
             try:
-                written = 0
-                while written < len(data):
-                    written += self._file.write(data[written:]) or 0
+                # Not buffered: what is written here is on its way to the disk even if this process is killed.
+                with self._path.open("ab", buffering=0) as file:
+                    write_all(file, data)
             except OSError:
-                self._file.truncate(self._size)
+                os.truncate(self._path, self._size)
                 raise
             self._size += len(data)
             self.done.add(custom_id)
 
     def close(self) -> None:
-        """Close the file, after an `append` that is under way in another thread."""
+        """Take nothing more, after an `append` that is under way in another thread."""
         with self._lock:
-            self._file.close()
+            self._closed = True
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write everything. Raises OSError, and then a part may have been written."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

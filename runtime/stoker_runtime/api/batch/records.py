@@ -1,24 +1,25 @@
 """A batch as clients see it and as it is stored.
 
 Invariants: each status is entered once, in OpenAI's order, with the second in which it was.
-Knows nothing of lines, files or folders.
+Knows nothing of lines, files or where records are kept.
 """
 
 from __future__ import annotations
 
 import re
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from stoker_runtime.api.batch.folder import new_id
 from stoker_runtime.api.fields import Body
 from stoker_runtime.errors import RequestError
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 STATUSES = (*UNFINISHED, "completed", "failed", "expired", "cancelled")
+BATCH_PREFIX = "batch_"
 HOURS = {"h": 1, "d": 24}
 MAX_HOURS = 24 * 30
 
@@ -51,7 +52,7 @@ def new_batch(body: BatchBody) -> dict[str, Any]:
     """The record of a batch that was just asked for. Raises RequestError."""
     seconds, now = window_seconds(body.completion_window), int(time.time())
     return {
-        "id": f"batch_{uuid.uuid4().hex}",
+        "id": new_id(BATCH_PREFIX),
         "object": "batch",
         "endpoint": body.endpoint,
         "errors": None,

@@ -61,21 +61,27 @@ async def upload_file(state: ServerState, request: Request) -> Response:
 
 async def list_files(state: ServerState, request: Request) -> Response:
     """GET /v1/files."""
-    return json_response(page(request, _batches(state).files.records(request.query.get("purpose")), MOST_FILES))
+    found = await asyncio.to_thread(_batches(state).files.records, request.query.get("purpose"))
+    return json_response(page(request, found, MOST_FILES))
 
 
 async def get_file(state: ServerState, request: Request) -> Response:
     """GET /v1/files/ID. Raises NotFoundError."""
-    return json_response(_batches(state).files.get(request.name))
+    return json_response(await asyncio.to_thread(_batches(state).files.get, request.name))
 
 
 async def delete_file(state: ServerState, request: Request) -> Response:
     """DELETE /v1/files/ID. Raises NotFoundError, StorageError, or RequestError for the input of a running batch."""
-    batches = _batches(state)
-    batches.files.get(request.name)
-    batches.check_unused(request.name)
-    batches.files.delete(request.name)
+    await asyncio.to_thread(_delete, _batches(state), request.name)
     return json_response({"id": request.name, "object": "file", "deleted": True})
+
+
+def _delete(runner: BatchRunner, name: str) -> None:
+    runner.files.get(name)
+    for record in runner.batches.unfinished():
+        if record["input_file_id"] == name:
+            raise RequestError(f"{name} is the input of {record['id']}, which is not finished.", param="file_id")
+    runner.files.delete(name)
 
 
 class FileContent:
@@ -100,8 +106,8 @@ class FileContent:
 
 async def get_file_content(state: ServerState, request: Request) -> FileContent:
     """GET /v1/files/ID/content. Raises NotFoundError."""
-    files = _batches(state).files
-    return FileContent(files.path(request.name), files.get(request.name)["bytes"])
+    path = await asyncio.to_thread(_batches(state).files.path, request.name)
+    return FileContent(path, path.stat().st_size)
 
 
 def shown(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,32 +117,35 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
 
 async def create_batch(state: ServerState, request: Request) -> Response:
     """POST /v1/batches. Raises RequestError, NotFoundError or StorageError."""
-    batches = _batches(state)
+    runner = _batches(state)
     body = await read_request(state, request, BatchBody)
     if body.endpoint not in ENDPOINTS:
         raise RequestError(
             f"endpoint is {body.endpoint[:60]!r}; it must be one of {', '.join(ENDPOINTS)}.", param="endpoint"
         )
     try:
-        if batches.files.get(body.input_file_id)["purpose"] != "batch":
+        file = await asyncio.to_thread(runner.files.get, body.input_file_id)
+        if file["purpose"] != "batch":
             raise RequestError(f"{body.input_file_id} was not uploaded for batches.", param="input_file_id")
     except NotFoundError as error:
         raise RequestError(error.message, param="input_file_id") from error
     record = new_batch(body)
-    await batches.add(record)
+    await asyncio.to_thread(runner.batches.add, record)
+    runner.wake()
     return json_response(shown(record))
 
 
 async def list_batches(state: ServerState, request: Request) -> Response:
     """GET /v1/batches."""
-    return json_response(page(request, [shown(record) for record in _batches(state).records()]))
+    found = await asyncio.to_thread(_batches(state).batches.records)
+    return json_response(page(request, [shown(record) for record in found]))
 
 
 async def get_batch(state: ServerState, request: Request) -> Response:
     """GET /v1/batches/ID. Raises NotFoundError."""
-    return json_response(shown(_batches(state).get(request.name)))
+    return json_response(shown(await asyncio.to_thread(_batches(state).batches.get, request.name)))
 
 
 async def cancel_batch(state: ServerState, request: Request) -> Response:
     """POST /v1/batches/ID/cancel: finished lines keep their results, no other one runs. Raises NotFoundError."""
-    return json_response(shown(await _batches(state).cancel(request.name)))
+    return json_response(shown(await asyncio.to_thread(_batches(state).batches.cancel, request.name)))

@@ -28,10 +28,13 @@ ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# By the type that the chat route gives an error in mid-stream.
+STREAM_ERROR_TYPES = {"service_unavailable": "overloaded_error", "timeout_error": "timeout_error"}
 
 
 def error_type(status: int) -> str:
@@ -103,7 +106,7 @@ class MessageEvents:
 
     def failed(self, error: Mapping[str, Any]) -> str:
         """An error in mid-stream."""
-        kind = "overloaded_error" if error["type"] == "service_unavailable" else "api_error"
+        kind = STREAM_ERROR_TYPES.get(error["type"], "api_error")
         return _written([{"type": "error", "error": {"type": kind, "message": error["message"]}}])
 
     async def finish(self) -> str:

@@ -45,7 +45,7 @@ class EmbeddingBody(PoolingFields):
 
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     normalize: bool | None = None
     messages: list[dict[str, Any]] | None = None
     embed_dtype: str | None = None

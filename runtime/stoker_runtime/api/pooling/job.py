@@ -93,6 +93,8 @@ class PoolingJob:
                     if at is None:
                         continue
                     self._count(at, output.finish or FinishReason.ERROR)
+                    if output.queue_seconds is not None:
+                        self._metrics.queued(output.queue_seconds)
                     if output.finish is FinishReason.ERROR:
                         raise EngineError(output.error or "The engine failed on this request.")
                     found[at] = output.vector or b""

@@ -1,0 +1,34 @@
+"""Scenario 2: weights are downloaded once: a second replica, a second service and a restart download nothing."""
+
+from __future__ import annotations
+
+from e2e.scenarios import stoker
+from e2e.scenarios.kube import Kube
+
+
+def test_second_replica_and_second_service_download_nothing(place: Kube, hub: stoker.Hub) -> None:
+    start = len(hub.log())
+    place.apply(stoker.service("first"))
+    stoker.wait_ready(place, "first")
+    downloads = hub.downloads(start)
+    assert downloads, "the first service downloaded nothing"
+    assert len({entry["path"] for entry in downloads}) == len(downloads), "a file was downloaded twice"
+    status = place.get("infsvc", "first")["status"]
+
+    place.kubectl("scale", "infsvc/first", "--replicas=2")
+    stoker.wait_ready(place, "first")
+    claims = [pod["spec"]["volumes"][0]["persistentVolumeClaim"] for pod in stoker.engine_pods(place, "first")]
+    assert len(claims) == 2
+    assert claims[0] == claims[1]
+    assert hub.downloads(start) == downloads, "a second replica downloaded"
+
+    place.apply(stoker.service("second", runtime={"contextLength": 256}))
+    stoker.wait_ready(place, "second")
+    assert place.get("infsvc", "second")["status"]["model"]["digest"] == status["model"]["digest"]
+    assert len(place.list("persistentvolumeclaims")) == 1
+    assert hub.downloads(start) == downloads, "a second service on the same revision downloaded"
+
+    # The volume outlives the service that asked for it first.
+    place.kubectl("delete", "infsvc/first", "--timeout=120s")
+    stoker.ask(stoker.url(place, "second"), "second")
+    assert len(place.list("persistentvolumeclaims")) == 1

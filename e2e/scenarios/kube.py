@@ -1,0 +1,145 @@
+"""kubectl and helm for scenarios: each call says what failed, each wait is on a condition.
+
+Knows nothing of Stoker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class CommandFailed(AssertionError):
+    """A command ended with another status than 0; the message holds what it said."""
+
+
+class NotInTime(AssertionError):
+    """A condition did not come true; the message says what was seen last."""
+
+
+@dataclass(frozen=True)
+class Kube:
+    """One cluster. `namespace` is where objects live that do not say so."""
+
+    kubeconfig: Path
+    kubectl_path: str
+    helm_path: str
+    namespace: str = "default"
+
+    def within(self, namespace: str) -> Kube:
+        """The same cluster with another default namespace."""
+        return Kube(self.kubeconfig, self.kubectl_path, self.helm_path, namespace)
+
+    def kubectl(self, *arguments: str, text: str | None = None, seconds: float = 180) -> str:
+        """Run kubectl and return its output. Raises CommandFailed."""
+        return self._run([self.kubectl_path, "--namespace", self.namespace, *arguments], text, seconds)
+
+    def helm(self, *arguments: str, seconds: float = 400) -> str:
+        """Run helm and return its output. Raises CommandFailed."""
+        return self._run([self.helm_path, "--namespace", self.namespace, *arguments], None, seconds)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run kubectl in the background."""
+        command = [self.kubectl_path, "--namespace", self.namespace, *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=self._environment(), stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """Apply objects as kubectl does from a file."""
+        self.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """One object. Raises CommandFailed when it is not there."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return found
+
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        """One object, or None."""
+        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of a kind in the namespace."""
+        chosen = ["-l", selector] if selector else []
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *chosen, "-o", "json"))["items"]
+        return items
+
+    def merge(self, kind: str, name: str, patch: dict[str, Any], *options: str) -> None:
+        """A merge patch."""
+        self.kubectl("patch", kind, name, "--type=merge", f"--patch={json.dumps(patch)}", *options)
+
+    def wait(self, condition: str, name: str, seconds: float = 240) -> None:
+        """`kubectl wait` for a condition or a jsonpath; on failure the object is shown."""
+        try:
+            self.kubectl("wait", f"--for={condition}", name, f"--timeout={seconds:.0f}s", seconds=seconds + 30)
+        except CommandFailed as error:
+            raise NotInTime(f"{error}\n{self.explain(name)}") from None
+
+    def explain(self, name: str) -> str:
+        """What a person would look at: the object, the pods, the events."""
+        parts = [
+            ["describe", *name.split()],
+            ["get", "pods", "-o", "wide"],
+            ["get", "events", "--sort-by=.lastTimestamp"],
+        ]
+        return "\n".join(self._try(*part)[-6000:] for part in parts)
+
+    def run_in(self, pod: str, script: str, container: str = "engine") -> str:
+        """Run a Python program in a container."""
+        return self.kubectl("exec", pod, "-c", container, "--", "/opt/stoker/bin/python", "-c", script)
+
+    def _try(self, *arguments: str) -> str:
+        try:
+            return self.kubectl(*arguments)
+        except CommandFailed as error:
+            return str(error)
+
+    def _run(self, command: list[str], text: str | None, seconds: float) -> str:
+        done = subprocess.run(
+            command, input=text, env=self._environment(), capture_output=True, text=True, timeout=seconds
+        )
+        if done.returncode:
+            shown = " ".join([Path(command[0]).name, *command[1:]])
+            raise CommandFailed(f"{shown}: status {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"KUBECONFIG": str(self.kubeconfig)}
+
+
+def eventually(what: str, look: Callable[[], T], seconds: float = 120, every: float = 0.5) -> T:
+    """The first true value of `look`. Raises NotInTime with the last value, or the last failed command."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            seen: Any = look()
+        except CommandFailed as error:
+            seen = None
+            last: object = error
+        else:
+            last = seen
+        if seen:
+            return seen  # type: ignore[no-any-return]
+        if time.monotonic() > deadline:
+            raise NotInTime(f"not in {seconds:.0f} s: {what}; last seen: {last}")
+        time.sleep(every)
+
+
+@contextmanager
+def namespace(kube: Kube, name: str) -> Iterator[Kube]:
+    """A namespace that admits restricted pods alone; it is gone, with all in it, at the end."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    try:
+        yield kube.within(name)
+    finally:
+        kube.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s", seconds=200)

@@ -1,0 +1,30 @@
+"""Locally typical sampling as a token mask (Meister et al. 2023): keep the tokens whose surprise is nearest the mean.
+
+A token's surprise is -log2 p, the mean is the entropy; tokens are kept from the nearest on until their probabilities
+add up to `typical_p`. Both are taken from integers (weights as in sampling.py, surprise in 4096ths of a bit), so that
+the set does not depend on the order of sums, on the batch, or on the device.
+
+Invariants: only bits of rows whose slot asks for it change, and only from allowed to forbidden; tokens that tie with
+the last one kept are kept too.
+Knows nothing of how a token is chosen among those that are left.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.sampling import LOGITS_DTYPES
+from stoker_kernels.sampling_state import SamplingState
+
+register("typical_mask", "triton", "stoker_kernels.typical_triton:typical_mask", triton_supports(*LOGITS_DTYPES))
+register("typical_mask", "reference", "stoker_kernels.reference_typical:typical_mask", reference_supports)
+
+
+def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> None:
+    """Forbid in `bitmask [R, ceil(V/32)]` what is not typical of the rows' distributions, in place.
+
+    Arguments as `sampling.sample` takes them; logits count after bitmask, bias, penalties and temperature. Rows that
+    are greedy, padding, or of slots with `typical_p` 1 stay as they are.
+    """
+    select("typical_mask", logits.device, logits.dtype)(logits, state, row_slots, positions, bitmask)

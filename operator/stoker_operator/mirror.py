@@ -1,0 +1,186 @@
+"""The children as watches tell of them, so that a reconcile reads them from memory.
+
+A kind is listed once, when it is first asked for, and followed by a watch from there on. What was written comes back
+with the answer to the write and is taken over at once, so nobody reads an older state than he wrote.
+Invariants: an object is never replaced by an older version of itself, and one that was deleted does not come back with
+a late answer; a watch that broke goes on where it was, and lists again when the API server has forgotten that place; a
+watch that ended for good is begun anew by the next reader. Objects are kept as text, a tenth of the size of what they
+are parsed to, and every reader gets his own.
+Knows nothing of what the objects mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker_operator import metrics
+from stoker_operator.cluster import ApiError, Cluster, Kind, Object
+from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, MANAGED_BY
+
+log = logging.getLogger("stoker.operator")
+OURS = f"{MANAGED_BY}=stoker"
+FIRST_BACKOFF_SECONDS = 0.2
+LONGEST_BACKOFF_SECONDS = 30.0
+_MOST_TOMBSTONES = 10_000
+Place = tuple[str, str]
+Changed = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    uid: str
+    version: int
+    instance: str
+    text: bytes
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance)."""
+
+    entries: dict[Place, _Entry] = field(default_factory=dict)
+    named: dict[Place, set[str]] = field(default_factory=dict)
+    inside: dict[str, set[str]] = field(default_factory=dict)
+    deleted: dict[str, None] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watches: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def put(self, item: Object) -> bool:
+        """Take an object over, unless a newer version of it is known; whether it was news."""
+        meta = item["metadata"]
+        place, version = (meta["namespace"], meta["name"]), int(meta["resourceVersion"])
+        known = self.entries.get(place)
+        if meta["uid"] in self.deleted or (known is not None and known.version >= version):
+            return False
+        if known is not None:
+            self._forget(place, known)
+        instance = (meta.get("labels") or {}).get(INSTANCE, "")
+        text = json.dumps(item, separators=(",", ":"), ensure_ascii=False).encode()
+        self.entries[place] = _Entry(meta["uid"], version, instance, text)
+        self.named.setdefault((place[0], instance), set()).add(place[1])
+        self.inside.setdefault(place[0], set()).add(place[1])
+        return True
+
+    def remove(self, meta: Mapping[str, Any]) -> None:
+        """Take an object out, and remember that it is gone."""
+        place = (meta["namespace"], meta["name"])
+        self.deleted[meta["uid"]] = None
+        while len(self.deleted) > _MOST_TOMBSTONES:
+            del self.deleted[next(iter(self.deleted))]
+        known = self.entries.get(place)
+        if known is not None and known.uid == meta["uid"]:
+            self._forget(place, known)
+
+    def _forget(self, place: Place, entry: _Entry) -> None:
+        del self.entries[place]
+        self.named[place[0], entry.instance].discard(place[1])
+        self.inside[place[0]].discard(place[1])
+
+
+class Mirror(Cluster):
+    """A Cluster that answers for the operator's own children from memory; everything else it asks the API server.
+
+    `namespaces` empty: all. `changed` is told the metadata of every child that a watch tells of.
+    """
+
+    def __init__(self, cluster: Cluster, namespaces: Iterable[str], changed: Changed) -> None:
+        self._share(cluster)
+        self._namespaces = tuple(namespaces) or ("",)
+        self._changed = changed
+        self._shelves: dict[str, _Shelf] = {}
+
+    async def stop(self) -> None:
+        """End the watches."""
+        tasks = [task for shelf in self._shelves.values() for task in shelf.watches]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
+        """As Cluster's; the children of one namespace, or of one service in it, come from memory."""
+        ours, _, instance = selector.partition(f",{INSTANCE}=")
+        if ours != OURS or not namespace or "," in instance:
+            return await super().list_all(kind, namespace, selector)
+        shelf = await self._followed(kind)
+        names = shelf.named.get((namespace, instance), ()) if instance else shelf.inside.get(namespace, ())
+        return [json.loads(shelf.entries[namespace, name].text) for name in sorted(names)]
+
+    async def apply(
+        self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Object:
+        """As Cluster's; what came of it is read from then on."""
+        stored = await super().apply(kind, manifest, subresource, manager)
+        if kind.kind in self._shelves:
+            self._shelves[kind.kind].put(stored)
+        return stored
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """As Cluster's; from then on the object is seen as one that is being deleted."""
+        await super().delete(kind, namespace, name, uid)
+        shelf = self._shelves.get(kind.kind)
+        entry = shelf.entries.get((namespace, name)) if shelf is not None else None
+        if shelf is not None and entry is not None and entry.uid == uid:
+            item = json.loads(entry.text)
+            item["metadata"].setdefault("deletionTimestamp", "now")
+            text = json.dumps(item, separators=(",", ":"), ensure_ascii=False).encode()
+            shelf.entries[namespace, name] = _Entry(uid, entry.version, entry.instance, text)
+
+    async def _followed(self, kind: Kind) -> _Shelf:
+        """The kind's objects, with watches running. Raises ApiError when they cannot be listed."""
+        shelf = self._shelves.setdefault(kind.kind, _Shelf())
+        async with shelf.lock:
+            if not shelf.watches or any(task.done() for task in shelf.watches):
+                for task in shelf.watches:
+                    task.cancel()
+                shelf.watches = []
+                starts = [(namespace, await self._relist(kind, shelf, namespace)) for namespace in self._namespaces]
+                shelf.watches = [asyncio.create_task(self._follow(kind, shelf, *start)) for start in starts]
+        return shelf
+
+    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str) -> str:
+        """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told."""
+        items, version = await self.list_at(kind, namespace, OURS)
+        there = {item["metadata"]["uid"] for item in items}
+        gone = [
+            json.loads(entry.text)["metadata"]
+            for place, entry in shelf.entries.items()
+            if namespace in ("", place[0]) and entry.uid not in there and entry.version <= int(version)
+        ]
+        for meta in gone:
+            shelf.remove(meta)
+        fresh = [item["metadata"] for item in items if shelf.put(item)]
+        for meta in (*gone, *fresh):
+            await self._changed(meta)
+        return version
+
+    async def _follow(self, kind: Kind, shelf: _Shelf, namespace: str, since: str) -> None:
+        """Follow one watch after the other until cancelled."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            try:
+                if not since:
+                    since = await self._relist(kind, shelf, namespace)
+                async for event, item in self.watch(kind, namespace, OURS, since):
+                    since, backoff = str(item["metadata"]["resourceVersion"]), FIRST_BACKOFF_SECONDS
+                    if event != "BOOKMARK":
+                        await self._take(kind, shelf, event, item)
+            except ApiError as error:
+                metrics.WATCH_ERRORS.labels(kind=kind.kind, code=str(error.status)).inc()
+                if error.status == 410:
+                    since = ""
+                else:
+                    log.warning("watch of %s: %s", kind.plural, error)
+                    backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+            await asyncio.sleep(backoff)
+
+    async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
+        if event == "DELETED":
+            shelf.remove(item["metadata"])
+        elif not shelf.put(item):
+            return  # an answer to a write told it before, and whoever wrote it knows
+        await self._changed(item["metadata"])

@@ -1,0 +1,93 @@
+"""The records of batches, in a folder that several processes may share.
+
+A batch is a folder: `batch.json`, its results as they come, `owner`, which the process that runs it has locked, and
+`cancel`, which appears when somebody wants its end. Invariants: only the owner writes `batch.json` after its creation;
+a batch that has come to its end never changes.
+Knows nothing of how batches run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from stoker_runtime.api.batch.folder import Claim, is_id, load_json, make_folder, storage_errors, write_json
+from stoker_runtime.api.batch.records import BATCH_PREFIX, UNFINISHED, entered
+from stoker_runtime.errors import NotFoundError, RequestError, StorageError
+
+Record = dict[str, Any]
+
+
+class BatchStore:
+    """The batches of one folder, by id, oldest first. Its methods block, so call them from a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError when the folder cannot be used."""
+        self._folder = make_folder(folder)
+        self._ended: dict[str, Record] = {}
+
+    def place(self, name: str) -> Path:
+        """The folder of one batch."""
+        return self._folder / name
+
+    def get(self, name: str) -> Record:
+        """One batch. Raises NotFoundError."""
+        found = self._load(name) if is_id(name, BATCH_PREFIX) else None
+        if found is None:
+            raise NotFoundError(f"No batch found with id '{name[:80]}'.", param="batch_id")
+        return found
+
+    def records(self) -> list[Record]:
+        """All batches."""
+        names = sorted(path.name for path in self._folder.glob(f"{BATCH_PREFIX}*"))
+        return [record for name in names if (record := self._load(name)) is not None]
+
+    def unfinished(self) -> list[Record]:
+        """Those that have not come to their end."""
+        return [record for record in self.records() if record["status"] in UNFINISHED]
+
+    def add(self, record: Record) -> None:
+        """Take in a new batch. Raises StorageError."""
+        place = self.place(record["id"])
+        try:
+            with storage_errors():
+                place.mkdir()
+            self.save(record)
+        except StorageError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+    def save(self, record: Record) -> None:
+        """Replace a batch's record. Raises StorageError."""
+        write_json(self.place(record["id"]) / "batch.json", record)
+
+    def claim(self, name: str) -> Claim | None:
+        """The right to run a batch; None while another process has it. Raises OSError."""
+        return Claim.take(self.place(name) / "owner")
+
+    def cancel(self, name: str) -> Record:
+        """Ask whoever runs a batch to end it. Raises NotFoundError, RequestError or StorageError."""
+        record = self.get(name)
+        if record["status"] not in ("validating", "in_progress", "cancelling"):
+            raise RequestError(f"Cannot cancel a batch with status '{record['status']}'.", param="batch_id")
+        with storage_errors():
+            (self.place(name) / "cancel").touch()
+        return self.get(name)
+
+    def cancel_asked(self, name: str) -> bool:
+        """Whether somebody wants the end of a batch."""
+        return (self.place(name) / "cancel").exists()
+
+    def _load(self, name: str) -> Record | None:
+        if name in self._ended:
+            return self._ended[name]
+        record = load_json(self.place(name) / "batch.json")
+        if record is None:
+            return None
+        if record["status"] not in UNFINISHED:
+            self._ended[name] = record
+        elif record["status"] in ("validating", "in_progress") and self.cancel_asked(name):
+            # What the owner is about to write.
+            return entered(record, "cancelling")
+        return record

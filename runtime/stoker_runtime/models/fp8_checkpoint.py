@@ -1,0 +1,125 @@
+"""What `quantization_config` says of a checkpoint whose weights are FP8 already.
+
+Invariants: torch-free. A setting under which the stored numbers would mean something else is a ModelError that names
+it. Activations are always quantized per token as they come, whatever the checkpoint suggests: `note` says so where
+that is not what it was made for.
+Knows nothing of tensors; which weights are left alone it is asked by module name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_runtime.errors import ModelError
+
+BLOCK = [128, 128]
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors")
+# compressed-tensors' names of how far a scale of a weight reaches.
+STRATEGIES = ("tensor", "channel", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Checkpoint:
+    """`kind` is how its weights rest in memory: fp8_channel (a scale for the tensor spreads over its channels) or
+    fp8_block. `ignored` names the modules that are not quantized, `re:` before a regular expression.
+    """
+
+    method: str
+    kind: str
+    ignored: tuple[str, ...] = ()
+    note: str = ""
+
+    def leaves(self, module: str) -> bool:
+        """Whether the weight of `module` (`model.layers.0.mlp.up_proj`) is not quantized."""
+        return any(_names(pattern, module) for pattern in self.ignored)
+
+
+def _names(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    # A module, or one that it is part of, by its full name or by the end of it.
+    return f".{pattern}." in f".{module}."
+
+
+def read_fp8(name: str, config: Mapping[str, Any]) -> Fp8Checkpoint | None:
+    """The quantization that config.json describes; None without one. Raises ModelError for what is not supported."""
+    given = config.get("quantization_config")
+    if not given:
+        return None
+    method = str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed"
+    if method not in METHODS:
+        raise ModelError(
+            f"{name}: checkpoints quantized by {method!r} are not supported; known are {', '.join(METHODS)}. "
+            "Serve the 16-bit checkpoint, or a GGUF file.",
+            param="quantization_config",
+        )
+    ignored = tuple(
+        str(module) for key in ("ignored_layers", "modules_to_not_convert", "ignore") for module in given.get(key) or ()
+    )
+    if method == "compressed-tensors":
+        return _compressed(name, given, ignored)
+    if method == "fbgemm_fp8":
+        note = "fbgemm's upper bound on activation scales" if given.get("activation_scale_ub") is not None else ""
+        return Fp8Checkpoint(method, "fp8_channel", ignored, note)
+    if str(given.get("fmt") or "e4m3") != "e4m3":
+        raise _refused(name, "fmt", given["fmt"], "e4m3")
+    block = given.get("weight_block_size")
+    if block is not None and list(block) != BLOCK:
+        raise _refused(name, "weight_block_size", block, "[128, 128]")
+    scheme = str(given.get("activation_scheme") or "dynamic")
+    if scheme not in ("dynamic", "static"):
+        raise _refused(name, "activation_scheme", scheme, "dynamic, static")
+    note = "the checkpoint's static activation scales" if scheme == "static" else ""
+    if block is not None:
+        note = "a scale for each 128 values of an activation"
+    return Fp8Checkpoint(method, "fp8_channel" if block is None else "fp8_block", ignored, note)
+
+
+def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Checkpoint:
+    """compressed-tensors: one group, for all linear layers."""
+    groups = list((given.get("config_groups") or {}).values())
+    if len(groups) != 1 or list(groups[0].get("targets") or []) != ["Linear"]:
+        raise _refused(name, "config_groups", f"{len(groups)} groups", "one, with the target Linear")
+    weights, inputs = groups[0].get("weights") or {}, groups[0].get("input_activations")
+    _check_float8(name, "weights", weights)
+    strategy = str(weights.get("strategy"))
+    if strategy not in STRATEGIES:
+        raise _refused(name, "weights.strategy", strategy, ", ".join(STRATEGIES))
+    if strategy == "block" and list(weights.get("block_structure") or ()) != BLOCK:
+        raise _refused(name, "weights.block_structure", weights.get("block_structure"), "[128, 128]")
+    if not isinstance(inputs, Mapping):
+        raise _refused(name, "input_activations", inputs, "8-bit floats: weights alone in FP8 are not supported")
+    _check_float8(name, "input_activations", inputs)
+    note = ""
+    if not inputs.get("dynamic"):
+        note = "the checkpoint's static activation scales"
+    elif inputs.get("strategy") == "group":
+        note = "a scale for each group of an activation"
+    return Fp8Checkpoint("compressed-tensors", "fp8_block" if strategy == "block" else "fp8_channel", ignored, note)
+
+
+def _check_float8(name: str, key: str, settings: Mapping[str, Any]) -> None:
+    found = (settings.get("num_bits"), settings.get("type"), settings.get("symmetric", True))
+    if found != (8, "float", True):
+        raise _refused(name, key, f"{found[1]}{found[0]}", "symmetric 8-bit floats")
+
+
+def _refused(name: str, key: str, value: object, known: str) -> ModelError:
+    return ModelError(
+        f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
+        param="quantization_config",
+    )
+
+
+def left_dense(checkpoint: Fp8Checkpoint, parameter: str, modules: Sequence[str]) -> bool:
+    """Whether a final tensor made of the weights of `modules` is not quantized. Raises ModelError where some are."""
+    left = [checkpoint.leaves(module) for module in modules]
+    if any(left) and not all(left):
+        mixed = ", ".join(f"{module} {'is not' if out else 'is'}" for module, out in zip(modules, left, strict=True))
+        raise ModelError(
+            f"{parameter} is one matrix here, of which only a part is quantized: {mixed}.", param="quantization_config"
+        )
+    return all(left)

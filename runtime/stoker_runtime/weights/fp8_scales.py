@@ -1,0 +1,132 @@
+"""The scales of an FP8 checkpoint: found beside their weights, checked, and copied to where the kernels read them.
+
+A weight `x.weight` has its scale in `x.weight_scale` or `x.weight_scale_inv`; the value is always weight · scale.
+
+Invariants: every FP8 weight has exactly one scale of a shape that fits it, and every scale its weight; otherwise a
+ModelError names the tensor. Scales of activations and of the KV cache are known and not used.
+Knows nothing of how products are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.linear_weight import BLOCK, scale_shape
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
+from stoker_runtime.weights.routing import Route
+from stoker_runtime.weights.tensor_entry import TensorEntry
+
+FP8_ENCODING = "F8_E4M3"
+SUFFIXES = ("_scale", "_scale_inv")
+WEIGHT_SCALES = tuple(f"weight{suffix}" for suffix in SUFFIXES)
+UNUSED = ("input_scale", "activation_scale", "input_scale_ub", "q_scale", "k_scale", "v_scale", "output_scale")
+
+Entries = dict[str, TensorEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRoute:
+    """Scale `entry` belongs to rows `[row, row + rows)` of a final tensor; `spread`: one number for all of them."""
+
+    entry: TensorEntry
+    row: int
+    rows: int
+    spread: bool
+
+
+def split_scales(spec: ModelSpec, entries: Entries) -> tuple[Entries, Entries]:
+    """The tensors that have a place in the model, and the scales of weights; unused scales are in neither."""
+    if spec.checkpoint is None:
+        return entries, {}
+    kinds = {name: name.rpartition(".")[2] for name in entries}
+    weights = {name: entry for name, entry in entries.items() if kinds[name] not in (*WEIGHT_SCALES, *UNUSED)}
+    return weights, {name: entry for name, entry in entries.items() if kinds[name] in WEIGHT_SCALES}
+
+
+def plan_scales(
+    spec: ModelSpec, routes: Mapping[str, tuple[Route, ...]], scales: Entries
+) -> dict[str, tuple[ScaleRoute, ...]]:
+    """The scales of each final tensor that the checkpoint holds in FP8. Raises ModelError naming the tensor."""
+    plan: dict[str, tuple[ScaleRoute, ...]] = {}
+    for parameter in spec.parameters():
+        if parameter.kind.startswith("fp8"):
+            pieces = routes[parameter.name]
+            last = pieces[-1]
+            plan[parameter.name] = tuple(_route(piece, parameter.kind, scales, piece is last) for piece in pieces)
+    used = {route.entry.name for found in plan.values() for route in found}
+    for name, entry in scales.items():
+        if name not in used:
+            raise ModelError(f"{entry.file}: tensor {name} is the scale of no FP8 weight.")
+    return plan
+
+
+def _route(piece: Route, kind: str, scales: Entries, is_last: bool) -> ScaleRoute:
+    weight = piece.entry
+    if weight.encoding != FP8_ENCODING:
+        raise ModelError(
+            f"{weight.file}: tensor {weight.name} is {weight.encoding}, but quantization_config says {FP8_ENCODING}; "
+            "modules that are not quantized must be named there."
+        )
+    found = [scales[name] for name in (f"{weight.name}{suffix}" for suffix in SUFFIXES) if name in scales]
+    if len(found) != 1:
+        problem = "lacks" if not found else "has both forms of"
+        raise ModelError(f"{weight.file}: the checkpoint {problem} {weight.name}_scale, the scale of an FP8 weight.")
+    scale, (rows, columns) = found[0], piece.shape
+    if scale.encoding not in PLAIN_DTYPES:
+        raise ModelError(f"{scale.file}: tensor {scale.name} is {scale.encoding}; it must be one of "
+                         f"{', '.join(PLAIN_DTYPES)}.")  # fmt: skip
+    if kind == "fp8_block":
+        expected = scale_shape("fp8_block", rows, columns)
+        if scale.shape != expected:
+            raise _misshaped(scale, f"{list(expected or ())}, one number for each {BLOCK}×{BLOCK} weights")
+        if not is_last and rows % BLOCK:
+            raise ModelError(
+                f"{weight.file}: tensor {weight.name} has {rows} rows, not a multiple of {BLOCK}: its block scales "
+                "cannot be joined with the next one's."
+            )
+        return ScaleRoute(scale, piece.row, rows, spread=False)
+    if prod(scale.shape) == 1 and rows != 1:
+        return ScaleRoute(scale, piece.row, rows, spread=True)
+    if scale.shape not in ((rows,), (rows, 1)):
+        raise _misshaped(scale, f"one number, or [{rows}, 1]")
+    return ScaleRoute(scale, piece.row, rows, spread=False)
+
+
+def _misshaped(scale: TensorEntry, expected: str) -> ModelError:
+    return ModelError(f"{scale.file}: tensor {scale.name} is {list(scale.shape)}; its weight asks for {expected}.")
+
+
+class ScaleCopies:
+    """Copies of scales under way; `finish` once they are joined."""
+
+    def __init__(self, lanes: CopyLanes, device: torch.device) -> None:
+        self._lanes = lanes
+        self._device = device
+        self._spread: list[tuple[Tensor, Tensor]] = []
+
+    def submit(self, routes: tuple[ScaleRoute, ...], kind: str, target: Tensor) -> list[Future[None]]:
+        """Start copying the scales of one final tensor to `target`, which has its kind's shape."""
+        futures: list[Future[None]] = []
+        for route in routes:
+            step = BLOCK if kind == "fp8_block" else 1
+            rows = target[route.row // step : -(-(route.row + route.rows) // step)]
+            if route.spread:
+                one = torch.empty(1, dtype=torch.float32, device=self._device)
+                self._lanes.fence()
+                self._spread.append((rows, one))
+                rows = one
+            futures += self._lanes.submit_plain(route.entry, rows)
+        return futures
+
+    def finish(self) -> None:
+        """Spread the scales that are one number over their rows."""
+        for rows, one in self._spread:
+            rows.copy_(one.expand_as(rows))

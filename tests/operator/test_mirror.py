@@ -1,0 +1,194 @@
+"""mirror.py: reads from memory, what is written is read at once, and watches that break go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from stoker_operator import cluster as kinds
+from stoker_operator import mirror as mirror_module
+from stoker_operator.cluster import ApiError, Cluster, Kind
+from stoker_operator.mirror import OURS, Mirror
+
+Object = dict[str, Any]
+SELECTOR = f"{OURS},app.kubernetes.io/instance=demo"
+
+
+def service(version: int, name: str = "a", uid: str = "u1", instance: str = "demo") -> Object:
+    labels = {"app.kubernetes.io/instance": instance, "app.kubernetes.io/managed-by": "stoker"}
+    meta = {"name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta}
+
+
+class Scripted(Cluster):
+    """An API server that lists `items` and then tells `streams`, one list of (event, object) a watch."""
+
+    def __init__(self, *items: Object) -> None:
+        super().__init__(None, 1)
+        self.items = list(items)
+        self.streams: list[list[tuple[str, Object] | ApiError]] = []
+        self.watched: list[str] = []
+        self.lists = 0
+        self.more, self.idle = asyncio.Event(), asyncio.Event()
+
+    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        self.lists += 1
+        return list(self.items), str(max((int(i["metadata"]["resourceVersion"]) for i in self.items), default=1))
+
+    async def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
+        self.watched.append(since)
+        if not self.streams:
+            self.idle.set()
+            await self.more.wait()
+            self.more.clear()
+        for told in self.streams.pop(0):
+            if isinstance(told, ApiError):
+                raise told
+            yield told
+
+
+class Followed(Mirror):
+    """A Mirror over a script."""
+
+    def __init__(self, script: Scripted) -> None:
+        self.script = script
+        self.told: list[str] = []
+        super().__init__(script, (), self.note)
+
+    async def note(self, meta: Mapping[str, Any]) -> None:
+        self.told.append(meta["name"])
+
+    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        return await self.script.list_at(kind, namespace, selector)
+
+    def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
+        return self.script.watch(kind, namespace, selector, since)
+
+    async def names(self) -> list[str]:
+        return [item["metadata"]["name"] for item in await self.list_all(kinds.SERVICE, "ns", SELECTOR)]
+
+    async def stream(self, *told: tuple[str, Object] | ApiError) -> None:
+        """Let the watch tell this, and wait until it was heard."""
+        async with asyncio.timeout(20):
+            await self.script.idle.wait()
+            self.script.idle.clear()
+            self.script.streams.append(list(told))
+            self.script.more.set()
+            await self.script.idle.wait()
+
+
+@pytest.fixture
+async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Followed]:
+    monkeypatch.setattr(mirror_module, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(mirror_module, "LONGEST_BACKOFF_SECONDS", 0.002)
+    made = Followed(Scripted(service(5)))
+    yield made
+    await made.stop()
+
+
+async def test_a_kind_is_listed_once_and_followed(followed: Followed) -> None:
+    assert await followed.names() == ["a"]
+    await followed.stream(("ADDED", service(6, "b", "u2")), ("ADDED", service(7, "c", "u3", "other")))
+    assert await followed.names() == ["a", "b"]
+    await followed.stream(("DELETED", service(8)), ("MODIFIED", service(9, "b", "u2")))
+    assert await followed.names() == ["b"]
+    assert followed.script.lists == 1
+    assert followed.told == ["a", "b", "c", "a", "b"]
+    everything = await followed.list_all(kinds.SERVICE, "ns", OURS)
+    assert [item["metadata"]["resourceVersion"] for item in everything] == ["9", "7"]
+
+
+async def test_nothing_gets_older_and_nothing_comes_back(followed: Followed) -> None:
+    await followed.names()
+    await followed.stream(("MODIFIED", service(9)), ("MODIFIED", service(6)))
+    [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
+    assert item["metadata"]["resourceVersion"] == "9"
+    await followed.stream(("DELETED", service(10)), ("MODIFIED", service(9)))
+    assert await followed.names() == []
+    await followed.stream(("ADDED", service(11, uid="u9")), ("DELETED", service(12)))
+    assert await followed.names() == ["a"]  # the same name, another object
+
+
+async def test_a_reader_cannot_change_what_the_next_one_reads(followed: Followed) -> None:
+    [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
+    item["metadata"]["labels"].clear()
+    [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
+    assert item["metadata"]["labels"]
+
+
+async def test_a_broken_watch_goes_on_where_it_was(followed: Followed) -> None:
+    await followed.names()
+    await followed.stream(("BOOKMARK", {"metadata": {"resourceVersion": "20"}}), ApiError(0, "", "the stream broke"))
+    await followed.stream(("ADDED", service(21, "b", "u2")))
+    assert followed.script.watched == ["5", "20", "21"]
+    assert await followed.names() == ["a", "b"]
+    assert followed.script.lists == 1
+
+
+async def test_a_place_that_was_forgotten_is_listed_again(followed: Followed) -> None:
+    await followed.names()
+    followed.script.items = [service(30, "b", "u2")]
+    await followed.stream(ApiError(410, "Expired", "too old resource version"))
+    assert await followed.names() == ["b"]
+    assert (followed.script.lists, followed.script.watched) == (2, ["5", "30"])
+    assert followed.told == ["a", "a", "b"]  # the one that went away meanwhile is told of too
+
+
+async def test_a_watch_that_ended_for_good_is_begun_anew(followed: Followed) -> None:
+    await followed.names()
+    [shelf] = followed._shelves.values()
+    shelf.watches[0].cancel()
+    await asyncio.gather(*shelf.watches, return_exceptions=True)
+    followed.script.items.append(service(40, "b", "u2"))
+    assert await followed.names() == ["a", "b"]
+
+
+@pytest.mark.apiserver
+async def test_on_a_real_api_server(
+    cluster: Cluster, namespace: str, eventually: Callable[..., Any], kubectl: Callable[..., str]
+) -> None:
+    told: list[str] = []
+
+    async def note(meta: Mapping[str, Any]) -> None:
+        told.append(meta["name"])
+
+    mirror = Mirror(cluster, (namespace,), note)
+
+    async def read() -> dict[str, Object]:
+        items = await mirror.list_all(kinds.CONFIG_MAP, namespace, SELECTOR)
+        return {item["metadata"]["name"]: item for item in items}
+
+    def body(name: str, value: str) -> Object:
+        labels = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/managed-by": "stoker"}
+        meta = {"name": name, "namespace": namespace, "labels": labels}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"key": value}}
+
+    try:
+        assert await read() == {}
+        await mirror.apply(kinds.CONFIG_MAP, body("mine", "1"))
+        assert (await read())["mine"]["data"] == {"key": "1"}  # at once, whatever the watch does
+        kubectl("patch", "configmap", "mine", "--type=merge", "-p", '{"data": {"key": "2"}}')
+
+        async def patched() -> bool:
+            return bool((await read())["mine"]["data"] == {"key": "2"})
+
+        await eventually(patched)
+        assert "mine" in told
+        uid = (await read())["mine"]["metadata"]["uid"]
+        await mirror.delete(kinds.CONFIG_MAP, namespace, "mine", uid)
+        assert all("deletionTimestamp" in item["metadata"] for item in (await read()).values())
+
+        async def gone() -> bool:
+            return await read() == {}
+
+        await eventually(gone)
+        await mirror.apply(kinds.CONFIG_MAP, body("mine", "3"))
+        assert (await read())["mine"]["data"] == {"key": "3"}
+    finally:
+        await mirror.stop()
+    with pytest.raises(ApiError, match=r"the server could not find|404"):
+        async for _ in cluster.watch(Kind("v1", "Nothing", "nothings"), namespace, "", "1"):
+            pass
