@@ -7,6 +7,7 @@ Knows nothing of how beams are ranked, of JSON or of HTTP.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,8 @@ from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenL
 from stoker_runtime.sampling.beam import Beam, BeamSearch
 from stoker_runtime.tokenizer import Tokenizer
 
-_serials = count()
+_serials = count(int.from_bytes(os.urandom(6), "big"))
+"""Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
 
 
 class BeamGeneration:
