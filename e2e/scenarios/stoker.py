@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from e2e.cluster.images import Images
 from e2e.scenarios.kube import CommandFailed, Kube, NotInTime, eventually
 
@@ -186,7 +185,9 @@ def install(kube: Kube, images: Images, endpoint: str, *options: str) -> None:
     settings = [f"--set={key}={value}" for key, value in values.items()]
     there = kube.within(SYSTEM)
     try:
-        there.helm("install", "stoker", str(CHART), "--create-namespace", "--wait", "--timeout=120s", *settings, *options)
+        there.helm(
+            "install", "stoker", str(CHART), "--create-namespace", "--wait", "--timeout=120s", *settings, *options
+        )
     except CommandFailed as error:
         raise CommandFailed(f"{error}\n{there.kubectl('logs', '-l=app.kubernetes.io/name=stoker-operator')}") from None
 

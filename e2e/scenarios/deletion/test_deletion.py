@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually

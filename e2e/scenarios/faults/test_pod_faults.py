@@ -6,7 +6,6 @@ from collections.abc import Callable
 from urllib.error import URLError
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.faults.record import Fault, Record

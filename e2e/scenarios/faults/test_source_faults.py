@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.faults.record import Fault, Record
@@ -35,14 +34,14 @@ def private_hub(place: Kube, given: Given) -> Iterator[stoker.Hub]:
 
 
 def secret(kube: Kube, token: str) -> None:
-    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": token}})
+    kube.apply(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": token}}
+    )
 
 
 def test_token_wrong(place: Kube, private_hub: stoker.Hub, record: Record) -> None:
     secret(place, "wrong-token-of-a-user")
-    place.apply(
-        stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}})
-    )
+    place.apply(stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}}))
     condition = stoker.wait_reason(place, "model", "TokenRejected")
     text = json.dumps(place.get("infsvc", "model")) + place.kubectl("get", "events")
     assert "wrong-token-of-a-user" not in text

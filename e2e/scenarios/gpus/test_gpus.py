@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
-
 from e2e.cluster.backend import Given
 from e2e.cluster.binaries import ensure
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.install import schemas
 from e2e.scenarios.kube import Kube, eventually, namespace
 from e2e.scenarios.session import Session
+from openai import OpenAI
 
 GOLDEN = Path(__file__).parent / "golden"
 CHART = str(stoker.CHART)
@@ -59,7 +58,9 @@ def test_a_typo_in_the_values_is_refused(kube: Kube, typo: str) -> None:
 def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> None:
     """The whole life of one service, in the words that a person reads."""
     session = Session(demo, tmp_path)
-    images = f"--set image.repository={given.images.operator.rpartition(':')[0]} --set runtime.image={given.images.runtime}"
+    images = (
+        f"--set image.repository={given.images.operator.rpartition(':')[0]} --set runtime.image={given.images.runtime}"
+    )
     session.run(
         "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait",
         hidden=f"--set hub.endpoint={hub.endpoint} {images} -o json >/dev/null",
@@ -76,7 +77,7 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     golden.check(GOLDEN / "describe.txt", described.partition("\nEvents:")[0])
     golden.check(GOLDEN / "events.txt", _events(demo))
 
-    session.run("kubectl patch infsvc/smollm2 --type=merge -p '{\"spec\": {\"resources\": {\"cpu\": \"100m\"}}}'")
+    session.run('kubectl patch infsvc/smollm2 --type=merge -p \'{"spec": {"resources": {"cpu": "100m"}}}\'')
     stoker.wait_ready(demo, "smollm2")
     session.run("kubectl scale infsvc/smollm2 --replicas=2")
     session.run("kubectl wait --for=jsonpath='{.status.readyReplicas}'=2 infsvc/smollm2 --timeout=5m")
@@ -92,7 +93,9 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     session.run("kubectl delete infsvc/smollm2")
     _wait_empty(demo)
     session.run("helm uninstall stoker --namespace stoker-system --wait", hidden=">/dev/null")
-    assert demo.kubectl("get", stoker.CRD, "-o", "name").strip(), "an uninstall removed the CRD, and all services with it"
+    assert demo.kubectl("get", stoker.CRD, "-o", "name").strip(), (
+        "an uninstall removed the CRD, and all services with it"
+    )
     golden.check(GOLDEN / "session.txt", session.text)
 
 
