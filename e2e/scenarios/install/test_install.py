@@ -1,4 +1,4 @@
-"""Scenario 1: install, apply, fetch, ready, a streamed chat, scale, upgrade, delete, uninstall; the texts at each stage.
+"""Scenario 1: install, apply, fetch, ready, a streamed chat, scale, upgrade, delete, uninstall; the texts on the way.
 
 The terminal session in README.md is the golden file `session.txt` of this scenario.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from e2e.cluster.backend import Given
 from e2e.cluster.binaries import ensure
+from e2e.cluster.layout import HERE
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.install import schemas
 from e2e.scenarios.kube import Kube, eventually, namespace
@@ -85,7 +86,7 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     session.run("kubectl get infsvc")
     before = _pods(demo)
     session.run(
-        "helm upgrade stoker charts/stoker --namespace stoker-system --reuse-values --set operator.logLevel=debug --wait",
+        "helm upgrade stoker charts/stoker --namespace stoker-system --reuse-values --set operator.workers=8 --wait",
         hidden="-o json >/dev/null",
     )
     assert _pods(demo) == before, "an upgrade of the operator restarted pods that serve"
@@ -96,6 +97,7 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     assert demo.kubectl("get", stoker.CRD, "-o", "name").strip(), (
         "an uninstall removed the CRD, and all services with it"
     )
+    (HERE / "run" / "session.txt").write_text(session.text)
     golden.check(GOLDEN / "session.txt", session.text)
 
 
