@@ -79,7 +79,7 @@ def test_volume_full(place: Kube, record: Record) -> None:
     condition = stoker.wait_reason(place, "model", "VolumeFull")
     watch = stoker.Stopwatch()
     place.kubectl("delete", "infsvc/model", "--timeout=120s")
-    eventually("the volume is gone", lambda: not place.list("persistentvolumeclaims"), 60)
+    eventually("the volume is gone", lambda: not place.items("persistentvolumeclaims"), 60)
     place.apply(stoker.service("model", cache={"pvc": {"size": "200Mi", "storageClassName": "limited"}}))
     stoker.wait_ready(place, "model")
     record.add(Fault("volume full", seen(condition), watch.seconds, "made anew with a larger volume"))
@@ -121,7 +121,7 @@ def _bytes_done(kube: Kube, least: int) -> int | None:
 
 def _run_with_volume(kube: Kube, image: str, script: str) -> None:
     """Run a Python program in a pod that mounts the model's volume for writing."""
-    (claim,) = kube.list("persistentvolumeclaims")
+    (claim,) = kube.items("persistentvolumeclaims")
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod = {
         "apiVersion": "v1",

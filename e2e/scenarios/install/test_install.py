@@ -117,7 +117,7 @@ def _chat(base: str) -> str:
 
 def _events(kube: Kube) -> str:
     """(type, reason, message) of the service's own events, sorted: events of one second have no order."""
-    items = kube.list("events")
+    items = kube.items("events")
     own = [item for item in items if item["involvedObject"]["kind"] == "InferenceService"]
     lines = {f"{item['type']} {item['reason']}: {item['message']}" for item in own}
     return "\n".join(sorted({golden.normalized(line).strip() for line in lines}))
@@ -130,4 +130,4 @@ def _pods(kube: Kube) -> list[tuple[str, int]]:
 
 def _wait_empty(kube: Kube) -> None:
     kinds = "pods,jobs,deployments,services,persistentvolumeclaims,poddisruptionbudgets,networkpolicies"
-    eventually("nothing is left of the service", lambda: not kube.list(kinds), 120)
+    eventually("nothing is left of the service", lambda: not kube.items(kinds), 120)
