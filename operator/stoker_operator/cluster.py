@@ -103,13 +103,15 @@ class Cluster:
         self._client = client
         self._slots = asyncio.Semaphore(concurrency)
         self._served: dict[str, tuple[float, frozenset[str]]] = {}
+        self._recent: dict[str, tuple[float, list[Object]]] = {}
 
     def _share(self, other: Cluster) -> None:
         """Use another's connections, slots and knowledge."""
-        self._client, self._slots, self._served = other._client, other._slots, other._served
+        self._client, self._slots = other._client, other._slots
+        self._served, self._recent = other._served, other._recent
 
     @classmethod
-    async def connect(cls, concurrency: int = 16) -> Cluster:
+    async def connect(cls, concurrency: int = 32) -> Cluster:
         """Credentials of the pod's service account, else of KUBECONFIG."""
         configuration = kubernetes.Configuration()
         try:
@@ -160,6 +162,14 @@ class Cluster:
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace ("": of all) that carry the labels of `selector`."""
         items, _ = await self.list_at(kind, namespace, selector)
+        return items
+
+    async def recent(self, kind: Kind) -> list[Object]:
+        """All objects of a kind as they were within the last minute: for what hardly changes and many ask for."""
+        looked, items = self._recent.get(kind.kind, (-DISCOVERY_SECONDS, []))
+        if time.monotonic() - looked >= DISCOVERY_SECONDS:
+            items = await self.list_all(kind, "")
+            self._recent[kind.kind] = (time.monotonic(), items)
         return items
 
     async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:

@@ -7,11 +7,16 @@ Knows nothing of how the engine lays out memory beyond its sum: weights + KV of 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from stoker_operator.capacity import PRODUCT
 from stoker_operator.spec import FetchedModel, InferenceService
 
 GIB = 2**30
+# In MiB.
+MEMORY = "nvidia.com/gpu.memory"
 WORKSPACE_GIB = 2.0
 USABLE = 0.9
 _KV_BYTES = {"Auto": 2, "BF16": 2, "FP16": 2, "FP8": 1}
@@ -28,6 +33,14 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of the cluster. "" and 0: no node told of one."""
+
+    product: str
+    gib: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change."""
 
@@ -41,6 +54,17 @@ class Fit:
     context: int = 0
 
 
+def largest_gpu(nodes: Iterable[Mapping[str, Any]]) -> Gpu:
+    """The GPU with the most memory among nodes, by the labels of GPU feature discovery."""
+    found = [Gpu("", 0.0)]
+    for node in nodes:
+        labels = node["metadata"].get("labels") or {}
+        product, stated = str(labels.get(PRODUCT, "")), str(labels.get(MEMORY, ""))
+        gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product)
+        found.append(Gpu(product, round(gib, 1)))
+    return max(found, key=lambda gpu: gpu.gib)
+
+
 def gpu_memory_gib(product: str) -> float:
     """Memory of a GPU by its product label, GiB; 0 when it is not known."""
     stated = re.search(r"(\d+)GB", product)
@@ -49,13 +73,38 @@ def gpu_memory_gib(product: str) -> float:
     return float(next((gib for name, gib in _KNOWN.items() if f"{product}-".startswith(f"{name}-")), 0))
 
 
-def assess(service: InferenceService, model: FetchedModel) -> Fit | None:
-    """The verdict for the smallest GPU the spec allows; None when the spec asks for no check."""
+def asks_gpu(service: InferenceService) -> bool:
+    """Whether the check needs to be told of the cluster's GPUs: it is asked for, and the spec names none."""
     resources = service.resources
-    if not resources.gpu_products or resources.fit_check == "Off":
+    return bool(resources.gpus) and not resources.gpu_products and resources.fit_check != "Off"
+
+
+def remembered_gpu(service: InferenceService) -> Gpu | None:
+    """The GPU that the verdict of an earlier reconcile of the same generation was about."""
+    fit = service.status.get("fit") or {}
+    if not fit or service.status.get("observedGeneration") != service.generation:
         return None
-    product = min(resources.gpu_products, key=gpu_memory_gib)
-    gpu = gpu_memory_gib(product)
+    return Gpu(str(fit.get("gpuProduct", "")), float(fit.get("gpuGiB", 0)))
+
+
+def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None = None) -> Fit | None:
+    """The verdict for the smallest GPU that the spec names, else for the `largest` of the cluster.
+
+    None when the spec asks for no check, or nobody told of a GPU.
+    """
+    resources = service.resources
+    if not resources.gpus or resources.fit_check == "Off":
+        return None
+    if resources.gpu_products:
+        product = min(resources.gpu_products, key=gpu_memory_gib)
+        gpu = gpu_memory_gib(product)
+    elif largest is None:
+        return None
+    else:
+        product, gpu = largest.product, largest.gib
+        if not gpu:
+            text = "No node that a pod may run on says which GPU it has (label nvidia.com/gpu.product)"
+            return Fit("Unknown", f"{text}; the fit was not checked.")
     if not gpu:
         return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
     context = service.runtime.context_length or model.max_context

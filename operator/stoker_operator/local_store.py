@@ -50,6 +50,10 @@ class LocalCluster(Cluster):
         found = [item for item in self.of(kind) if not namespace or item["metadata"]["namespace"] == namespace]
         return [copy.deepcopy(item) for item in found if wanted.items() <= item["metadata"].get("labels", {}).items()]
 
+    async def recent(self, kind: Kind) -> list[Object]:
+        """What is there."""
+        return await self.list_all(kind, "")
+
     async def apply(
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:

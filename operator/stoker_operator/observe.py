@@ -14,6 +14,7 @@ from typing import Any
 from stoker_operator import capacity, rollout
 from stoker_operator import cluster as kinds
 from stoker_operator.cluster import Cluster, Kind
+from stoker_operator.fit import Gpu, largest_gpu
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
@@ -76,6 +77,11 @@ async def spare_gpu(cluster: Cluster, service: InferenceService) -> bool:
         if capacity.has_room(service, node, await cluster.pods_on(node["metadata"]["name"])):
             return True
     return False
+
+
+async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:
+    """The largest GPU of the nodes that a pod of this service may run on. Raises ApiError."""
+    return largest_gpu(capacity.candidates(service, await cluster.recent(kinds.NODE)))
 
 
 async def load(pods: PodClient, observed: Observed) -> int:

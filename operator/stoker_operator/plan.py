@@ -17,7 +17,7 @@ from typing import Any
 from stoker_operator import manifests
 from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
 from stoker_operator.diagnose import Trouble, first_trouble
-from stoker_operator.fit import Fit, assess
+from stoker_operator.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.plan_cache import CachePlan, plan_cache
 from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
@@ -52,14 +52,22 @@ class Plan:
     failed: str = ""
     asks_capacity: bool = False
     asks_load: bool = False
+    asks_gpu: bool = False
     waiting_since: str = ""
+
+    @property
+    def asks_more(self) -> bool:
+        """Whether something was not looked at on which this plan depends."""
+        return self.asks_capacity or self.asks_load or self.asks_gpu
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
     """Decide everything. `now` is aware, UTC."""
     cache = plan_cache(service, observed, settings, now)
-    fit = assess(service, cache.model) if cache.model else None
-    too_large = fit is not None and fit.verdict == "TooLarge" and service.resources.fit_check == "Enforce"
+    gpu = observed.gpu or remembered_gpu(service)
+    fit = assess(service, cache.model, gpu) if cache.model else None
+    named = service.resources.gpu_products and service.resources.fit_check == "Enforce"
+    too_large = fit is not None and fit.verdict == "TooLarge" and bool(named)
     if cache.model is not None and not too_large:
         rolling = plan_rollout(service, observed, settings, cache.model, now)
     else:
@@ -96,6 +104,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         failed=rolling.failed,
         asks_capacity=rolling.asks_capacity,
         asks_load=rolling.asks_load,
+        asks_gpu=cache.model is not None and gpu is None and asks_gpu(service),
         waiting_since=rolling.waiting_since,
     )
 

@@ -19,7 +19,7 @@ from stoker_operator import manifests
 from stoker_operator.actions import Action, Apply, Delete, Finding, ensure
 from stoker_operator.diagnose import first_trouble, trouble_of
 from stoker_operator.manifests.revision import Record, read_record
-from stoker_operator.plan_scaling import wanted_replicas
+from stoker_operator.plan_scaling import sets_replicas, wanted_replicas
 from stoker_operator.rollout import is_finished, is_terminating, template_hash
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
@@ -59,12 +59,15 @@ def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
     if live is None or "deletionTimestamp" in live["metadata"]:
         return held
     wanted = wanted_replicas(service, live)
-    if wanted is None or wanted == live["spec"].get("replicas", 1):
+    # Nobody's wish any more while we still hold the field, as after a suspension: it is let go.
+    unchanged = not sets_replicas(live) if wanted is None else wanted == live["spec"].get("replicas", 1)
+    if unchanged:
         return held
     key = manifests.live_template_key(live)
     template = next((record.template for record in records if record.key == key), None)
     variant = manifests.Variant(wanted, *IN_PLACE, template)
-    why = f"{wanted} pods are asked for; the revision stays until the next one can run"
+    count = "pods are" if wanted is None else f"{wanted} pods are"
+    why = f"{count} asked for; the revision stays until the next one can run"
     return replace(held, workload=(Apply(manifests.held_deployment(service, live, variant), why, create=False),))
 
 

@@ -36,12 +36,12 @@ def wanted_replicas(service: InferenceService, live: Object | None) -> int | Non
         return service.replicas
     if live is None:
         return scaling.least
-    if not _is_ours(live):
+    if not sets_replicas(live):
         return None
     return min(max(int(live["spec"].get("replicas", 1)), scaling.least), scaling.most)
 
 
-def _is_ours(deployment: Object) -> bool:
+def sets_replicas(deployment: Object) -> bool:
     """Whether `replicas` is still as we last applied it: another writer who changes it becomes its owner."""
     return any(
         entry["manager"] == FIELD_MANAGER and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})

@@ -1,13 +1,15 @@
 """The work queue: keys to reconcile, each once, never twice at the same time, not faster than a given rate.
 
 Invariants: a key that is added while it is being worked on is worked on again afterwards; a failure is
-tried again after a delay that doubles, per key; one key's failures never delay another key.
+tried again after a delay that doubles, per key; one key's failures never delay another key; the cost of a key does not
+grow with the number of keys that wait.
 Knows nothing of Kubernetes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +32,8 @@ class WorkQueue:
         self._workers = workers
         self._interval = 1.0 / per_second
         self._due: dict[Key, float] = {}
+        # (due, key), earliest first; an entry that _due contradicts is stale, and active keys are left out.
+        self._order: list[tuple[float, Key]] = []
         self._active: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._next_start = 0.0
@@ -50,8 +54,9 @@ class WorkQueue:
         """Have `key` worked on in `after` seconds, or when it is due anyway if that is earlier."""
         due = time.monotonic() + after
         async with self._changed:
-            self._due[key] = min(due, self._due.get(key, due))
-            self._changed.notify_all()
+            if due < self._due.get(key, float("inf")):
+                self._due[key] = due
+                self._line_up(key)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -66,7 +71,7 @@ class WorkQueue:
             again = await self._attempt(key)
             async with self._changed:
                 del self._active[key]
-                self._changed.notify_all()
+                self._line_up(key)
             if again is not None:
                 await self.add(key, again)
 
@@ -74,19 +79,34 @@ class WorkQueue:
         """Wait for a key that is due and not being worked on, and for the rate to allow it."""
         async with self._changed:
             while True:
-                now = time.monotonic()
-                free = [(due, key) for key, due in self._due.items() if key not in self._active]
-                earliest = min(free, default=None)
+                now, earliest = time.monotonic(), self._earliest()
                 start = max(earliest[0], self._next_start) if earliest else None
                 if earliest and start is not None and start <= now:
-                    del self._due[earliest[1]]
-                    self._active[earliest[1]] = now
+                    key = heapq.heappop(self._order)[1]
+                    del self._due[key]
+                    self._active[key] = now
                     self._next_start = now + self._interval
-                    return earliest[1]
+                    if self._order:
+                        self._changed.notify()  # one worker was woken; there is more
+                    return key
                 try:
                     await asyncio.wait_for(self._changed.wait(), None if start is None else start - now)
                 except TimeoutError:
                     continue
+
+    def _line_up(self, key: Key) -> None:
+        """Have a worker look at a key that waits, unless one works on it: then this comes again when it is done."""
+        if key in self._due and key not in self._active:
+            heapq.heappush(self._order, (self._due[key], key))
+            self._changed.notify()
+
+    def _earliest(self) -> tuple[float, Key] | None:
+        """The first of the keys that wait and are not worked on."""
+        while self._order and (
+            self._order[0][1] in self._active or self._due.get(self._order[0][1]) != self._order[0][0]
+        ):
+            heapq.heappop(self._order)
+        return self._order[0] if self._order else None
 
     async def _attempt(self, key: Key) -> float | None:
         """One reconcile; an error of any kind becomes a delay, since the next look may find things changed."""

@@ -19,11 +19,12 @@ from stoker_operator import metrics, status
 from stoker_operator.actions import Finding
 from stoker_operator.apply import carry_out, write_status
 from stoker_operator.cluster import Cluster
-from stoker_operator.observe import load, observe, spare_gpu
-from stoker_operator.plan import make_plan
+from stoker_operator.observe import gpu_to_get, load, observe, spare_gpu
+from stoker_operator.plan import Plan, make_plan
 from stoker_operator.pod_http import PodClient
 from stoker_operator.settings import Settings
-from stoker_operator.spec import SpecError, parse
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import InferenceService, SpecError, parse
 
 # What was just written may be what something else waits for; its event need not come back to us.
 _FOLLOW_UP_SECONDS = 0.5
@@ -63,12 +64,10 @@ class Reconciler:
         observed = await observe(self.cluster, self.pods, service)
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
-        if plan.asks_load:
-            observed = replace(observed, load=await load(self.pods, observed))
-            plan = make_plan(service, observed, self.settings, now)
-        if plan.asks_capacity and not self.settings.namespaces:  # else nodes are none of our business
-            observed = replace(observed, spare_gpu=await spare_gpu(self.cluster, service))
-            plan = make_plan(service, observed, self.settings, now)
+        for _ in range(2):  # whether a change waits decides whether it asks for a GPU
+            if plan.asks_more:
+                observed = await self._look_closer(service, observed, plan)
+                plan = make_plan(service, observed, self.settings, now)
         # 4. apply
         failures = await carry_out(self.cluster, raw, plan.actions)
         # 5. report
@@ -78,6 +77,16 @@ class Reconciler:
         await write_status(self.cluster, raw, status.from_plan(service, observed, plan, now))
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
         return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
+
+    async def _look_closer(self, service: InferenceService, observed: Observed, plan: Plan) -> Observed:
+        """What only some plans depend on. Nodes are none of our business where single namespaces are watched."""
+        if plan.asks_load:
+            observed = replace(observed, load=await load(self.pods, observed))
+        if plan.asks_gpu and not self.settings.namespaces:
+            observed = replace(observed, gpu=await gpu_to_get(self.cluster, service))
+        if plan.asks_capacity and not self.settings.namespaces:
+            observed = replace(observed, spare_gpu=await spare_gpu(self.cluster, service))
+        return observed
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         generation = int(raw["metadata"].get("generation", 1))

@@ -39,8 +39,8 @@ class Settings:
     lease_namespace: str = "default"
     identity: str = ""
     lease_seconds: float = 15.0
-    workers: int = 4
-    api_concurrency: int = 16
+    workers: int = 16
+    api_concurrency: int = 32
     reconciles_per_second: float = 50.0
     resync_seconds: float = 300.0
     http_port: int = 8080

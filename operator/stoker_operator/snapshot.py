@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker_operator.fit import Gpu
 from stoker_operator.rollout import Rollout
 
 Object = Mapping[str, Any]
@@ -39,7 +40,8 @@ class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
 
     `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, and `load` how many
-    requests the ready pods have, running and queued: None = nobody looked. `served` names the optional kinds that this
+    requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None = nobody
+    looked. `served` names the optional kinds that this
     API server knows.
     """
 
@@ -52,6 +54,7 @@ class Observed:
     revisions: tuple[Object, ...] = ()
     spare_gpu: bool | None = None
     load: int | None = None
+    gpu: Gpu | None = None
     served: frozenset[str] = frozenset()
     progress: Progress | None = None
     answer: Answer | None = None

@@ -291,6 +291,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.secretRef: only hf:// and https:// sources take a token")
     if model.endpoint and model.scheme != "hf":
         found.append("spec.model.endpoint: only hf:// sources have an endpoint")
+    if model.revision != "main" and model.scheme != "hf":
+        found.append("spec.model.revision: only hf:// sources have revisions")
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
     if resources.gpu_products and resources.gpus == 0:

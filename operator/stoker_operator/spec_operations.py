@@ -62,6 +62,8 @@ def read_autoscaling(r: Reader) -> Autoscaling:
         scale_up=_rate(r.mapping("scaleUp"), 0, 2, 60),
         scale_down=_rate(r.mapping("scaleDown"), 300, 1, 120),
     )
+    if not autoscaling.ours and {"targets", "scaleUp", "scaleDown"} & r.raw.keys():
+        r.problems.append(f"{r.path}: targets, scaleUp and scaleDown are of the engines HPA and KEDA")
     targets.finish()
     r.finish()
     return autoscaling
@@ -83,6 +85,8 @@ def autoscaling_problems(autoscaling: Autoscaling, replicas: int | None) -> list
     targets = autoscaling.targets
     if autoscaling.ours and replicas is not None:
         found.append("spec.replicas: the autoscaler sets it; leave it out, or set autoscaling.engine: External")
+    elif replicas and not autoscaling.least <= replicas <= autoscaling.most:
+        found.append(f"spec.replicas: must be 0 or from {autoscaling.least} to {autoscaling.most}, as autoscaling says")
     if autoscaling.least > autoscaling.most:
         found.append(f"spec.autoscaling.min: is {autoscaling.least}, more than max, {autoscaling.most}")
     if not (targets.queued or targets.running or targets.kv_percent):

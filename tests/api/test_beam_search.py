@@ -126,7 +126,7 @@ def test_best_of_keeps_the_likeliest_per_token(server: Running, http: httpx.Clie
     said = {0: [97, 98, EOS], 1: [99, EOS], 2: [100, 101, 102, EOS]}
     server.engine.script = lambda request: said[(request.params.seed or 0) - 5]
     scores = {97: -1.0, 98: -1.0, 99: -0.2, 100: -0.1, 101: -0.1, 102: -2.0, EOS: -0.5}
-    server.engine.score = lambda token, top: TokenLogprobs(scores[token], 1, ())
+    server.engine.entry_of = lambda token, top: TokenLogprobs(scores[token], 1, ())
     body = {"prompt": ["x", "y"], "seed": 5, "n": 2, "best_of": 3, "max_tokens": 9}
     answer = http.post("/v1/completions", json=body).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [

@@ -21,6 +21,7 @@ import yaml
 
 from stoker_operator import manifests, status
 from stoker_operator.cluster import INFERENCE_SERVICE, Cluster
+from stoker_operator.fit import Gpu
 from stoker_operator.manifests.revision import Record
 from stoker_operator.plan import Plan, make_plan
 from stoker_operator.plan_rollout import first_variant
@@ -131,6 +132,7 @@ class World:
         self.served: frozenset[str] = frozenset()
         self.spare_gpu: bool | None = None
         self.load: int | None = None
+        self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
@@ -161,6 +163,7 @@ class World:
             served=self.served,
             spare_gpu=self.spare_gpu,
             load=self.load,
+            gpu=self.gpu,
             answer=self.answer,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker_operator.fit import assess, gpu_memory_gib
+from stoker_operator.fit import Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
 from stoker_operator.spec import FetchedModel, InferenceService
 
 Build = Callable[..., InferenceService]
@@ -66,7 +66,7 @@ def test_the_smallest_gpu_decides(service: Build) -> None:
     assert "resources.fitCheck: Off" in fit.message
 
 
-@pytest.mark.parametrize("resources", [{"gpus": 1}, {"gpus": 1, "gpuProducts": ["Tesla-T4"], "fitCheck": "Off"}])
+@pytest.mark.parametrize("resources", [{"gpus": 0}, {"gpus": 1, "gpuProducts": ["Tesla-T4"], "fitCheck": "Off"}])
 def test_nothing_is_checked_unasked(service: Build, resources: dict[str, object]) -> None:
     assert assess(service(resources=resources), SEVEN_B) is None
 
@@ -87,3 +87,49 @@ def test_weights_of_an_unknown_shape_are_not_said_to_fit(service: Build) -> None
         return fit.verdict
 
     assert (verdict(10**9), verdict(10**11)) == ("Unknown", "TooLarge")
+
+
+def node(**labels: str) -> dict[str, object]:
+    return {"metadata": {"labels": {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([], Gpu("", 0.0)),
+        ([node()], Gpu("", 0.0)),
+        ([node(product="Tesla-T4"), node(product="NVIDIA-L4")], Gpu("NVIDIA-L4", 23.0)),
+        ([node(product="Mystery", memory="81559")], Gpu("Mystery", 79.6)),
+        ([node(product="NVIDIA-L4", memory="23034"), node(product="Mystery")], Gpu("NVIDIA-L4", 22.5)),
+    ],
+)
+def test_the_largest_gpu_by_its_nodes_labels(nodes: list[dict[str, object]], expected: Gpu) -> None:
+    assert largest_gpu(nodes) == expected
+
+
+def test_without_products_the_clusters_own_gpu_is_checked(service: Build) -> None:
+    built = service(resources={"gpus": 1})
+    assert asks_gpu(built)
+    assert assess(built, SEVEN_B) is None  # nobody looked
+    small, large = (assess(built, SEVEN_B, Gpu(name, gib)) for name, gib in (("a", 15.0), ("b", 80.0)))
+    assert small is not None
+    assert large is not None
+    assert (small.verdict, small.gpu_product, large.verdict) == ("TooLarge", "a", "Fits")
+    unknown = assess(built, SEVEN_B, Gpu("", 0.0))
+    assert unknown is not None
+    assert unknown.verdict == "Unknown"
+
+
+def test_the_gpu_is_remembered_for_a_generation(service: Build) -> None:
+    status = {"observedGeneration": 1, "fit": {"gpuProduct": "b", "gpuGiB": 80}}
+    assert remembered_gpu(service(status=status)) == Gpu("b", 80.0)
+    assert remembered_gpu(service(status=status | {"observedGeneration": 0})) is None
+    assert remembered_gpu(service()) is None
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [{"gpus": 0}, {"gpus": 1, "gpuProducts": ["Tesla-T4"]}, {"gpus": 1, "fitCheck": "Off"}],
+)
+def test_nodes_are_not_asked_for_needlessly(service: Build, resources: dict[str, object]) -> None:
+    assert not asks_gpu(service(resources=resources))

@@ -27,7 +27,7 @@ class Scripted(Cluster):
     """An API server that lists `items` and then tells `streams`, one list of (event, object) a watch."""
 
     def __init__(self, *items: Object) -> None:
-        self._client = self._slots = self._served = None  # type: ignore[assignment]
+        super().__init__(None, 1)
         self.items = list(items)
         self.streams: list[list[tuple[str, Object] | ApiError]] = []
         self.watched: list[str] = []

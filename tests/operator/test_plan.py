@@ -11,6 +11,7 @@ import pytest
 
 from stoker_operator import status
 from stoker_operator.actions import Apply, Condition, Delete, Finding
+from stoker_operator.fit import Gpu
 from stoker_operator.plan import Plan, make_plan
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
@@ -198,3 +199,21 @@ def test_a_refused_spec_keeps_what_is_known_of_the_pods(world: Any) -> None:
     assert by_type["Servable"]["status"] == "True"
     assert refused["observedGeneration"] == 5
     assert refused["model"] == earlier["model"]
+
+
+def test_a_gpu_of_the_cluster_that_is_too_small_is_said_and_blocks_nothing(world: Any) -> None:
+    there = world(resources={"gpus": 1}).pod().answered()
+    plan = there.plan()
+    assert (plan.asks_gpu, plan.asks_more) == (True, True)
+    there.gpu = Gpu("Tesla-T4", 15.0)
+    there.service = replace(there.service, status={"model": there.service.status["model"] | {"bytes": 60 * 10**9}})
+    plan = there.plan()
+    assert plan.asks_gpu is False
+    assert (condition(plan, "Fits").status, condition(plan, "Fits").reason) == ("False", "TooLarge")
+    # Another number of bytes is another time to start: the Deployment is written, not withheld.
+    assert [action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)] == ["Deployment"]
+    fit = there.status()["fit"]
+    assert (fit["gpuProduct"], fit["gpuGiB"], fit["workspaceGiB"]) == ("Tesla-T4", 15.0, 2.0)
+    there.gpu = None
+    there.service = replace(there.service, status=there.status() | {"fit": fit})
+    assert there.plan().asks_gpu is False  # once for each generation

@@ -149,3 +149,25 @@ async def test_a_hanging_reconcile_is_seen() -> None:
     assert 0.05 < queue.longest_active < 5
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_many_keys_and_workers_do_each_key_once() -> None:
+    seen: list[str] = []
+    done = asyncio.Event()
+
+    async def work(namespace: str, name: str) -> None:
+        await asyncio.sleep(0)
+        seen.append(name)
+        if len(seen) >= 500:
+            done.set()
+
+    queue = WorkQueue(work, workers=16, per_second=1_000_000)
+    task = asyncio.create_task(queue.run())
+    for index in range(500):
+        await queue.add(("n", str(index)), after=0.001 * (index % 3))
+    await asyncio.wait_for(done.wait(), 30)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sorted(seen) == sorted(str(index) for index in range(500))
+    assert len(queue) == 0

@@ -567,3 +567,109 @@ async def test_an_autoscaler_owns_the_replicas_once_it_sets_them(
     kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"autoscaling": null}}')
     await reconciler.reconcile(namespace, "demo")
     assert await cluster.get(kinds.AUTOSCALER, namespace, "demo") is None
+
+
+async def test_suspend_and_resume_while_another_model_is_fetched(
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    eventually: Callable[..., Any],
+    reconciler: Reconciler,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+) -> None:
+    first = (await serve())["status"]["revisions"]["current"]
+
+    def change(spec: Object) -> None:
+        kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    async def state() -> tuple[int, str]:
+        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert found is not None
+        volume = found["spec"]["template"]["spec"]["volumes"][0]
+        return found["spec"]["replicas"], volume["persistentVolumeClaim"]["claimName"]
+
+    async def generation() -> int:
+        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert found is not None
+        return int(found["metadata"]["generation"])
+
+    _, old = await state()
+    change({"model": {"uri": "hf://org/other"}})
+    await look("Fetching")
+    assert await state() == (1, old)
+    change({"suspend": True})
+    await look("Fetching")
+    assert await state() == (0, old)
+    change({"suspend": False})
+    await look("Fetching")
+    assert await state() == (1, old)  # the old model serves on while the new one is fetched
+    before = await generation()
+    for _ in range(3):
+        await reconciler.reconcile(namespace, "demo")
+    assert await generation() == before
+    [pod] = [pod for pod in await eventually(lambda: node.pods("engine")) if not is_ready(pod)]
+    assert pod["metadata"]["labels"]["pod-template-hash"] == first
+    fetchers = await eventually(lambda: node.pods("fetch"))
+    for fetcher in fetchers:
+        node.end(fetcher, 0, REPORT)
+    await look("RollingOut")
+    replicas, new = await state()
+    assert (replicas, new != old) == (1, True)
+
+
+async def test_a_change_waits_for_idle_pods(
+    serve: Callable[..., Any], look: Callable[..., Any], cluster: Cluster, namespace: str, kubectl: Callable[..., str]
+) -> None:
+    await serve(rollout={"waitForIdle": "1h"})
+    change = {"spec": {"runtime": {"args": ["--seed", "7"]}}}
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps(change))
+    # The pods answer no /metrics here: what cannot be known counts as busy.
+    waiting = await look("WaitingForIdle")
+    assert waiting["status"]["revisions"]["waitingSince"]
+    assert condition(waiting, "Servable")["status"] == "True"
+    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"rollout": {"waitForIdle": "0s"}}}')
+    rolling = await look("RollingOut")
+    assert "waitingSince" not in rolling["status"]["revisions"]
+    deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+    assert deployment is not None
+    assert "--seed" in str(deployment["spec"]["template"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "status"),
+    [
+        ({"model": {"uri": "pvc://weights/llama"}}, "InPlace"),
+        ({"cache": {"pvc": {"existingClaim": "weights"}}}, "Published"),
+    ],
+)
+async def test_a_claim_of_ones_own(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    eventually: Callable[..., Any],
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+    spec: Object,
+    status: str,
+) -> None:
+    await create("demo", placement=UNSCHEDULED, **spec)
+    missing = await look("VolumeMissing")
+    assert "weights" in condition(missing, "Ready")["message"]
+    claim: Object = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights"}}
+    claim["spec"] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    kubectl("create", "-f", "-", stdin=claim)
+    await look("Fetching")
+    before = await cluster.get(kinds.CLAIM, namespace, "weights")
+    await fetch_all(node, eventually)
+    found = await look("RollingOut")
+    assert condition(found, "ModelCached")["reason"] == status
+    assert found["status"]["cache"]["claim"] == "weights"
+    kubectl("delete", "infsvc", "demo", "--cascade=foreground", "--timeout=30s")
+    after = await cluster.get(kinds.CLAIM, namespace, "weights")
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert len(await cluster.list_all(kinds.CLAIM, namespace)) == 1

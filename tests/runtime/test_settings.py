@@ -178,3 +178,22 @@ def test_every_field_has_a_flag() -> None:
 def test_description_shows_what_was_set_and_counts_secrets() -> None:
     config = parse(["m", "--seed", "3", "--api-key", "sk-1", "--enforce-eager", "--kernel", "gemm=cublas"], {})
     assert describe(config) == "m seed=3 enforce-eager=true kernel=(('gemm', 'cublas'),) api-key=1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runner"),
+    [
+        ([], "auto"),
+        (["--runner", "pooling"], "pooling"),
+        (["--task", "embed"], "pooling"),
+        (["--task", "score"], "pooling"),
+        (["--task", "generate"], "generate"),
+    ],
+)
+def test_runners_by_either_name(arguments: list[str], runner: str) -> None:
+    assert parse(["m", *arguments], {}).engine.runner == runner
+
+
+def test_the_pooler_is_given_as_json() -> None:
+    for flag in ("--pooler-config", "--override-pooler-config"):
+        assert parse(["m", flag, '{"pooling_type": "MEAN"}'], {}).engine.pooler_config == '{"pooling_type": "MEAN"}'

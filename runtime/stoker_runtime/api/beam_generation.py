@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import count
 
 from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Delta, Work, abort_after
+from stoker_runtime.api.generation import Delta, Work, abort_after, failure
 from stoker_runtime.detokenizer import Detokenizer
-from stoker_runtime.errors import EngineError, StokerError, UnavailableError
+from stoker_runtime.errors import StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.sampling.beam import Beam, BeamSearch
@@ -142,7 +142,7 @@ class BeamGeneration:
         if output.finish is FinishReason.ERROR:
             self._open.discard(output.request_id)
             self.abort()
-            raise EngineError(output.error or "The engine failed on this request.")
+            raise failure(output)
         if not self._first:
             self._first = time.monotonic()
             self._metrics.first_token(self._first - self.arrival, output.queue_seconds)

@@ -68,8 +68,9 @@ def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> 
 
 async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: Reading) -> Constraint | None:
     """What the answers must match: a forced call's schema, or what the body asks for, after any reasoning."""
-    lead = reading.lead(service.tokenizer)
     forced = forced_constraint(use, harmony=reading.harmony)
+    # A response format is about content: a model that may call may do that instead.
+    lead = reading.lead(service.tokenizer, calls=use.choice == "auto" and body.response_format is not None)
     if forced is None:
         return await read_constraint(service, body, lead)
     # A response_format is about content, of which an answer that must be a call has none.

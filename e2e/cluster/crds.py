@@ -1,0 +1,60 @@
+"""The CustomResourceDefinitions of kinds that a cluster may have, out of the Go modules that publish them.
+
+Invariants: a module is taken at one version, and its bytes must have the hash that stands here; Go's own cache keeps
+it, nothing else is written.
+Knows nothing of what the kinds are used for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.binaries import BuildError, Say, go_command, to_stderr
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Go module at a version, the hash of its bytes (as in a go.sum), and its files that hold the definitions."""
+
+    path: str
+    digest: str
+    files: tuple[str, ...]
+
+
+_MONITORING = "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml"
+MODULES = {
+    "gateway": Module(
+        "sigs.k8s.io/gateway-api@v1.6.1",
+        "h1:mock6phZbI6rvZerwrVNk7hVNymQgHo+6sJ81Ia7ftY=",
+        ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",),
+    ),
+    "monitoring": Module(
+        "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+        tuple(_MONITORING.format(plural) for plural in ("podmonitors", "prometheusrules")),
+    ),
+    "keda": Module(
+        "github.com/kedacore/keda/v2@v2.21.0",
+        "h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
+        ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    ),
+}
+
+
+def definitions(name: str, say: Say = to_stderr) -> list[Path]:
+    """The files of one of MODULES, downloaded when Go has them not yet. Raises BuildError."""
+    module = MODULES[name]
+    command = [go_command(say), "mod", "download", "-json", module.path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = {"Error": done.stderr.strip()}
+    if "Error" in answer:
+        raise BuildError(f"{module.path} cannot be had: {answer['Error']}")
+    if answer["Sum"] != module.digest:
+        raise BuildError(f"{module.path} has the hash {answer['Sum']}; it must be {module.digest}")
+    return [Path(answer["Dir"]) / file for file in module.files]

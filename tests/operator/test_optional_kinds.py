@@ -1,0 +1,119 @@
+"""The kinds that a cluster may lack, by their publishers' own definitions: what is made is valid, is made where the
+kind is served, and where it is not the status says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_operator import cluster as kinds
+from stoker_operator import manifests
+from stoker_operator.cluster import Cluster
+from stoker_operator.pod_http import PodClient
+from stoker_operator.reconcile import Reconciler
+from stoker_operator.settings import Settings
+from stoker_operator.spec import InferenceService
+
+pytestmark = pytest.mark.apiserver
+Build = Callable[..., InferenceService]
+Object = dict[str, Any]
+SPEC: Object = {
+    "endpoint": {
+        "httpRoute": {"parentRefs": [{"name": "gw", "sectionName": "https"}], "hostnames": ["llm.example.com"]}
+    },
+    "autoscaling": {"engine": "KEDA", "min": 1, "max": 4, "targets": {"kvPercent": 80}},
+}
+NAMES = {
+    "gateway": ["httproutes.gateway.networking.k8s.io"],
+    "monitoring": ["podmonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"],
+    "keda": ["scaledobjects.keda.sh"],
+}
+
+
+@pytest.fixture
+def installed(control_plane: Path) -> Iterator[None]:
+    """All of the definitions, for one test: they would change what the others see."""
+    from e2e.cluster.binaries import ensure
+    from e2e.cluster.crds import definitions
+
+    kubectl = str(ensure(["kubectl"])["kubectl"])
+    environment = os.environ | {"KUBECONFIG": str(control_plane)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([kubectl, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+    names = [f"crd/{name}" for group in NAMES.values() for name in group]
+    try:
+        for group in NAMES:
+            for file in definitions(group):
+                made = run("create", "-f", str(file))
+                assert made.returncode == 0, made.stderr
+        deadline = time.monotonic() + 60
+        while run("wait", "--for=condition=Established", *names).returncode != 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield
+    finally:
+        run("delete", "--ignore-not-found", *names)
+
+
+async def conditions(cluster: Cluster, namespace: str) -> dict[str, Object]:
+    found = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "demo")
+    assert found is not None
+    return {item["type"]: item for item in found["status"]["conditions"]}
+
+
+async def test_where_a_kind_is_missing_the_status_says_so(
+    reconciler: Reconciler, cluster: Cluster, namespace: str, create: Callable[..., Any]
+) -> None:
+    await create("demo", **SPEC)
+    await reconciler.reconcile(namespace, "demo")
+    found = await conditions(cluster, namespace)
+    assert found["EndpointReady"]["reason"] == "GatewayApiMissing"
+    assert found["Monitored"]["reason"] == "PrometheusOperatorMissing"
+    assert found["AutoscalingActive"]["reason"] == "KedaMissing"
+
+
+async def test_where_they_are_served_they_are_made(
+    installed: None, reconciler: Reconciler, cluster: Cluster, namespace: str, create: Callable[..., Any]
+) -> None:
+    await create("demo", **SPEC)
+    await reconciler.reconcile(namespace, "demo")
+    for kind in (kinds.HTTP_ROUTE, kinds.POD_MONITOR, kinds.PROMETHEUS_RULE):
+        assert await cluster.get(kind, namespace, "demo"), kind.kind
+    assert await cluster.get(kinds.CONFIG_MAP, namespace, "demo-dashboard")
+    found = await conditions(cluster, namespace)
+    assert (found["EndpointReady"]["reason"], found["Monitored"]["reason"]) == ("NoGateway", "Applied")
+    assert found["AutoscalingActive"]["reason"] == "PrometheusUnknown"
+    told = Reconciler(cluster, PodClient(2.0), Settings(prometheus_url="http://prometheus:9090"))
+    await told.reconcile(namespace, "demo")
+    assert (await conditions(cluster, namespace))["AutoscalingActive"]["reason"] == "Pending"
+
+
+async def test_every_field_is_one_of_theirs(
+    installed: None, kubectl: Callable[..., str], namespace: str, service: Build
+) -> None:
+    """Strictly: an unknown field is an error, and each publisher's own rules hold."""
+    built = replace(service(**SPEC), namespace=namespace)
+    assert built.endpoint.http_route is not None
+    assert built.autoscaling is not None
+    made = [
+        manifests.http_route(built, built.endpoint.http_route),
+        manifests.pod_monitor(built),
+        manifests.prometheus_rule(built),
+        manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090"),
+        manifests.dashboard(built),
+        manifests.pod_autoscaler(built, replace(built.autoscaling, engine="HPA")),
+    ]
+    for manifest in made:
+        said = kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(manifest))
+        assert "created" in said
