@@ -55,7 +55,7 @@ def test_a_rollout_without_a_spare_gpu_goes_in_place(place: Kube, gpus: int) -> 
         terminating.append(place.get("infsvc", "model")["status"].get("terminatingReplicas", 0))
         ready = stoker.conditions(place, "model")["Ready"]
         generation = place.get("infsvc", "model")["metadata"]["generation"]
-        return ready["status"] == "True" and ready["observedGeneration"] == generation
+        return bool(ready["status"] == "True" and ready["observedGeneration"] == generation)
 
     with streaming(stoker.url(place, "model"), "model", clients=8) as streams:
         streams.wait_running(8)
@@ -89,4 +89,4 @@ def _all_of(kube: Kube, revision: str, count: int) -> bool:
     pods = stoker.engine_pods(kube, "model")
     hashes = [pod["metadata"]["labels"]["pod-template-hash"] for pod in pods]
     ready = [bool(item.get("ready")) for pod in pods for item in pod["status"].get("containerStatuses", ())]
-    return hashes == [revision] * count and all(ready)
+    return bool(hashes == [revision] * count and all(ready))
