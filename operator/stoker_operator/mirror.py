@@ -76,6 +76,11 @@ class _Shelf:
         if known is not None and known.uid == meta["uid"]:
             self._forget(place, known)
 
+    def forget_all(self) -> None:
+        """Know nothing any more."""
+        for part in (self.entries, self.named, self.inside, self.deleted):
+            part.clear()
+
     def _forget(self, place: Place, entry: _Entry) -> None:
         del self.entries[place]
         self.named[place[0], entry.instance].discard(place[1])
@@ -142,9 +147,15 @@ class Mirror(Cluster):
                 shelf.watches = [asyncio.create_task(self._follow(kind, shelf, *start)) for start in starts]
         return shelf
 
-    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str) -> str:
-        """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told."""
+    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str, since: str = "0") -> str:
+        """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told.
+
+        `since` is how far a watch had come: an API server that has not come so far was set back to an earlier state.
+        """
         items, version = await self.list_at(kind, namespace, OURS)
+        if int(version) < int(since):
+            log.warning("%s: the API server was set back from version %s to %s", kind.plural, since, version)
+            shelf.forget_all()
         there = {item["metadata"]["uid"] for item in items}
         gone = [
             json.loads(entry.text)["metadata"]
@@ -160,20 +171,19 @@ class Mirror(Cluster):
 
     async def _follow(self, kind: Kind, shelf: _Shelf, namespace: str, since: str) -> None:
         """Follow one watch after the other until cancelled."""
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff, lost = FIRST_BACKOFF_SECONDS, False
         while True:
             try:
-                if not since:
-                    since = await self._relist(kind, shelf, namespace)
+                if lost:
+                    since, lost = await self._relist(kind, shelf, namespace, since), False
                 async for event, item in self.watch(kind, namespace, OURS, since):
                     since, backoff = str(item["metadata"]["resourceVersion"]), FIRST_BACKOFF_SECONDS
                     if event != "BOOKMARK":
                         await self._take(kind, shelf, event, item)
             except ApiError as error:
                 metrics.WATCH_ERRORS.labels(kind=kind.kind, code=str(error.status)).inc()
-                if error.status == 410:
-                    since = ""
-                else:
+                lost = error.status != 0  # else the stream broke, and goes on where it was
+                if error.status != 410:
                     log.warning("watch of %s: %s", kind.plural, error)
                     backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
             await asyncio.sleep(backoff)

@@ -137,6 +137,15 @@ async def test_a_place_that_was_forgotten_is_listed_again(followed: Followed) ->
     assert followed.told == ["a", "a", "b"]  # the one that went away meanwhile is told of too
 
 
+async def test_an_api_server_that_was_set_back_is_believed(followed: Followed) -> None:
+    await followed.names()
+    await followed.stream(("ADDED", service(90, "b", "u2")), ("DELETED", service(91)))
+    followed.script.items = [service(5)]  # a backup from before both
+    await followed.stream(ApiError(504, "Timeout", "Too large resource version"))
+    assert await followed.names() == ["a"]
+    assert followed.script.watched == ["5", "91", "5"]
+
+
 async def test_a_watch_that_ended_for_good_is_begun_anew(followed: Followed) -> None:
     await followed.names()
     [shelf] = followed._shelves.values()
