@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +15,12 @@ from known_names import KEY
 
 schemathesis = pytest.importorskip("schemathesis", reason="the extra 'conformance' is not installed")
 
-pytestmark = pytest.mark.filterwarnings("ignore:::(schemathesis|jsonschema|jsonschema_rs|hypothesis_jsonschema)")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::(schemathesis|jsonschema|jsonschema_rs|hypothesis_jsonschema)"),
+    # schemathesis makes a session for each case and closes none.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 BEARER = {"authorization": f"Bearer {KEY}"}
 LIMITS = settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 HANG_SECONDS = 20.0
@@ -23,8 +29,9 @@ MOST = {"POSITIVE": 14, "NEGATIVE": 5}
 
 
 @pytest.fixture(scope="module")
-def client(tiny_url: str) -> httpx.Client:
-    return httpx.Client(base_url=tiny_url, headers=BEARER, timeout=HANG_SECONDS, verify=False)
+def client(tiny_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=tiny_url, headers=BEARER, timeout=HANG_SECONDS, verify=False) as found:
+        yield found
 
 
 def try_cases(cases: Any, seen: set[int]) -> None:
