@@ -6,6 +6,7 @@ named without their folder and ending, and `*` stands for anything.
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -58,20 +59,25 @@ def tables(page: str) -> list[str]:
     return [line for line in (ROOT / page).read_text(encoding="utf-8").split("\n") if line.startswith("|")]
 
 
+def spread(text: str) -> list[str]:
+    """`a_{b,c}.py` as a_b.py and a_c.py, as a shell spreads it."""
+    found = re.fullmatch(r"([^{}]*)\{([^{}]+)\}([^{}]*)", text)
+    return [f"{found[1]}{part}{found[3]}" for part in found[2].split(",")] if found else [text.strip()]
+
+
+def pattern(name: str) -> str:
+    """The file that a name in backquotes stands for; "" for none of the repository's."""
+    if name in FOREIGN:
+        return ""
+    if TEST.fullmatch(name):
+        return name if name.endswith((".py", "/", "*")) else f"{name}*"
+    return name if FILE.fullmatch(name) else ""
+
+
 def missing(page: str) -> list[str]:
     """The files and tests that the page's tables name and that do not exist."""
-    found = []
-    for quoted in (each for line in tables(page) for each in QUOTED.findall(line)):
-        name = quoted.strip()
-        if name in FOREIGN:
-            continue
-        if TEST.fullmatch(name):
-            name = name if name.endswith((".py", "/", "*")) else f"{name}*"
-        elif not FILE.fullmatch(name):
-            continue
-        if not exists(name, page):
-            found.append(quoted)
-    return found
+    names = [name for line in tables(page) for text in QUOTED.findall(line) for name in spread(text)]
+    return [name for name in names if pattern(name) and not exists(pattern(name), page)]
 
 
 def test_there_are_pages() -> None:
@@ -94,6 +100,31 @@ def test_links_lead_somewhere(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_tables_name_files_that_exist(page: str) -> None:
     assert missing(page) == []
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    given = function.args
+    return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def test_signatures_of_the_kernels_are_the_codes() -> None:
+    wrong, checked = [], 0
+    for line in tables("kernels/README.md"):
+        row = re.match(r"\| `(\w+)` \| (.*?) \| ", line)
+        if row is None:
+            continue
+        tree = ast.parse((ROOT / f"kernels/stoker_kernels/{row[1]}.py").read_text(encoding="utf-8"))
+        functions = {node.name: parameters(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+        reexported = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+        for call in re.finditer(r"`(\w+)\(([^)]*)\)", row[2]):
+            if not call[1].islower():
+                continue  # a class
+            said = [re.split("[:=]", part)[0].strip() for part in call[2].split(",") if part.strip() != "*"]
+            checked += 1
+            if functions.get(call[1]) != said and call[1] not in reexported:
+                wrong.append(f"{row[1]}.{call[1]}: {said}, the code has {functions.get(call[1])}")
+    assert wrong == []
+    assert checked > 15
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
