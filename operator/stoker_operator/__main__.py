@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from aiohttp import web
@@ -113,8 +113,8 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            # Its own guess asks for the user's name, and the image's user has none.
-            identity=settings.identity,
+            # Its own guess asks for the user's name, and the image's user has none. (The type is not public.)
+            identity=cast(Any, settings.identity),
             ready_flag=started,
         )
     )
