@@ -104,4 +104,6 @@ def streaming(base: str, model: str, *, clients: int = 20, tokens: int = 24, onc
         streams._stop.set()
         for thread in threads:
             thread.join(_SECONDS)
-    assert not streams.broken, f"{len(streams.broken)} of {streams.whole + len(streams.broken)} streams: {streams.broken[0]}"
+    assert not streams.broken, (
+        f"{len(streams.broken)} of {streams.whole + len(streams.broken)} streams: {streams.broken[0]}"
+    )

@@ -114,7 +114,7 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             namespaces=settings.namespaces,
             standalone=True,
             # Its own guess asks for the user's name, and the image's user has none.
-            identity=settings.identity,
+            identity=settings.identity,  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
             ready_flag=started,
         )
     )

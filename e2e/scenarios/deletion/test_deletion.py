@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
@@ -28,7 +27,7 @@ def serving(place: Kube) -> Kube:
 def no_operator(installed: Kube) -> Iterator[None]:
     """The operator's pods are gone for the length of a test."""
     installed.kubectl("scale", "deployment/stoker", "--replicas=0")
-    eventually("the operator's pods are gone", lambda: not installed.list("pods"), 60)
+    eventually("the operator's pods are gone", lambda: not installed.items("pods"), 60)
     yield
     installed.kubectl("scale", "deployment/stoker", "--replicas=2")
     installed.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s")
@@ -36,7 +35,7 @@ def no_operator(installed: Kube) -> Iterator[None]:
 
 def left(kube: Kube) -> list[str]:
     """What of ours is in the namespace."""
-    ours = [item for item in kube.list(KINDS) if item["metadata"]["name"] != "default"]
+    ours = [item for item in kube.items(KINDS) if item["metadata"]["name"] != "default"]
     return [f"{item['kind']}/{item['metadata']['name']}" for item in ours]
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.scenarios.faults.record import TABLE, Record
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from urllib.error import URLError
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.faults.record import Fault, Record
@@ -82,7 +81,7 @@ def test_image_missing(serving: Kube, record: Record) -> None:
 
 
 def test_node_cordoned(place: Kube, record: Record) -> None:
-    node = place.list("nodes")[0]["metadata"]["name"]
+    node = place.items("nodes")[0]["metadata"]["name"]
     place.kubectl("cordon", node)
     try:
         place.apply(stoker.service("model"))
@@ -95,7 +94,7 @@ def test_node_cordoned(place: Kube, record: Record) -> None:
 
 
 def _kind_exists(kind: str) -> Callable[[Kube], bool]:
-    return lambda kube: bool(kube.list(kind))
+    return lambda kube: bool(kube.items(kind))
 
 
 def _reason(name: str) -> Callable[[Kube], bool]:
@@ -123,7 +122,7 @@ def test_operator_killed(place: Kube, installed: Kube, record: Record, step: str
     leader = installed.get("lease", "stoker")["spec"]["holderIdentity"]
     installed.kubectl("delete", "pod", leader, "--force", "--grace-period=0")
     stoker.wait_ready(place, "model")
-    jobs = place.list("jobs")
+    jobs = place.items("jobs")
     assert len(jobs) == 1, f"the new leader fetched again: {[job['metadata']['name'] for job in jobs]}"
     installed.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s")
     record.add(Fault(f"operator killed when {step}", "the other replica leads and goes on", watch.seconds))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.faults.record import Fault, Record
@@ -35,14 +34,14 @@ def private_hub(place: Kube, given: Given) -> Iterator[stoker.Hub]:
 
 
 def secret(kube: Kube, token: str) -> None:
-    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": token}})
+    kube.apply(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub-token"}, "stringData": {"token": token}}
+    )
 
 
 def test_token_wrong(place: Kube, private_hub: stoker.Hub, record: Record) -> None:
     secret(place, "wrong-token-of-a-user")
-    place.apply(
-        stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}})
-    )
+    place.apply(stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}}))
     condition = stoker.wait_reason(place, "model", "TokenRejected")
     text = json.dumps(place.get("infsvc", "model")) + place.kubectl("get", "events")
     assert "wrong-token-of-a-user" not in text
@@ -80,7 +79,7 @@ def test_volume_full(place: Kube, record: Record) -> None:
     condition = stoker.wait_reason(place, "model", "VolumeFull")
     watch = stoker.Stopwatch()
     place.kubectl("delete", "infsvc/model", "--timeout=120s")
-    eventually("the volume is gone", lambda: not place.list("persistentvolumeclaims"), 60)
+    eventually("the volume is gone", lambda: not place.items("persistentvolumeclaims"), 60)
     place.apply(stoker.service("model", cache={"pvc": {"size": "200Mi", "storageClassName": "limited"}}))
     stoker.wait_ready(place, "model")
     record.add(Fault("volume full", seen(condition), watch.seconds, "made anew with a larger volume"))
@@ -122,7 +121,7 @@ def _bytes_done(kube: Kube, least: int) -> int | None:
 
 def _run_with_volume(kube: Kube, image: str, script: str) -> None:
     """Run a Python program in a pod that mounts the model's volume for writing."""
-    (claim,) = kube.list("persistentvolumeclaims")
+    (claim,) = kube.items("persistentvolumeclaims")
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod = {
         "apiVersion": "v1",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming
@@ -19,7 +18,7 @@ GPU = "nvidia.com/gpu"
 @pytest.fixture
 def gpus(kube: Kube) -> Iterator[int]:
     """The node has two GPUs for the length of a test."""
-    node = kube.list("nodes")[0]["metadata"]["name"]
+    node = kube.items("nodes")[0]["metadata"]["name"]
     for field in ("capacity", "allocatable"):
         kube.merge("node", node, {"status": {field: {GPU: "2"}}}, "--subresource=status")
     yield 2
@@ -29,7 +28,7 @@ def gpus(kube: Kube) -> Iterator[int]:
 
 def held(kube: Kube) -> int:
     """GPUs that pods hold, terminating ones too."""
-    pods = [pod for pod in kube.list("pods") if pod["spec"].get("nodeName") and pod["status"]["phase"] != "Succeeded"]
+    pods = [pod for pod in kube.items("pods") if pod["spec"].get("nodeName") and pod["status"]["phase"] != "Succeeded"]
     return sum(
         int(container["resources"].get("limits", {}).get(GPU, 0))
         for pod in pods
@@ -56,7 +55,7 @@ def test_a_rollout_without_a_spare_gpu_goes_in_place(place: Kube, gpus: int) -> 
         terminating.append(place.get("infsvc", "model")["status"].get("terminatingReplicas", 0))
         ready = stoker.conditions(place, "model")["Ready"]
         generation = place.get("infsvc", "model")["metadata"]["generation"]
-        return ready["status"] == "True" and ready["observedGeneration"] == generation
+        return bool(ready["status"] == "True" and ready["observedGeneration"] == generation)
 
     with streaming(stoker.url(place, "model"), "model", clients=8) as streams:
         streams.wait_running(8)
@@ -89,5 +88,5 @@ def test_a_revision_that_never_becomes_ready_is_rolled_back(place: Kube, gpus: i
 def _all_of(kube: Kube, revision: str, count: int) -> bool:
     pods = stoker.engine_pods(kube, "model")
     hashes = [pod["metadata"]["labels"]["pod-template-hash"] for pod in pods]
-    ready = all(item.get("ready") for pod in pods for item in pod["status"].get("containerStatuses", ()))
-    return hashes == [revision] * count and ready
+    ready = [bool(item.get("ready")) for pod in pods for item in pod["status"].get("containerStatuses", ())]
+    return bool(hashes == [revision] * count and all(ready))

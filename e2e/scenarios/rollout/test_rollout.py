@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming
@@ -14,7 +13,7 @@ from e2e.scenarios.streams import streaming
 @pytest.fixture
 def uncordoned(kube: Kube) -> Iterator[str]:
     """The name of the node on which it all runs; it takes pods again at the end."""
-    name = kube.list("nodes")[0]["metadata"]["name"]
+    name = kube.items("nodes")[0]["metadata"]["name"]
     yield name
     kube.kubectl("uncordon", name)
 
@@ -25,7 +24,7 @@ def names(kube: Kube) -> set[str]:
 
 def all_names(kube: Kube) -> set[str]:
     """Also of those that terminate."""
-    return {pod["metadata"]["name"] for pod in kube.list("pods", "app.kubernetes.io/component=engine")}
+    return {pod["metadata"]["name"] for pod in kube.items("pods", "app.kubernetes.io/component=engine")}
 
 
 def test_rolling_update(place: Kube) -> None:

@@ -82,16 +82,19 @@ class BeamGeneration:
         if self._timer is not None:
             self._timer.cancel()
         if self.aborted is not None:
+            self._count(FinishReason.ABORT)
             return []
         deltas = [self._delta(index, beam) for index, beam in enumerate(self._best())]
         self._completed = sum(len(delta.tokens) for delta in deltas)
-        now = time.monotonic()
-        for prompt in self.work.prompts:
-            share = self._completed // len(self.work.prompts)
-            self._metrics.request_finished(
-                FinishReason.STOP, now - self.arrival, now - self._first, len(prompt.ids), share
-            )
+        self._count(FinishReason.STOP)
         return deltas
+
+    def _count(self, reason: FinishReason) -> None:
+        """Tell the metrics how it ended, once a prompt."""
+        now, share = time.monotonic(), self._completed // len(self.work.prompts)
+        for prompt in self.work.prompts:
+            generating = now - self._first if self._first else 0.0
+            self._metrics.request_finished(reason, now - self.arrival, generating, len(prompt.ids), share)
 
     def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
         """End the search; harmless when it is over."""
