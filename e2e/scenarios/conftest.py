@@ -58,7 +58,7 @@ def installed(kube: Kube, given: Given, hub: stoker.Hub) -> Iterator[Kube]:
 @pytest.fixture
 def place(request: pytest.FixtureRequest, kube: Kube, installed: Kube, hub: stoker.Hub) -> Iterator[Kube]:
     """A namespace of this test's own; the hub is whole again afterwards."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40]
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
     with namespace(kube, name) as made:
         try:
             yield made

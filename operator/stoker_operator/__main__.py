@@ -140,7 +140,9 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
     cluster = await Cluster.connect(settings.api_concurrency)
     runner = await serve_health(settings, health)
     adapter = Adapter(cluster, settings)
-    lease = Lease(cluster, settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds)
+    lease = Lease(
+        cluster.aside(2), settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds
+    )
     try:
         if settings.metrics_adapter_port:
             await adapter.start()

@@ -27,6 +27,7 @@ from stoker_operator.manifests.identity import FIELD_MANAGER
 Object = dict[str, Any]
 REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 240
+PAGE_ITEMS = 200
 TRIES = 4
 LONGEST_WAIT_SECONDS = 10.0
 DISCOVERY_SECONDS = 60.0
@@ -124,6 +125,10 @@ class Cluster:
         configuration.connection_pool_maxsize = 0
         return cls(kubernetes.ApiClient(configuration), concurrency)
 
+    def aside(self, concurrency: int) -> Cluster:
+        """The same connections with slots of their own, for what must not wait in line."""
+        return Cluster(self._client, concurrency)
+
     async def close(self) -> None:
         """End the connections."""
         await self._client.close()
@@ -161,8 +166,7 @@ class Cluster:
 
     async def list_all(self, kind: Kind, namespace: str, selector: str = "") -> list[Object]:
         """The objects of a namespace ("": of all) that carry the labels of `selector`."""
-        items, _ = await self.list_at(kind, namespace, selector)
-        return items
+        return [item async for items, _ in self.pages(kind, namespace, selector) for item in items]
 
     async def recent(self, kind: Kind) -> list[Object]:
         """All objects of a kind as they were within the last minute: for what hardly changes and many ask for."""
@@ -172,13 +176,22 @@ class Cluster:
             self._recent[kind.kind] = (time.monotonic(), items)
         return items
 
-    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
-        """The objects, and the resourceVersion from which a watch goes on."""
-        query = [("labelSelector", selector)] if selector else []
-        answer = await self._request("GET", kind, kind.path(namespace), query=query)
-        # The API server leaves these two out of a list's items.
-        items = [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
-        return items, str(answer["metadata"]["resourceVersion"])
+    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
+        """(some of the objects, the resourceVersion from which a watch goes on), all pages of one moment.
+
+        A long list taken apart at once would hold up everything else, the lease included. Raises ApiError.
+        """
+        query = [("limit", str(PAGE_ITEMS)), *([("labelSelector", selector)] if selector else [])]
+        more = ""
+        while True:
+            asked = [*query, ("continue", more)] if more else query
+            answer = await self._request("GET", kind, kind.path(namespace), query=asked)
+            # The API server leaves these two out of a list's items.
+            items = [item | {"apiVersion": kind.api_version, "kind": kind.kind} for item in answer["items"]]
+            yield items, str(answer["metadata"]["resourceVersion"])
+            more = str(answer["metadata"].get("continue") or "")
+            if not more:
+                return
 
     async def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
         """(event, object) from `since` on, until the API server ends the stream after some minutes.

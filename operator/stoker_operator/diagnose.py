@@ -144,6 +144,8 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         what, advice = "every node that would do has a taint", "Add placement.tolerations"
     elif "scheduling gates" in text:
         what, advice = "its queue has not admitted it", "See placement.queueName and the queue's quota"
+    elif "were unschedulable" in text:
+        what, advice = "every node that would do is cordoned", "Run kubectl uncordon, or add a node"
     else:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
     return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({_short(text)})", False)

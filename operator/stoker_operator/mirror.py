@@ -101,6 +101,7 @@ class Mirror(Cluster):
         self._namespaces = tuple(namespaces) or ("",)
         self._changed = changed
         self._shelves: dict[str, _Shelf] = {}
+        self._listing = asyncio.Lock()
 
     async def stop(self) -> None:
         """End the watches."""
@@ -155,11 +156,18 @@ class Mirror(Cluster):
 
         `since` is how far a watch had come: an API server that has not come so far was set back to an earlier state.
         """
-        items, version = await self.list_at(kind, namespace, OURS)
-        if int(version) < int(since):
-            log.warning("%s: the API server was set back from version %s to %s", kind.plural, since, version)
-            shelf.forget_all()
-        there = {item["metadata"]["uid"] for item in items}
+        there: set[str] = set()
+        version = since
+        # One list at a time, and a page of it: what is parsed is ten times the size of what is kept.
+        async with self._listing:
+            async for items, version in self.pages(kind, namespace, OURS):
+                if not there and int(version) < int(since):
+                    log.warning("%s: the API server was set back from version %s to %s", kind.plural, since, version)
+                    shelf.forget_all()
+                for item in items:
+                    there.add(item["metadata"]["uid"])
+                    if shelf.put(item):
+                        await self._changed(item["metadata"])
         gone = [
             json.loads(entry.text)["metadata"]
             for place, entry in shelf.entries.items()
@@ -167,8 +175,6 @@ class Mirror(Cluster):
         ]
         for meta in gone:
             shelf.remove(meta, version)
-        fresh = [item["metadata"] for item in items if shelf.put(item)]
-        for meta in (*gone, *fresh):
             await self._changed(meta)
         return version
 

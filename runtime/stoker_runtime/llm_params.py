@@ -35,6 +35,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -74,6 +75,7 @@ class SamplingParams:
             top_p=self.top_p,
             top_k=max(self.top_k, 0) if self.top_k == -1 else self.top_k,
             min_p=self.min_p,
+            typical_p=self.typical_p,
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,

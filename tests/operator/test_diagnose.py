@@ -63,6 +63,10 @@ CASES = {
         pod(unschedulable="0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }."),
         ("Unschedulable", False, ["placement.tolerations"]),
     ),
+    "cordoned": (
+        pod(unschedulable="0/1 nodes are available: 1 node(s) were unschedulable."),
+        ("Unschedulable", False, ["cordoned", "kubectl uncordon"]),
+    ),
     "image": (
         pod(engine=waiting("ImagePullBackOff", "manifest unknown")),
         ("ImagePullFailed", True, ["i:1", "manifest unknown", "spec.runtime.image"]),

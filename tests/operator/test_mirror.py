@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker_operator import cluster as cluster_module
 from stoker_operator import cluster as kinds
 from stoker_operator import mirror as mirror_module
 from stoker_operator.cluster import ApiError, Cluster, Kind
@@ -34,9 +35,11 @@ class Scripted(Cluster):
         self.lists = 0
         self.more, self.idle = asyncio.Event(), asyncio.Event()
 
-    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
         self.lists += 1
-        return list(self.items), str(max((int(i["metadata"]["resourceVersion"]) for i in self.items), default=1))
+        version = str(max((int(i["metadata"]["resourceVersion"]) for i in self.items), default=1))
+        yield self.items[:1], version
+        yield self.items[1:], version
 
     async def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
         self.watched.append(since)
@@ -61,8 +64,8 @@ class Followed(Mirror):
     async def note(self, meta: Mapping[str, Any]) -> None:
         self.told.append(meta["name"])
 
-    async def list_at(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
-        return await self.script.list_at(kind, namespace, selector)
+    def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
+        return self.script.pages(kind, namespace, selector)
 
     def watch(self, kind: Kind, namespace: str, selector: str, since: str) -> AsyncIterator[tuple[str, Object]]:
         return self.script.watch(kind, namespace, selector, since)
@@ -142,7 +145,7 @@ async def test_a_place_that_was_forgotten_is_listed_again(followed: Followed) ->
     await followed.stream(ApiError(410, "Expired", "too old resource version"))
     assert await followed.names() == ["b"]
     assert (followed.script.lists, followed.script.watched) == (2, ["5", "30"])
-    assert followed.told == ["a", "a", "b"]  # the one that went away meanwhile is told of too
+    assert sorted(followed.told) == ["a", "a", "b"]  # the one that went away meanwhile is told of too
 
 
 async def test_an_api_server_that_was_set_back_is_believed(followed: Followed) -> None:
@@ -209,3 +212,16 @@ async def test_on_a_real_api_server(
     with pytest.raises(ApiError, match=r"the server could not find|404"):
         async for _ in cluster.watch(Kind("v1", "Nothing", "nothings"), namespace, "", "1"):
             pass
+
+
+@pytest.mark.apiserver
+async def test_a_long_list_comes_in_pages(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "PAGE_ITEMS", 2)
+    for number in range(5):
+        meta = {"name": f"n{number}", "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "stoker"}}
+        await cluster.apply(kinds.CONFIG_MAP, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+    pages = [page async for page in cluster.pages(kinds.CONFIG_MAP, namespace, OURS)]
+    assert [len(items) for items, _ in pages] == [2, 2, 1]
+    assert len({version for _, version in pages}) == 1
+    names = [item["metadata"]["name"] for item in await cluster.list_all(kinds.CONFIG_MAP, namespace, OURS)]
+    assert names == ["n0", "n1", "n2", "n3", "n4"]

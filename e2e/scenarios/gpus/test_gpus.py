@@ -36,13 +36,13 @@ def held(kube: Kube) -> int:
     )
 
 
-def test_a_service_that_does_not_fit_names_the_resource(place: Kube, gpus: int) -> None:
-    place.apply(stoker.service("model", resources={"gpus": gpus + 1}))
+def test_a_pod_that_does_not_fit_names_the_resource(place: Kube, gpus: int) -> None:
+    place.apply(stoker.service("model", replicas=gpus + 1, resources={"gpus": 1}))
     condition = stoker.wait_reason(place, "model", "Unschedulable")
     assert GPU in condition["message"], condition["message"]
-    place.merge("infsvc", "model", {"spec": {"resources": {"gpus": gpus}}})
+    place.kubectl("scale", "infsvc/model", f"--replicas={gpus}")
     stoker.wait_ready(place, "model")
-    assert held(place) == gpus
+    eventually("only what serves holds GPUs", lambda: held(place) == gpus, 60)
 
 
 def test_a_rollout_without_a_spare_gpu_goes_in_place(place: Kube, gpus: int) -> None:
