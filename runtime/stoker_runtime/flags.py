@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -336,7 +337,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def spell(value: Any) -> str:
-    """A value as a flag spells it; several are separated by commas."""
+    """A value as a flag spells it; several are separated by commas, a map is JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, (tuple, list)):
         return ",".join("=".join(each) if isinstance(each, tuple) else str(each) for each in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

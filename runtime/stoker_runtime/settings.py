@@ -192,7 +192,8 @@ def _read_file(path: Path) -> dict[Any, Any]:
     try:
         raw = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The config file {path} cannot be read: {error}.", param="config") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"The config file {path} cannot be read: {reason}.", param="config") from error
     if path.suffix == ".toml":
         try:
             return tomllib.loads(raw)

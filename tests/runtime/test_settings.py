@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,19 @@ def test_values_are_spelled_as_flags_take_them() -> None:
     assert describe(config) == "m served-model-name=a,b api-key=2"
     assert "[*]" in help_text()
     assert "('" not in help_text()
+
+
+def test_a_map_in_a_file_is_the_flags_json(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: m\npooler-config: {pooling_type: MEAN, normalize: true}\n")
+    assert json.loads(parse(["--config", str(file)], {}).engine.pooler_config) == {
+        "pooling_type": "MEAN",
+        "normalize": True,
+    }
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "absent.toml"
+    with pytest.raises(ConfigError) as caught:
+        parse(["--config", str(file)], {})
+    assert caught.value.message == f"The config file {file} cannot be read: No such file or directory."
