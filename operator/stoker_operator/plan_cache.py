@@ -199,7 +199,8 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
         return "the report of the attempt before is lost"
     if service.in_place:
         return f"{service.model.uri} is served where it lies and was not hashed yet"
-    return f"{service.model.uri} at {service.model.revision} is not on the volume yet"
+    at = f" at {service.model.revision}" if service.model.uri.startswith("hf://") else ""  # others have no revisions
+    return f"{service.model.uri}{at} is not on the volume yet"
 
 
 def _known_model(

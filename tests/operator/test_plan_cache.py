@@ -12,7 +12,7 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.actions import Apply, Delete
-from stoker_operator.plan_cache import CachePlan, plan_cache
+from stoker_operator.plan_cache import CachePlan, _why_fetch, plan_cache
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed, Progress
 from stoker_operator.spec import FetchedModel, InferenceService
@@ -127,6 +127,11 @@ def test_then_the_job(world: World) -> None:
     assert name.endswith("-1")
     assert plan.attempt == 1
     assert plan.actions[0].reason == "hf://org/model at main is not on the volume yet"
+
+
+def test_only_a_hub_has_revisions_to_tell_of(service: Build) -> None:
+    wanted = service(model={"uri": "https://files.example/model.gguf"})
+    assert _why_fetch(wanted, None, None, failed=False) == "https://files.example/model.gguf is not on the volume yet"
 
 
 def test_a_volume_that_is_going_is_left_alone(world: World) -> None:
