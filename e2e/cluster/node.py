@@ -25,7 +25,7 @@ from e2e.cluster import control_plane, network, node_config, remains
 from e2e.cluster.binaries import Say, ensure, to_stderr
 from e2e.cluster.debian import ensure_commands
 from e2e.cluster.image_tar import write_image
-from e2e.cluster.layout import DNS_ADDRESS, DNS_IMAGE, HERE, NODE_NAME, PAUSE_IMAGE, Layout
+from e2e.cluster.layout import DNS_ADDRESS, DNS_IMAGE, HERE, NODE_ADDRESS, NODE_NAME, PAUSE_IMAGE, Layout
 from e2e.cluster.processes import Processes, StartError, uninterrupted
 
 COMMANDS = ("runc", "nft", "iptables", "conntrack", "ip", "openssl")
@@ -139,7 +139,7 @@ class Node:
         command = [self._path("kubelet"), f"--config={layout.config / 'kubelet.json'}"]
         command += [f"--kubeconfig={layout.kubeconfig('kubelet')}", f"--root-dir={layout.data / 'kubelet'}"]
         command += [f"--cert-dir={layout.data / 'kubelet' / 'pki'}", f"--hostname-override={NODE_NAME}"]
-        command += [f"--node-ip={control_plane.NODE_ADDRESS}", "--v=2"]
+        command += [f"--node-ip={NODE_ADDRESS}", "--v=2"]
         self.processes.start("kubelet", command)
         self.processes.wait("kubelet", lambda: fetches("http://127.0.0.1:10248/healthz"), _READY_SECONDS)
         command = [self._path("kube-proxy"), f"--config={layout.config / 'kube-proxy.json'}", "--v=1"]

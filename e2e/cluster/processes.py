@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _STOP_SECONDS = 15.0
+# Those that this very process started, to be collected when they end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class StartError(RuntimeError):
@@ -59,6 +61,7 @@ class Processes:
                 start_new_session=True,
                 env={**os.environ, **(environment or {})},
             )
+        _children[process.pid] = process
         entries = self._read()
         entries.pop(name, None)
         entries[name] = Entry(tuple(command), str(log), process.pid, _born(process.pid))
@@ -67,7 +70,11 @@ class Processes:
     def stop(self, name: str, *, kill: bool = False) -> None:
         """End one: SIGTERM, and SIGKILL when that is not heard (or at once). The entry stays, for `restart`."""
         entry = self._read().get(name)
-        if entry is None or not _is(entry):
+        if entry is None:
+            return
+        if not _is(entry):
+            if not _stat(entry.pid) or _stat(entry.pid)[0] == "Z":
+                _reap(entry.pid)
             return
         os.kill(entry.pid, signal.SIGKILL if kill else signal.SIGTERM)
         if not _gone(entry, _STOP_SECONDS):
@@ -168,8 +175,7 @@ def _gone(entry: Entry, seconds: float) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Collect a child of ours; another's is its parent's to collect."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
+    """Collect a child of ours that ended; another's is its parent's to collect."""
+    child = _children.pop(pid, None)
+    if child is not None:
+        child.wait()

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
 from e2e.cluster.backend import Given, cluster
 from e2e.cluster.binaries import ensure
 from e2e.scenarios import stoker

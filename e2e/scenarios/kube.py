@@ -67,7 +67,7 @@ class Kube:
         text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 
-    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         """Objects of a kind in the namespace."""
         chosen = ["-l", selector] if selector else []
         items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *chosen, "-o", "json"))["items"]
@@ -116,7 +116,7 @@ class Kube:
         return os.environ | {"KUBECONFIG": str(self.kubeconfig)}
 
 
-def eventually(what: str, look: Callable[[], T], seconds: float = 120, every: float = 0.5) -> T:
+def eventually(what: str, look: Callable[[], T | None], seconds: float = 120, every: float = 0.5) -> T:
     """The first true value of `look`. Raises NotInTime with the last value, or the last failed command."""
     deadline = time.monotonic() + seconds
     while True:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from e2e.cluster.images import Images
 from e2e.scenarios.kube import CommandFailed, Kube, NotInTime, eventually
 
@@ -32,7 +31,7 @@ def service(name: str, **spec: Any) -> dict[str, Any]:
     small = {
         "resources": {"gpus": 0, "cpu": "50m", "memory": "1500Mi"},
         "runtime": {"contextLength": 512, "shmSize": "128Mi", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-        "drain": {"preStop": "3s", "timeout": "60s"},
+        "drain": {"preStop": "3s", "timeout": "170s"},
         "cache": {"pvc": {"size": "300Mi"}, "verify": "OnDownload"},
     }
     manifest["spec"] = merged(merged(manifest["spec"], small), spec)
@@ -62,7 +61,7 @@ def wait_reason(kube: Kube, name: str, reason: str, seconds: float = 180) -> dic
         return ready if ready and ready["reason"] == reason else None
 
     try:
-        return eventually(f"{name} has reason {reason}", look, seconds)  # type: ignore[return-value]
+        return eventually(f"{name} has reason {reason}", look, seconds)
     except NotInTime as error:
         raise NotInTime(f"{error}\n{kube.explain(f'infsvc {name}')}") from None
 
@@ -83,7 +82,7 @@ def wait_ready(kube: Kube, name: str, seconds: float = 300) -> None:
 
 def engine_pods(kube: Kube, name: str) -> list[dict[str, Any]]:
     """The engine's pods that are not terminating."""
-    pods = kube.list("pods", f"app.kubernetes.io/component=engine,app.kubernetes.io/instance={name}")
+    pods = kube.items("pods", f"app.kubernetes.io/component=engine,app.kubernetes.io/instance={name}")
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -186,7 +185,9 @@ def install(kube: Kube, images: Images, endpoint: str, *options: str) -> None:
     settings = [f"--set={key}={value}" for key, value in values.items()]
     there = kube.within(SYSTEM)
     try:
-        there.helm("install", "stoker", str(CHART), "--create-namespace", "--wait", "--timeout=120s", *settings, *options)
+        there.helm(
+            "install", "stoker", str(CHART), "--create-namespace", "--wait", "--timeout=120s", *settings, *options
+        )
     except CommandFailed as error:
         raise CommandFailed(f"{error}\n{there.kubectl('logs', '-l=app.kubernetes.io/name=stoker-operator')}") from None
 

@@ -70,7 +70,8 @@ class SlotSampling:
 
     Temperature 0 is greedy; `top_k` ≤ 0, `top_p` 1 and `typical_p` 1 switch those filters off. `bias` is added to the
     logits of its ids. `suppressed` ids are impossible while the position of the token that is run is below
-    `suppress_until` (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with penalties only.
+    `suppress_until` (prompt length + min_tokens − 1). `prompt` and `output` are the tokens so far, needed with
+    penalties only.
     """
 
     slot: int

@@ -41,12 +41,15 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance)."""
+    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance).
+
+    `deleted` are the versions at which objects went, by uid: an object that lost its label went too, and may come back.
+    """
 
     entries: dict[Place, _Entry] = field(default_factory=dict)
     named: dict[Place, set[str]] = field(default_factory=dict)
     inside: dict[str, set[str]] = field(default_factory=dict)
-    deleted: dict[str, None] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -55,7 +58,7 @@ class _Shelf:
         meta = item["metadata"]
         place, version = (meta["namespace"], meta["name"]), int(meta["resourceVersion"])
         known = self.entries.get(place)
-        if meta["uid"] in self.deleted or (known is not None and known.version >= version):
+        if self.deleted.get(meta["uid"], -1) >= version or (known is not None and known.version >= version):
             return False
         if known is not None:
             self._forget(place, known)
@@ -66,10 +69,10 @@ class _Shelf:
         self.inside.setdefault(place[0], set()).add(place[1])
         return True
 
-    def remove(self, meta: Mapping[str, Any]) -> None:
-        """Take an object out, and remember that it is gone."""
+    def remove(self, meta: Mapping[str, Any], version: str) -> None:
+        """Take an object out, and remember that it is gone since `version`."""
         place = (meta["namespace"], meta["name"])
-        self.deleted[meta["uid"]] = None
+        self.deleted[meta["uid"]] = int(version)
         while len(self.deleted) > _MOST_TOMBSTONES:
             del self.deleted[next(iter(self.deleted))]
         known = self.entries.get(place)
@@ -171,7 +174,7 @@ class Mirror(Cluster):
             if namespace in ("", place[0]) and entry.uid not in there and entry.version <= int(version)
         ]
         for meta in gone:
-            shelf.remove(meta)
+            shelf.remove(meta, version)
             await self._changed(meta)
         return version
 
@@ -196,7 +199,7 @@ class Mirror(Cluster):
 
     async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
         if event == "DELETED":
-            shelf.remove(item["metadata"])
+            shelf.remove(item["metadata"], item["metadata"]["resourceVersion"])
         elif not shelf.put(item):
             return  # an answer to a write told it before, and whoever wrote it knows
         await self._changed(item["metadata"])

@@ -20,6 +20,10 @@ MAX_WORD = 64
 """Tokens of one bad word."""
 
 
+UNMET = "The constraint cannot be met: "
+"""How the error of a sequence begins that no token of the model may continue: the request's fault, not the engine's."""
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 

@@ -57,7 +57,7 @@ class FakeEngine:
     def reset(self) -> None:
         """Back to an engine that works."""
         self.script: Callable[[Request], list[int]] = default_script
-        self.score: Callable[[int, int], TokenLogprobs] = entry
+        self.entry_of: Callable[[int, int], TokenLogprobs] = entry
         self.delay = 0.0
         self.group = 1
         self.fail_after: int | None = None
@@ -127,7 +127,9 @@ class FakeEngine:
             tokens,
             finish,
             stop_token,
-            logprobs=() if params.logprobs is None else tuple(self.score(token, params.logprobs) for token in tokens),
+            logprobs=()
+            if params.logprobs is None
+            else tuple(self.entry_of(token, params.logprobs) for token in tokens),
             prompt_logprobs=()
             if said or asked is None
             else tuple(entry(token, asked) for token in request.prompt_token_ids[1:]),

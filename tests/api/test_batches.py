@@ -505,10 +505,11 @@ def test_names_never_become_paths(server: Running, tmp_path: Path) -> None:
         assert "secret}" not in answer.text
 
 
-def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_what_cannot_be_read_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
     place = tmp_path / "batches" / f"batch_{'0' * 32}"
     place.mkdir(parents=True)
-    (place / "batch.json").write_text("{")
+    (place / "batch.json").write_text(content)
     found = BatchRunner(tmp_path, nothing, lambda: False, 1)
     assert found.batches.records() == []
     assert "batch.json cannot be read" in caplog.text

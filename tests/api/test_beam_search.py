@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 import torch
-from api_server import Running
+from api_server import Running, wait_until
 from constrained_server import client_of
 from fake_engine import EOS
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -122,11 +123,23 @@ class TestBeamSearch:
             assert not set(extra_fields["token_ids"][:-1]) & set(range(3, 67))
 
 
+def test_a_client_that_goes_away_ends_the_search(server: Running) -> None:
+    server.engine.delay = 0.05
+    body = {"prompt": "x", "use_beam_search": True, "n": 2, "max_tokens": 200}
+    with httpx.Client(base_url=server.url, timeout=0.4) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/v1/completions", json=body)
+    assert wait_until(lambda: not server.state.active)
+    asked = len(server.engine.requests)
+    assert 2 <= asked < 60
+    time.sleep(0.2)
+    assert len(server.engine.requests) == asked, "no more steps"
+
+
 def test_best_of_keeps_the_likeliest_per_token(server: Running, http: httpx.Client) -> None:
     said = {0: [97, 98, EOS], 1: [99, EOS], 2: [100, 101, 102, EOS]}
     server.engine.script = lambda request: said[(request.params.seed or 0) - 5]
     scores = {97: -1.0, 98: -1.0, 99: -0.2, 100: -0.1, 101: -0.1, 102: -2.0, EOS: -0.5}
-    server.engine.score = lambda token, top: TokenLogprobs(scores[token], 1, ())
+    server.engine.entry_of = lambda token, top: TokenLogprobs(scores[token], 1, ())
     body = {"prompt": ["x", "y"], "seed": 5, "n": 2, "best_of": 3, "max_tokens": 9}
     answer = http.post("/v1/completions", json=body).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [

@@ -108,6 +108,35 @@ def test_stop_string_across_tokens(server: Running, http: httpx.Client, group: i
     assert len(server.engine.aborted) == 2
 
 
+@pytest.mark.parametrize("group", [1, 2, 4, 5])
+@pytest.mark.parametrize(("include", "text"), [(False, "à "), (True, "à 日本")])
+def test_stop_string_of_several_bytes_a_character(
+    server: Running, http: httpx.Client, group: int, include: bool, text: str
+) -> None:
+    server.engine.group = group
+    server.engine.script = lambda _: [*"à 日本語 🙂".encode(), EOS]
+    body = {"max_tokens": 64, "stop": ["日本", "🙃"], "include_stop_str_in_output": include}
+    choice = complete(http, **body)["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", "日本")
+    events = stream(http, prompt="hi", **body)
+    assert "".join(event["choices"][0]["text"] for event in events) == text
+    assert events[-1]["choices"][0]["stop_reason"] == "日本"
+
+
+def test_fields_that_choose_tokens_reach_the_engine(server: Running, http: httpx.Client) -> None:
+    fields = {"top_k": 7, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.4, "repetition_penalty": 1.5, "min_tokens": 1}
+    fields |= {"frequency_penalty": 0.5, "presence_penalty": -0.5, "temperature": 0.25, "seed": 9, "ignore_eos": True}
+    complete(http, **fields, allowed_token_ids=[84, 104], bad_words=["ox", " x"], logit_bias={"84": 5})
+    params = server.engine.requests[-1].params
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert params.allowed_token_ids == (84, 104)
+    assert params.bad_words == (tuple(b"ox"), tuple(b" ox"), tuple(b"x"), tuple(b" x"))
+    assert params.logit_bias == ((84, 5.0),)
+    complete(http)
+    params = server.engine.requests[-1].params
+    assert (params.bad_words, params.allowed_token_ids, params.typical_p, params.masked) == ((), (), 1.0, False)
+
+
 def test_stop_token_and_eos_leave_no_text(server: Running, http: httpx.Client) -> None:
     server.engine.script = lambda _: [104, 105, 10, 33]
     choice = complete(http, stop_token_ids=[10])["choices"][0]

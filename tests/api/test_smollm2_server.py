@@ -83,6 +83,34 @@ def test_forced_calls(client: openai.OpenAI, choice: Any, finish: str) -> None:
         assert found["unit"] in ("celsius", "fahrenheit")
 
 
+def test_bad_words_and_allowed_tokens(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "smollm2", "messages": CAPITAL, "temperature": 0, "max_tokens": 12}
+    answer = client.chat.completions.create(**asked, extra_body={"bad_words": ["Paris"]})
+    assert "Paris" not in (answer.choices[0].message.content or "")
+    free = client.chat.completions.create(**asked, extra_body={"return_token_ids": True}).choices[0]
+    allowed = (free.model_extra or {})["token_ids"]
+    same = client.chat.completions.create(**asked, extra_body={"allowed_token_ids": allowed})
+    assert same.choices[0].message.content == ANSWER
+    fewer = [token for token in allowed if token != allowed[0]]
+    other = client.chat.completions.create(
+        **asked, extra_body={"allowed_token_ids": fewer, "return_token_ids": True, "ignore_eos": True}
+    )
+    assert set((other.choices[0].model_extra or {})["token_ids"]) <= set(fewer)
+
+
+def test_beams_are_likelier_than_greedy(client: openai.OpenAI) -> None:
+    def total(**more: Any) -> float:
+        answer = client.completions.create(
+            model="smollm2", prompt="The capital of France is", max_tokens=4, logprobs=0, **more
+        )
+        found = answer.choices[0].logprobs
+        assert found is not None
+        assert found.token_logprobs is not None
+        return sum(value for value in found.token_logprobs if value is not None)
+
+    assert total(n=3, extra_body={"use_beam_search": True}) >= total(temperature=0) - 1e-3
+
+
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="smollm2", messages=CAPITAL, temperature=0)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (ANSWER, "stop")

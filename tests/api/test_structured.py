@@ -186,6 +186,14 @@ class TestAnswers:
         )
         assert re.fullmatch("[0-9]{3}", answer.choices[0].text)
 
+    async def test_a_dead_end_is_the_requests_fault_and_says_so(self, client: openai.AsyncOpenAI) -> None:
+        # This model's vocabulary ends before the first byte of the text.
+        with pytest.raises(openai.BadRequestError, match="no token of this model may follow") as caught:
+            await client.completions.create(
+                model="byte-model", prompt="a", max_tokens=9, extra_body={"guided_choice": ["\U0010ffff"]}
+            )
+        assert caught.value.code == "constraint_unmet"
+
     async def test_answers_go_on_after_errors(self, client: openai.AsyncOpenAI) -> None:
         answers = await asyncio.gather(
             *(

@@ -277,6 +277,10 @@ def test_a_long_answer_costs_time_in_its_length() -> None:
     assert len(found.tool_calls[0].arguments) == 200_009
 
 
+def test_every_parser_is_among_the_families() -> None:
+    assert {TOOL_PARSERS[name] for name in BY_NAME} == set(TOOL_PARSERS.values())
+
+
 def test_every_name_makes_a_parser() -> None:
     for name, parser in TOOL_PARSERS.items():
         assert parser({}).parse(f"I am {name}.").content == f"I am {name}."

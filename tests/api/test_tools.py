@@ -11,6 +11,7 @@ from stoker_runtime.api.tools import FunctionSpec, ToolSpec, tool_use
 from stoker_runtime.errors import RequestError
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NAMED_X = {"type": "function", "function": {"name": "x"}}
 DIALECT = Dialect("hermes", "", True)
 
 
@@ -43,6 +44,14 @@ def test_the_template_sees_tools_only_where_they_may_be_called() -> None:
         (TOOLS, {"type": "function", "function": {"name": "x"}}, DIALECT, "tool_choice", "not one of the tools"),
         (TOOLS, {"type": "function"}, DIALECT, "tool_choice", "must be"),
         (TOOLS, "any", DIALECT, "tool_choice", "must be"),
+        (TOOLS, {"type": "allowed_tools"}, DIALECT, "tool_choice", "must hold a mode"),
+        (
+            TOOLS,
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED_X]}},
+            DIALECT,
+            "tool_choice",
+            "not one of the tools",
+        ),
         (TOOLS, 5, DIALECT, "tool_choice", "must be"),
         (TOOLS, "auto", Dialect(), "tool_choice", "--tool-call-parser"),
     ],
@@ -52,6 +61,16 @@ def test_bad_choices(tools: Any, choice: Any, dialect: Dialect, param: str, says
         tool_use(tools, choice, None, dialect, "{{ tools }}")
     assert error.value.param == param
     assert says in error.value.message
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_leave_those_that_they_name(mode: str) -> None:
+    named = {"type": "function", "function": {"name": "now"}}
+    asked = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    use = tool_use(TOOLS, asked, None, DIALECT, "{{ tools }}")
+    assert use.choice == mode
+    assert list(use.schemas) == ["now"]
+    assert [tool["function"]["name"] for tool in use.shown() or ()] == ["now"]
 
 
 def test_a_template_without_tools_refuses_them() -> None:

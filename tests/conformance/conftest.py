@@ -1,19 +1,30 @@
-"""One server with a real small model for all clients; nobody here changes it."""
+"""Two servers for all clients, one with a small real model and one with a tiny random one; nobody here changes them."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
+sys.path.insert(0, str(Path(__file__).parent))
 
+from known_names import KEY, MODEL
 from server_process import ServerProcess
 
-MODEL = "smollm2"
+
+@pytest.fixture(scope="module", autouse=True)
+def _sockets_of_clients() -> Iterator[None]:
+    """Clients that keep connections open leave them to the garbage collector, which would warn in some later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def model_file() -> Path:
@@ -29,15 +40,25 @@ def smollm2() -> Path:
     return model_file()
 
 
-@pytest.fixture(scope="session")
-def url(smollm2: Path) -> Iterator[str]:
-    """The server's address."""
-    flags = ("--served-model-name", MODEL, "--max-model-len", "2048", "--device", "cpu", "--api-key", "sk-conformance")
-    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    template = ("--chat-template", str(Path(__file__).parent / "chatml_tools.jinja"))
-    program = [sys.executable, "-m", "stoker_cli", "serve", str(smollm2)]
-    process = ServerProcess(program, *flags, *tools, *template)
+def served(model: str, *flags: str) -> Iterator[str]:
+    """The address of a server, for as long as the iterator lives."""
+    program = [sys.executable, "-m", "stoker_cli", "serve", model]
+    process = ServerProcess(program, "--device", "cpu", "--api-key", KEY, *flags)
     try:
         yield process.wait_ready(120).url
     finally:
         process.close()
+
+
+@pytest.fixture(scope="session")
+def url(smollm2: Path) -> Iterator[str]:
+    """The address of a server with a real model."""
+    yield from served(str(smollm2), "--served-model-name", MODEL, "--max-model-len", "1024")
+
+
+@pytest.fixture(scope="session")
+def tiny_url() -> Iterator[str]:
+    """The address of a server with random weights and a byte tokenizer: every answer is quick, none makes sense."""
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    template = str(Path(__file__).parent / "chatml_tools.jinja")
+    yield from served("shape:tiny", "--served-model-name", "tiny", "--chat-template", template, *tools)

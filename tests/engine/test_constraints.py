@@ -212,13 +212,14 @@ def test_empty_output() -> None:
     assert (sequence.finish, text) == (FinishReason.STOP, "")
 
 
-def test_dead_end_ends_the_sequence_with_a_reason() -> None:
+@pytest.mark.parametrize("eos", [(3,), (0,), ()])
+def test_dead_end_ends_the_sequence_with_a_reason(eos: tuple[int, ...]) -> None:
     # A vocabulary of a hundred bytes ends before the last letter.
-    loop = loop_over((3,), vocab_size=100)
-    sequence, _ = one(loop, Constraint(ConstraintKind.REGEX, "ABz"))
-    assert sequence.finish is FinishReason.ERROR
+    loop = loop_over(eos, vocab_size=100)
+    sequence, text = one(loop, Constraint(ConstraintKind.REGEX, "ABz"))
+    assert (sequence.finish, text) == (FinishReason.ERROR, "AB")
     assert sequence.error is not None
-    assert "The constraint cannot be met" in sequence.error
+    assert sequence.error.startswith("The constraint cannot be met: no token of this model may follow")
 
 
 def test_what_cannot_be_compiled_ends_the_sequence_and_no_other() -> None:

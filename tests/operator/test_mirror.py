@@ -115,6 +115,14 @@ async def test_nothing_gets_older_and_nothing_comes_back(followed: Followed) -> 
     assert await followed.names() == ["a"]  # the same name, another object
 
 
+async def test_an_object_that_lost_its_label_comes_back_with_it(followed: Followed) -> None:
+    assert await followed.names() == ["a"]
+    await followed.stream(("DELETED", service(20)))
+    assert await followed.names() == []
+    await followed.stream(("ADDED", service(21)))
+    assert await followed.names() == ["a"]
+
+
 async def test_a_reader_cannot_change_what_the_next_one_reads(followed: Followed) -> None:
     [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
     item["metadata"]["labels"].clear()

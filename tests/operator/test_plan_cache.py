@@ -223,6 +223,14 @@ def test_a_pod_that_cannot_start_is_told(world: World) -> None:
     assert reason(plan) == "ReferenceMissing"
 
 
+@pytest.mark.parametrize(("age", "expected"), [(5, "Fetching"), (60, "Unschedulable")])
+def test_a_volume_that_was_just_asked_for_is_given_time(world: World, age: float, expected: str) -> None:
+    unplaced = {"type": "PodScheduled", "status": "False", "message": "unbound immediate PersistentVolumeClaims"}
+    there = world.job().pod(phase="Pending", conditions=[unplaced])
+    there.jobs[-1]["metadata"]["creationTimestamp"] = stamp(age)
+    assert reason(there.plan()) == expected
+
+
 def test_a_try_that_failed_within_a_running_job_is_told(world: World) -> None:
     failure = {"reason": "HubUnreachable", "message": "timed out"}
     plan = world.job().pod(failure, code=1, phase="Failed").plan()

@@ -122,6 +122,11 @@ def test_each_revision_is_recorded(world: Any, case: tuple[Callable[[Any], Any],
         assert records[0]["revision"] == 1
 
 
+def test_a_record_that_changes_says_what_of_it(world: Any) -> None:
+    [change] = [a for a in world().pod().record("new", 1).plan().actions if a.manifest["kind"] == "ControllerRevision"]
+    assert change.event == ("Updated", "Updated ControllerRevision demo-new: revision new: it served.")
+
+
 def test_old_records_go_the_current_one_never(world: Any) -> None:
     there = world().pod().record("new", 1, served=True)
     for number in range(2, 9):

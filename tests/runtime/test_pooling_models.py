@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import WordPiece
 
 from stoker_kernels import dispatch
-from stoker_runtime import LLM
+from stoker_runtime import LLM, info
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.executor.build import build_executor
@@ -234,3 +234,11 @@ def test_a_gpu_gives_a_decoders_vectors(kind: str, tiny_checkpoint: Checkpoint) 
     with LLM(str(tiny_checkpoint("qwen3")), device="cuda", dtype="bfloat16", **options) as llm:
         vectors = torch.tensor(llm.embed(texts() * 40))
     assert (exact * vectors).sum(1).min() > 0.99
+
+
+def test_info_says_what_a_model_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert info.main([str(encoder_folder(tmp_path, "BertModel")), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "BertModel, 2 layers, hidden 32" in shown
+    assert "embed: cls, normalized, texts of up to 40 tokens" in shown
+    assert "bidirectional_attention  reference" in shown

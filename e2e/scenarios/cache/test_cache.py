@@ -25,10 +25,10 @@ def test_second_replica_and_second_service_download_nothing(place: Kube, hub: st
     place.apply(stoker.service("second", runtime={"contextLength": 256}))
     stoker.wait_ready(place, "second")
     assert place.get("infsvc", "second")["status"]["model"]["digest"] == status["model"]["digest"]
-    assert len(place.list("persistentvolumeclaims")) == 1
+    assert len(place.items("persistentvolumeclaims")) == 1
     assert hub.downloads(start) == downloads, "a second service on the same revision downloaded"
 
     # The volume outlives the service that asked for it first.
     place.kubectl("delete", "infsvc/first", "--timeout=120s")
     stoker.ask(stoker.url(place, "second"), "second")
-    assert len(place.list("persistentvolumeclaims")) == 1
+    assert len(place.items("persistentvolumeclaims")) == 1

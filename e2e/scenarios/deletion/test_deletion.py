@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
+from e2e.cluster.backend import Given
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
 
@@ -27,7 +27,7 @@ def serving(place: Kube) -> Kube:
 def no_operator(installed: Kube) -> Iterator[None]:
     """The operator's pods are gone for the length of a test."""
     installed.kubectl("scale", "deployment/stoker", "--replicas=0")
-    eventually("the operator's pods are gone", lambda: not installed.list("pods"), 60)
+    eventually("the operator's pods are gone", lambda: not installed.items("pods"), 60)
     yield
     installed.kubectl("scale", "deployment/stoker", "--replicas=2")
     installed.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s")
@@ -35,7 +35,7 @@ def no_operator(installed: Kube) -> Iterator[None]:
 
 def left(kube: Kube) -> list[str]:
     """What of ours is in the namespace."""
-    ours = [item for item in kube.list(KINDS) if item["metadata"]["name"] != "default"]
+    ours = [item for item in kube.items(KINDS) if item["metadata"]["name"] != "default"]
     return [f"{item['kind']}/{item['metadata']['name']}" for item in ours]
 
 
@@ -69,3 +69,15 @@ def test_the_operator_is_gone_first(serving: Kube, no_operator: None) -> None:
     stoker.ask(stoker.url(serving, "model"), "model")
     serving.kubectl("delete", "infsvc/model", "--timeout=120s")
     wait_gone(serving)
+
+
+def test_the_release_is_uninstalled_first(serving: Kube, installed: Kube, given: Given, hub: stoker.Hub) -> None:
+    """What NOTES.txt promises: services go on, and may be deleted, with their namespace, with no operator there."""
+    installed.helm("uninstall", "stoker", "--wait", "--timeout=120s")
+    try:
+        stoker.ask(stoker.url(serving, "model"), "model")
+        serving.kubectl("delete", "infsvc/model", "--timeout=120s")
+        wait_gone(serving)
+        serving.kubectl("delete", "namespace", serving.namespace, "--timeout=120s")
+    finally:
+        stoker.install(installed, given.images, hub.endpoint)

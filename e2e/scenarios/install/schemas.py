@@ -24,7 +24,7 @@ def write(folder: Path, openapi: dict[str, Any]) -> None:
 
 
 def _strict(definition: dict[str, Any]) -> dict[str, Any]:
-    """No unknown property where the properties are listed; OpenAPI's own formats that JSON Schema lacks are left out."""
+    """No unknown property where the properties are listed; formats that JSON Schema does not know are left out."""
     cleaned: dict[str, Any] = json.loads(json.dumps(definition))
     if "properties" in cleaned:
         cleaned.setdefault("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""Scenario 1: install, apply, fetch, ready, a streamed chat, scale, upgrade, delete, uninstall; the texts at each stage.
+"""Scenario 1: install, apply, fetch, ready, a streamed chat, scale, upgrade, delete, uninstall; the texts on the way.
 
 The terminal session in README.md is the golden file `session.txt` of this scenario.
 """
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
-
 from e2e.cluster.backend import Given
 from e2e.cluster.binaries import ensure
+from e2e.cluster.layout import HERE
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.install import schemas
 from e2e.scenarios.kube import Kube, eventually, namespace
 from e2e.scenarios.session import Session
+from openai import OpenAI
 
 GOLDEN = Path(__file__).parent / "golden"
 CHART = str(stoker.CHART)
@@ -59,7 +59,9 @@ def test_a_typo_in_the_values_is_refused(kube: Kube, typo: str) -> None:
 def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> None:
     """The whole life of one service, in the words that a person reads."""
     session = Session(demo, tmp_path)
-    images = f"--set image.repository={given.images.operator.rpartition(':')[0]} --set runtime.image={given.images.runtime}"
+    images = (
+        f"--set image.repository={given.images.operator.rpartition(':')[0]} --set runtime.image={given.images.runtime}"
+    )
     session.run(
         "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait",
         hidden=f"--set hub.endpoint={hub.endpoint} {images} -o json >/dev/null",
@@ -76,7 +78,7 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     golden.check(GOLDEN / "describe.txt", described.partition("\nEvents:")[0])
     golden.check(GOLDEN / "events.txt", _events(demo))
 
-    session.run("kubectl patch infsvc/smollm2 --type=merge -p '{\"spec\": {\"resources\": {\"cpu\": \"100m\"}}}'")
+    session.run('kubectl patch infsvc/smollm2 --type=merge -p \'{"spec": {"resources": {"cpu": "100m"}}}\'')
     stoker.wait_ready(demo, "smollm2")
     session.run("kubectl scale infsvc/smollm2 --replicas=2")
     session.run("kubectl wait --for=jsonpath='{.status.readyReplicas}'=2 infsvc/smollm2 --timeout=5m")
@@ -84,7 +86,7 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     session.run("kubectl get infsvc")
     before = _pods(demo)
     session.run(
-        "helm upgrade stoker charts/stoker --namespace stoker-system --reuse-values --set operator.logLevel=debug --wait",
+        "helm upgrade stoker charts/stoker --namespace stoker-system --reuse-values --set operator.workers=8 --wait",
         hidden="-o json >/dev/null",
     )
     assert _pods(demo) == before, "an upgrade of the operator restarted pods that serve"
@@ -92,7 +94,10 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     session.run("kubectl delete infsvc/smollm2")
     _wait_empty(demo)
     session.run("helm uninstall stoker --namespace stoker-system --wait", hidden=">/dev/null")
-    assert demo.kubectl("get", stoker.CRD, "-o", "name").strip(), "an uninstall removed the CRD, and all services with it"
+    assert demo.kubectl("get", stoker.CRD, "-o", "name").strip(), (
+        "an uninstall removed the CRD, and all services with it"
+    )
+    (HERE / "run" / "session.txt").write_text(session.text)
     golden.check(GOLDEN / "session.txt", session.text)
 
 
@@ -112,7 +117,7 @@ def _chat(base: str) -> str:
 
 def _events(kube: Kube) -> str:
     """(type, reason, message) of the service's own events, sorted: events of one second have no order."""
-    items = kube.list("events")
+    items = kube.items("events")
     own = [item for item in items if item["involvedObject"]["kind"] == "InferenceService"]
     lines = {f"{item['type']} {item['reason']}: {item['message']}" for item in own}
     return "\n".join(sorted({golden.normalized(line).strip() for line in lines}))
@@ -125,4 +130,4 @@ def _pods(kube: Kube) -> list[tuple[str, int]]:
 
 def _wait_empty(kube: Kube) -> None:
     kinds = "pods,jobs,deployments,services,persistentvolumeclaims,poddisruptionbudgets,networkpolicies"
-    eventually("nothing is left of the service", lambda: not kube.list(kinds), 120)
+    eventually("nothing is left of the service", lambda: not kube.items(kinds), 120)

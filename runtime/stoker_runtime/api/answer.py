@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.leads import harmony_lead, tag_lead
+from stoker_runtime.api.leads import harmony_lead, text_lead
 from stoker_runtime.api.reasoning import HARMONY_NAMES, REASONING_PARSERS, Opened, TagReasoningParser, Tags
 from stoker_runtime.api.tool_parsers import TOOL_PARSERS
 from stoker_runtime.api.tool_parsers.base import (
@@ -40,13 +40,20 @@ class Reading:
 
     reasoning: MakeParser | None = None
     calls: MakeParser | None = None
-    markers: tuple[str, ...] = ()
+    call_markers: tuple[str, ...] = ()
     parallel: bool = True
     show_reasoning: bool = True
     tags: Tags | None = None
     opened: Opened = Opened.OVER
     named: bool = False
     harmony: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The markers that may be special tokens."""
+        if self.harmony:
+            return HarmonyParser.SPECIAL
+        return self.call_markers if self.tags is None else (*self.call_markers, self.tags.start, self.tags.end)
 
     @property
     def plain(self) -> bool:
@@ -58,11 +65,14 @@ class Reading:
         found = (tokenizer.token_to_id(marker) for marker in self.markers)
         return frozenset(at for at in found if at is not None)
 
-    def lead(self, tokenizer: Tokenizer) -> str:
-        """What may come before an answer that is constrained, as a grammar; "" for nothing."""
+    def lead(self, tokenizer: Tokenizer, *, calls: bool = False) -> str:
+        """What may come around an answer that is constrained, as a grammar; "" for nothing.
+
+        With `calls` the model may call instead, where its family's calls begin with a marker.
+        """
         if self.harmony:
-            return harmony_lead()
-        return "" if self.tags is None else tag_lead(self.tags, self.opened, tokenizer)
+            return harmony_lead(calls=calls)
+        return text_lead(self.tags, self.opened, tokenizer, self.call_markers if calls else ())
 
 
 def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | None, show_reasoning: bool) -> Reading:
@@ -71,7 +81,6 @@ def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | N
     if TOOL_PARSERS.get(dialect.tool_parser) is HarmonyParser or dialect.reasoning_parser in HARMONY_NAMES:
         return Reading(
             lambda: HarmonyParser(calls=use.choice != "none"),
-            markers=HarmonyParser.SPECIAL,
             parallel=use.parallel,
             show_reasoning=show_reasoning,
             named=named,
@@ -85,7 +94,7 @@ def plan_reading(dialect: Dialect, use: ToolUse, prompt: str, continued: str | N
     return Reading(
         lambda: TagReasoningParser(tags, opened),
         calls,
-        (*markers, tags.start, tags.end),
+        markers,
         use.parallel,
         show_reasoning,
         tags,

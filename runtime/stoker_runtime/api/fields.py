@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_SEQUENCES = 4096
+"""Prompts times choices of one request."""
 MAX_BAD_WORDS = 1024
 MAX_TIMEOUT = 86_400.0
 
@@ -76,6 +78,9 @@ def _check_prompt(value: Any) -> tuple[str | list[int], ...]:
     if isinstance(value, list) and value:
         if _is_ids(value):
             return (value,)
+        if len(value) > MAX_SEQUENCES:
+            limits = {"count": len(value), "limit": MAX_SEQUENCES}
+            raise PydanticCustomError("prompt", "holds {count} prompts; at most {limit} are allowed", limits)
         if all(isinstance(entry, str) for entry in value) or all(_is_ids(entry) for entry in value):
             return tuple(value)
     raise PydanticCustomError(

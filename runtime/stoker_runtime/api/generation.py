@@ -8,6 +8,7 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from typing import Protocol
 
 from stoker_runtime.api.engine_client import EngineClient
 from stoker_runtime.detokenizer import NOTHING, Detokenizer
-from stoker_runtime.errors import DeadlineError, EngineError, StokerError, UnavailableError
+from stoker_runtime.errors import DeadlineError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
 
-_serials = count()
+_serials = count(int.from_bytes(os.urandom(6), "big"))
+"""Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,12 @@ def abort_after(seconds: float | None, abort: Callable[[StokerError], None]) -> 
     return asyncio.get_running_loop().call_later(seconds, abort, error)
 
 
+def failure(output: TokenOutput) -> StokerError:
+    """The error behind an output that ended with one: the request's fault where its constraint cannot be met."""
+    reason = output.error or "The engine failed on this request."
+    return RequestError(reason, code="constraint_unmet") if reason.startswith(UNMET) else EngineError(reason)
+
+
 @dataclass(slots=True)
 class Choice:
     """The state of one sequence. `index` is prompt · n + choice."""
@@ -234,7 +242,8 @@ class Generation:
     async def next(self) -> list[Delta]:
         """Wait for news and return it; an empty list once every choice has finished or `abort` was called.
 
-        Raises EngineError when the engine failed on one of the sequences; the others are aborted then.
+        Raises EngineError when the engine failed on one of the sequences, and RequestError when the constraint of one
+        cannot be met; the others are aborted then.
         """
         deltas: list[Delta] = []
         while self._open and not deltas:
@@ -263,7 +272,7 @@ class Generation:
         if output.finish is FinishReason.ERROR:
             self._close(choice, FinishReason.ERROR, now)
             self.abort()
-            raise EngineError(output.error or "The engine failed on this request.")
+            raise failure(output)
         if output.cached_tokens:
             choice.cached_tokens = output.cached_tokens
         finish = output.finish

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from stoker_runtime.api.fields import MAX_TIMEOUT, Body, SamplingFields
+from stoker_runtime.api.fields import MAX_SEQUENCES, MAX_TIMEOUT, Body, SamplingFields
 from stoker_runtime.api.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.http import Request
 from stoker_runtime.api.pooling.bodies import PoolingFields
@@ -89,6 +89,11 @@ def make_work(
     elif body.length_penalty not in (None, 1.0):
         raise RequestError("length_penalty is only allowed with use_beam_search.", param="length_penalty")
     tried = max(n, body.best_of or n)
+    if len(prompts) * tried > MAX_SEQUENCES:
+        raise RequestError(
+            f"{len(prompts)} prompts with {tried} choices each are too many; at most {MAX_SEQUENCES} choices in all.",
+            param="n",
+        )
     if tried > n and params.logprobs is None:
         # The best are known by their log-probabilities.
         params = replace(params, logprobs=0)

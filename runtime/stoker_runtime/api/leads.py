@@ -1,4 +1,4 @@
-"""What may stand before an answer that is constrained: the reasoning of a model that reasons, and message headers.
+"""What may stand around an answer that is constrained: reasoning before it, message headers, calls in its place.
 
 Invariants: reasoning is free text up to its closing tag, whatever the answer after it must be; a tag that is one of the
 model's special tokens is written as that token, because as characters it is never generated.
@@ -22,20 +22,40 @@ def special_texts(tokenizer: Tokenizer) -> frozenset[str]:
     return frozenset(tokenizer.token_bytes(token).decode(errors="replace") for token in tokenizer.special_ids)
 
 
-def tag_lead(tags: Tags, opened: Opened, tokenizer: Tokenizer) -> str:
-    """Reasoning between `tags`, as far as the prompt leaves it open; "" where it is over."""
-    if opened is Opened.OVER:
+def text_lead(tags: Tags | None, opened: Opened, tokenizer: Tokenizer, calls: tuple[str, ...] = ()) -> str:
+    """Reasoning between `tags`, as far as the prompt leaves it open, then the answer; "" where that is all there is.
+
+    `calls` are the markers of a family's calls, the opening one first: calls may then stand in place of the answer.
+    """
+    if not calls and (tags is None or opened is Opened.OVER):
         return ""
     specials = special_texts(tokenizer)
+    thought, rules = _thought(tags, opened, specials, tokenizer)
+    answer = "@answer"
+    if calls:
+        opening, *others = (
+            _marker(text, specials, tokenizer) for text in calls if text in specials or text == calls[0]
+        )
+        rest = f"({' | '.join([ANY_TEXT, opening, *others])})*" if calls[0] in specials else ANY_TEXT
+        answer = "(@answer | calls)"
+        rules = [*rules, f"calls: {LINES} {opening} {rest}"]
+    return "\n".join(["%llguidance {}", f"start: {thought} {answer}", *rules])
+
+
+def _thought(
+    tags: Tags | None, opened: Opened, specials: frozenset[str], tokenizer: Tokenizer
+) -> tuple[str, list[str]]:
+    """What the answer begins with, and the rules that this needs."""
+    if tags is None or opened is Opened.OVER:
+        return "", []
     start, end = (_marker(text, specials, tokenizer) for text in (tags.start, tags.end))
     if tags.end in specials:
-        thought = f"thought: {ANY_TEXT} {end} {LINES}"
+        rules = [f"thought: {ANY_TEXT} {end} {LINES}"]
     else:
         # A lazy lexeme ends where its last word does for the first time.
-        thought = f"thought: words {LINES}\nwords[lazy]: {ANY_TEXT} {end}"
+        rules = [f"thought: words {LINES}", f"words[lazy]: {ANY_TEXT} {end}"]
     begun = f"({LINES} {start})?" if opened is Opened.YES and tags.start in specials else ""
-    first = f"({LINES} {start} thought)?" if opened is Opened.OPEN else f"{begun} thought"
-    return f"%llguidance {{}}\nstart: {first} @answer\n{thought}"
+    return (f"({LINES} {start} thought)?" if opened is Opened.OPEN else f"{begun} thought"), rules
 
 
 def _marker(text: str, specials: frozenset[str], tokenizer: Tokenizer) -> str:
@@ -45,6 +65,10 @@ def _marker(text: str, specials: frozenset[str], tokenizer: Tokenizer) -> str:
     return text if text.startswith("<") and text.endswith(">") else f"<[{tokenizer.token_to_id(text)}]>"
 
 
-def harmony_lead() -> str:
-    """gpt-oss: a message of reasoning, then the header of the final one."""
-    return f'%llguidance {{}}\nstart: {HARMONY_THOUGHT} <|channel|> "final" <|message|> @answer'
+def harmony_lead(*, calls: bool = False) -> str:
+    """gpt-oss: a message of reasoning, then the header of the final one, or with `calls` a message to a function."""
+    either = '<|channel|> "final" <|message|> @answer'
+    if calls:
+        header = r'<|channel|> /commentary to=functions\.[\w.:-]+ ?/ (<|constrain|> "json")? <|message|>'
+        either = f"({either} | {header} {ANY_TEXT})"
+    return f"%llguidance {{}}\nstart: {HARMONY_THOUGHT} {either}"

@@ -116,15 +116,16 @@ class Translation:
 
     async def __call__(self, body: bytes) -> str:
         """The outer events of one inner piece."""
-        return "".join([await self._translate(chunk) for chunk in read_events(body)])
-
-    async def _translate(self, chunk: dict[str, Any] | None) -> str:
-        if chunk is None:
-            return "" if self._failed else await self._translator.finish()
-        if "error" in chunk:
-            self._failed = True
-            return self._translator.failed(chunk["error"])
-        return self._translator.chunk(chunk)
+        events: list[str] = []
+        for chunk in read_events(body):
+            if chunk is None:
+                events.append("" if self._failed else await self._translator.finish())
+            elif "error" in chunk:
+                self._failed = True
+                events.append(self._translator.failed(chunk["error"]))
+            else:
+                events.append(self._translator.chunk(chunk))
+        return "".join(events)
 
 
 class TranslatedStream:

@@ -21,6 +21,8 @@ from stoker_runtime.errors import RequestError, StokerError
 from stoker_runtime.metrics import CONTENT_TYPE
 from stoker_runtime.version import VERSION
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:
     limits = state.service.limits if state.service else None
@@ -77,6 +79,13 @@ async def detokenize(state: ServerState, request: Request) -> Response:
     service = state.loaded()
     check_ids("tokens", body.tokens, service.limits.vocab_size)
     return json_response({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+
+
+async def tokenizer_info(state: ServerState, _: Request) -> Response:
+    """GET /tokenizer_info: the names of special tokens and the chat template, for clients that tokenize through us."""
+    service = state.loaded()
+    names = {name: service.tokenizer.special_tokens.get(name) for name in SPECIAL_TOKENS}
+    return json_response({"tokenizer_class": "stoker", **names, "chat_template": service.template.source or None})
 
 
 async def health(state: ServerState, _: Request) -> Response:

@@ -32,6 +32,8 @@ HEADERS: list[Header] = [
 # Characters that some clients take for line ends inside an event; JSON may write them as escapes.
 _LINE_ENDS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def json_text(text: str) -> str:
     """`text` as a JSON string that no line splitter cuts."""
@@ -41,7 +43,7 @@ def json_text(text: str) -> str:
 
 def json_line(payload: Any) -> str:
     """`payload` as JSON that no line splitter cuts."""
-    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    body = _encode(payload)
     return body if body.isascii() else body.translate(_LINE_ENDS)
 
 

@@ -69,6 +69,8 @@ def tool_use(
     """What a request asks for; `template` is the source of the chat template. Raises RequestError naming the field."""
     if tools is not None and not tools:
         raise RequestError("tools must hold at least one tool; leave it out instead.", param="tools")
+    if tools and isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
+        tools, tool_choice = _allowed(tool_choice.get("allowed_tools"), tools)
     choice, name = _choice(tool_choice, tools)
     if not tools or choice == "none":
         return ToolUse()
@@ -81,6 +83,22 @@ def tool_use(
         raise RequestError("This model's chat template has no place for tools.", param="tools")
     schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
     return ToolUse(choice, name, tuple(tools), parallel is not False, schemas)
+
+
+def _allowed(asked: Any, tools: Sequence[ToolSpec]) -> tuple[list[ToolSpec], str]:
+    """The tools that `allowed_tools` leaves, and its mode."""
+    listed = asked.get("tools") if isinstance(asked, dict) else None
+    mode = asked.get("mode") if isinstance(asked, dict) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise RequestError(
+            'tool_choice.allowed_tools must hold a mode, "auto" or "required", and at least one tool.',
+            param="tool_choice",
+        )
+    found: list[ToolSpec] = []
+    for entry in listed:
+        _, name = _choice(entry, tools)
+        found += [tool for tool in tools if tool.function.name == name]
+    return found, mode
 
 
 def _choice(asked: Any, tools: Sequence[ToolSpec] | None) -> tuple[Choice, str]:

@@ -52,9 +52,10 @@ def refuse_unsupported(body: Body, path: str = "") -> None:
             raise RequestError(f"{where} is not supported by this server; {advice}.", param=where)
         if isinstance(value, Body):
             refuse_unsupported(value, f"{where}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
+        elif isinstance(value, list):
             for at, entry in enumerate(value):
-                refuse_unsupported(entry, f"{where}[{at}].")
+                if isinstance(entry, Body):
+                    refuse_unsupported(entry, f"{where}[{at}].")
 
 
 def _as_json(value: object) -> str:

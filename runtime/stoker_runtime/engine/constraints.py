@@ -21,7 +21,7 @@ import numpy as np
 
 from stoker_runtime.engine.executor_protocol import Launched, MaskRows
 from stoker_runtime.errors import StokerError
-from stoker_runtime.request import MAX_WORD, FinishReason
+from stoker_runtime.request import MAX_WORD, UNMET, FinishReason
 from stoker_runtime.sampling.grammar import GrammarCompiler, explain
 from stoker_runtime.sampling.token_rules import TokenRules, Words, clear
 from stoker_runtime.scheduler.draft import StepOutput
@@ -181,6 +181,9 @@ class Constraints:
                 matcher.unsafe_compute_mask_ptr(start + row * size, size)
         else:
             self._pool().unsafe_compute_mask_ptr(targets, start, size, len(words))
+        # Bits beyond the vocabulary may be set, and a row with nothing else would not look empty.
+        if beyond := self._scheduler.config.vocab_size % 32:
+            words[[row for _, row in targets], -1] &= np.int32((1 << beyond) - 1)
 
     def _pool(self) -> LLExecutor:
         if self._threads is None:
@@ -196,5 +199,5 @@ class Constraints:
 
     def _refuse(self, sequence: Sequence, message: str, output: StepOutput) -> None:
         self.forget(sequence)
-        sequence.error = f"The constraint cannot be met: {message}"
+        sequence.error = f"{UNMET}{message}"
         self._scheduler.end(sequence, FinishReason.ERROR, output)

@@ -120,6 +120,7 @@ class ScaleCopies:
             rows = target[route.row // step : -(-(route.row + route.rows) // step)]
             if route.spread:
                 one = torch.empty(1, dtype=torch.float32, device=self._device)
+                self._lanes.fence()
                 self._spread.append((rows, one))
                 rows = one
             futures += self._lanes.submit_plain(route.entry, rows)

@@ -64,13 +64,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def load_json(path: Path) -> dict[str, Any] | None:
     """The record in a file; None where there is none, and with a line in the log where it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or "id" not in found:
+            raise ValueError("it holds no record")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         log.error("%s cannot be read, so what it describes is left out: %s", path, error)
         return None
-    return found if isinstance(found, dict) else None
+    return found
 
 
 def make_folder(folder: Path) -> Path:

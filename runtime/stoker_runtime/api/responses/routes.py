@@ -30,10 +30,12 @@ from stoker_runtime.api.loopback import (
 )
 from stoker_runtime.api.paging import page
 from stoker_runtime.api.prompts import encode
+from stoker_runtime.api.protocol import TokenizeBody
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.responses.conversation import Item, chat_request, input_items
 from stoker_runtime.api.responses.events import Event, ResponseBuilder, response_usage
 from stoker_runtime.api.responses.store import Job, Stored
+from stoker_runtime.api.service_routes import tokenize
 from stoker_runtime.api.sse import EventStream, json_line
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.api.validation import parse_body
@@ -70,6 +72,20 @@ async def create_response(state: ServerState, request: Request) -> Response | Tr
     await _finish(state, builder, answer["choices"][0]["finish_reason"], answer["usage"])
     _keep(state, asked)
     return json_response(builder.response)
+
+
+async def count_input_tokens(state: ServerState, request: Request) -> Response:
+    """POST /v1/responses/input_tokens: the length of the prompt that such a request makes. Raises RequestError."""
+    asked = _read(state, await request.body(state.config.max_body_bytes))
+    payload = {name: value for name, value in asked.payload.items() if name in TokenizeBody.model_fields}
+    if asked.payload.get("tool_choice") == "none":
+        payload.pop("tools", None)
+    if "reasoning_effort" in asked.payload:
+        effort = {"reasoning_effort": asked.payload["reasoning_effort"]}
+        payload["chat_template_kwargs"] = {**(payload.get("chat_template_kwargs") or {}), **effort}
+    with renamed(asked.names):
+        found = await ask(tokenize, state, inner_request(request, "/tokenize", payload))
+    return json_response({"object": "response.input_tokens", "input_tokens": found["count"]})
 
 
 async def get_response(state: ServerState, request: Request) -> Response:
@@ -176,10 +192,13 @@ def _read(state: ServerState, raw: bytes) -> Asked:
     name = f"resp_{body.request_id or uuid.uuid4().hex}"
     if name in store:
         raise RequestError("There is a response of this request_id already.", param="request_id")
-    history = store.previous(body.previous_response_id) if body.previous_response_id else []
+    previous = store.previous(body.previous_response_id) if body.previous_response_id else None
+    history = previous.conversation() if previous else []
     items = input_items(body)
     payload, names = chat_request(body, json.loads(raw), history, items)
-    stored = Stored(_beginning(state, body, model, name, keep), [_listed(item) for item in items], history)
+    response = _beginning(state, body, model, name, keep)
+    # It counts what came before it too, for it keeps that alive.
+    stored = Stored(response, [_listed(item) for item in items], history, previous.size if previous else 0)
     return Asked(body, {**payload, "request_id": name}, names, stored, keep)
 
 

@@ -1,7 +1,7 @@
 """The responses that clients may ask for again, in memory, and those that run in the background.
 
 Invariants: the stored responses hold at most `max_bytes` of JSON, the least recently used go first; what runs is
-never dropped. A conversation's items are shared between its responses, and each counts only what it added.
+never dropped. A response keeps the conversation before it alive, so it counts that too.
 Knows nothing of how responses are made.
 """
 
@@ -21,14 +21,13 @@ Item = dict[str, Any]
 
 @dataclass(slots=True)
 class Stored:
-    """A response, the items that it was asked with, and those of the conversation before them."""
+    """A response, the items that it was asked with, and those of the conversation before them. `size` is in bytes."""
 
     response: dict[str, Any]
     items: Sequence[Item]
     history: Sequence[Item] = ()
     size: int = 0
 
-    @property
     def conversation(self) -> list[Item]:
         """Everything said so far, the response's own output last."""
         return [*self.history, *self.items, *self.response["output"]]
@@ -53,10 +52,12 @@ class ResponseStore:
         self._size = 0
 
     def put(self, stored: Stored) -> None:
-        """Keep a response that is finished, and drop the oldest where room is short."""
+        """Keep a finished response, and drop the oldest where room is short; one larger than all is not kept."""
         name = stored.response["id"]
         self.discard(name)
-        stored.size = len(json.dumps([stored.response, stored.items]))
+        stored.size += len(json.dumps([stored.response, stored.items]))
+        if stored.size > self.max_bytes:
+            return
         self._kept[name] = stored
         self._size += stored.size
         while self._size > self.max_bytes:
@@ -89,8 +90,8 @@ class ResponseStore:
                 param=param,
             )
 
-    def previous(self, name: str) -> list[Item]:
-        """The conversation up to a finished response. Raises RequestError."""
+    def previous(self, name: str) -> Stored:
+        """A finished response, to go on with. Raises RequestError."""
         self.require("previous_response_id")
         if name in self.jobs:
             raise RequestError(
@@ -104,4 +105,4 @@ class ResponseStore:
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        return self.get(name).conversation
+        return self.get(name)

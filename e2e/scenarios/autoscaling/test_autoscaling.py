@@ -1,0 +1,91 @@
+"""Scenario 5: a HorizontalPodAutoscaler on the queue's depth, from the built-in metrics API alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e.scenarios import stoker
+from e2e.scenarios.kube import Kube, eventually
+from e2e.scenarios.streams import streaming
+
+API = "apiservice/v1beta2.custom.metrics.k8s.io"
+MOST = 2
+AUTOSCALING = {
+    "engine": "HPA",
+    "min": 1,
+    "max": MOST,
+    "targets": {"queued": 1, "running": 0},
+    "scaleDown": {"stabilization": "5s", "maxPods": 1, "period": "5s"},
+}
+
+
+def replicas(kube: Kube) -> int:
+    return int(kube.get("deployment", "model")["spec"]["replicas"])
+
+
+@contextmanager
+def watched(kube: Kube) -> Iterator[list[int]]:
+    """Every value that the Deployment's `replicas` had meanwhile, in order, without repeats."""
+    seen: list[int] = []
+    path = "-o=jsonpath={.spec.replicas}{'\\n'}"
+    watch = kube.start("get", "deployment", "model", "--watch", path)
+
+    def read() -> None:
+        for line in watch.stdout or ():
+            if not seen or seen[-1] != int(line):
+                seen.append(int(line))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        watch.terminate()
+        watch.wait()
+        reader.join(10)
+        if watch.stdout:
+            watch.stdout.close()
+
+
+def test_load_raises_replicas_and_silence_lowers_them(place: Kube) -> None:
+    place.apply(stoker.service("model", autoscaling=AUTOSCALING, runtime={"maxConcurrency": 2}))
+    stoker.wait_ready(place, "model")
+    eventually("the series exists", lambda: _active(place) == "True", 120)
+    assert replicas(place) == 1
+    with watched(place) as values:
+        with streaming(stoker.url(place, "model"), "model", clients=12) as streams:
+            streams.wait_running(2)
+            eventually("load raises replicas", lambda: replicas(place) == MOST, 180)
+            eventually("the second pod serves", lambda: _ready_replicas(place) == MOST, 180)
+            streams.wait_more(12)
+        eventually("silence lowers replicas", lambda: replicas(place) == 1, 240)
+        stoker.wait_ready(place, "model")
+    assert values == [1, MOST, 1], f"replicas went {values}: two writers, or above max"
+
+
+def test_the_condition_says_that_the_series_is_missing(place: Kube) -> None:
+    place.apply(stoker.service("model", autoscaling=AUTOSCALING))
+    stoker.wait_ready(place, "model")
+    eventually("the series exists", lambda: _active(place) == "True", 120)
+    kept = json.loads(place.kubectl("get", API, "-o", "json"))
+    place.kubectl("delete", API)
+    try:
+        eventually("the condition says that it is missing", lambda: _active(place) == "False", 180)
+        stoker.ask(stoker.url(place, "model"), "model")
+    finally:
+        kept.pop("status")
+        for field in ("resourceVersion", "uid", "creationTimestamp"):
+            kept["metadata"].pop(field)
+        place.apply(kept)
+    eventually("the series is back", lambda: _active(place) == "True", 180)
+
+
+def _active(kube: Kube) -> str:
+    return str(stoker.conditions(kube, "model").get("AutoscalingActive", {}).get("status"))
+
+
+def _ready_replicas(kube: Kube) -> int:
+    return int(kube.get("infsvc", "model")["status"].get("readyReplicas", 0))
