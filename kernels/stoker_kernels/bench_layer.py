@@ -22,10 +22,11 @@ from typing import Any
 import torch
 import triton
 
-from stoker_kernels import gemm_cuda, gemm_small, gemm_table, pdl
+from stoker_kernels import gemm_cuda, gemm_gated, gemm_small, gemm_table, pdl
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench_gemm import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
 from stoker_kernels.gemm_small import Tile
+from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
 from stoker_kernels.quant import quantize_weight
@@ -33,6 +34,7 @@ from stoker_kernels.quant_types import Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 
 PAGE, HEAD_DIM, EPS = 64, 128, 1e-6
+DEVICE = "cuda"
 Tiles = dict[tuple[int, int], Tile | None]
 """(N, K) → tile of ours, or None for cuBLAS."""
 
@@ -88,13 +90,13 @@ def random_weights(shape: Shape, fp8: bool) -> Weights:
              "gate_up": (2 * shape.intermediate, shape.hidden), "down": (shape.hidden, shape.intermediate)}
 
     def weight(n: int, k: int, quantized: bool) -> LinearWeight:
-        values = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+        values = torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) * k**-0.5
         return quantize_weight(values, "fp8_channel" if quantized else "dense")
 
     layers = [{name: weight(*size, fp8) for name, size in sizes.items()} for _ in range(shape.layers)]
     return Weights(shape, layers, weight(shape.vocab, shape.hidden, False),
-                   torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16),
-                   torch.zeros(q + 2 * kv, device="cuda", dtype=torch.bfloat16))
+                   torch.ones(shape.hidden, device=DEVICE, dtype=torch.bfloat16),
+                   torch.zeros(q + 2 * kv, device=DEVICE, dtype=torch.bfloat16))
 
 
 @dataclass(slots=True, eq=False)
@@ -104,19 +106,20 @@ class Chain:
     weights: Weights
     m: int
     tiles: Tiles = field(default_factory=dict)
+    fused: Tile | WideTile | None = None
     residual: torch.Tensor = field(init=False)
     state: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         s = self.weights.shape
         cache = (self.m + 1, s.kv_heads, PAGE, HEAD_DIM)
-        self.residual = torch.randn(self.m, s.hidden, device="cuda", dtype=torch.bfloat16)
+        self.residual = torch.randn(self.m, s.hidden, device=DEVICE, dtype=torch.bfloat16)
         self.state = {
-            "positions": torch.full((self.m,), 200, device="cuda", dtype=torch.int32),
-            "slot_mapping": torch.arange(self.m, device="cuda", dtype=torch.int64) * PAGE,
-            "cos_sin": torch.ones(256, HEAD_DIM, device="cuda"),
-            "k_cache": torch.zeros(cache, device="cuda", dtype=torch.bfloat16),
-            "v_cache": torch.zeros(cache, device="cuda", dtype=torch.bfloat16),
+            "positions": torch.full((self.m,), 200, device=DEVICE, dtype=torch.int32),
+            "slot_mapping": torch.arange(self.m, device=DEVICE, dtype=torch.int64) * PAGE,
+            "cos_sin": torch.ones(256, HEAD_DIM, device=DEVICE),
+            "k_cache": torch.zeros(cache, device=DEVICE, dtype=torch.bfloat16),
+            "v_cache": torch.zeros(cache, device=DEVICE, dtype=torch.bfloat16),
         }
 
     def product(
@@ -138,9 +141,16 @@ class Chain:
             num_q_heads=s.heads, num_kv_heads=s.kv_heads, head_dim=HEAD_DIM,
         )  # fmt: skip
         hidden = self.norm(self.product(query.view(self.m, -1), weights["o"]))
-        gate_up = self.product(hidden, weights["gate_up"])
-        activated = silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
-        return self.product(activated, weights["down"])
+        return self.product(self.activated(hidden, weights["gate_up"]), weights["down"])
+
+    def activated(self, hidden: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
+        """silu(gate) · up, by one kernel where this chain has a fused one."""
+        if self.fused is None or isinstance(hidden, Quantized):
+            gate_up = self.product(hidden, weight)
+            return silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
+        out = torch.empty(self.m, weight.out_features // 2, device=DEVICE, dtype=torch.bfloat16)
+        gemm_gated.launch(self.fused, hidden, weight.data, out, pdl=True)
+        return out
 
     def run(self) -> None:
         """Every layer twice."""

@@ -183,6 +183,18 @@ def tensor_map_3d(tensor: torch.Tensor, box: tuple[int, int]) -> ctypes.Array[ct
     return _encoded(tensor.data_ptr(), (columns, middle, outer), strides, tensor.element_size(), (box[1], box[0]))
 
 
+def paired_map_at(
+    address: int, rows: int, columns: int, element_size: int, box_rows: int
+) -> ctypes.Array[ctypes.c_char]:
+    """A TMA map of [rows, columns], contiguous, whose boxes alternate by eight rows between its first and second half.
+
+    Dimensions: column, row of eight, half, eights of a half; `box_rows` counts both halves' rows, a multiple of 16, as
+    `rows` is. Otherwise as `tensor_map`.
+    """
+    sizes, strides = (columns, 8, 2, rows // 16), (columns, columns * rows // 2, columns * 8)
+    return _encoded(address, sizes, strides, element_size, (8, 2, box_rows // 16))
+
+
 def _encoded(
     address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
 ) -> ctypes.Array[ctypes.c_char]:

@@ -1,7 +1,8 @@
 """`linear`: y = x · Wᵀ + bias for dense and FP8 weights.
 
 Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
-default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
+default on SM 9.0), `cublas`, `own` (ours wherever M ≤ 128), and `wide` (`table`, with a kernel of 128 × 288 tiles for
+more than 64 tokens and many rows). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
@@ -32,6 +33,10 @@ def _own_supports(target: Target) -> str | None:
     return cuda.missing_cubin(f"{stem}_small", "sm_90a") or cuda.missing_cubin(f"{stem}_cluster", "sm_90a")
 
 
+def _wide_supports(target: Target) -> str | None:
+    return _own_supports(target) or cuda.missing_cubin("sm90_bf16_gemm_wide", "sm_90a")
+
+
 def _cublas_supports(target: Target) -> str | None:
     if target.device != "cuda":
         return "needs CUDA"
@@ -43,6 +48,7 @@ def _cublas_supports(target: Target) -> str | None:
 register("linear", "table", "stoker_kernels.gemm_cuda:table", _own_supports)
 register("linear", "cublas", "stoker_kernels.gemm_cuda:cublas", _cublas_supports)
 register("linear", "own", "stoker_kernels.gemm_cuda:own", _own_supports)
+register("linear", "wide", "stoker_kernels.gemm_cuda:wide", _wide_supports)
 register("linear", "reference", "stoker_kernels.reference_gemm:linear", reference_supports)
 
 

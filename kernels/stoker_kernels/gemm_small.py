@@ -38,7 +38,8 @@ Family = Literal["sm90", "sm80", "cluster"]
 class Tile:
     """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens.
 
-    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`).
+    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`). A
+    `gated` tile (family `cluster`, bf16) multiplies with gate and up stacked and stores silu(gate) · up.
     """
 
     family: Family
@@ -48,6 +49,7 @@ class Tile:
     stages: int
     ctas_per_sm: int = 1
     cluster: int = 1
+    gated: bool = False
 
     @property
     def groups(self) -> int:
@@ -80,7 +82,8 @@ class Tile:
 
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
-        arch, kind = ("sm90", "cluster") if self.family == "cluster" else (self.family, "small")
+        own = "gated" if self.gated else "cluster"
+        arch, kind = ("sm90", own) if self.family == "cluster" else (self.family, "small")
         return f"{arch}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
@@ -106,7 +109,10 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
-    """One product. x [M, K], weight [N, K] (both bf16 or both e4m3), out [M, N] bf16; scales fp32, or None."""
+    """One product. x [M, K], weight [N, K] (both bf16 or both e4m3), out [M, N] bf16; scales fp32, or None.
+
+    For a gated tile out is [M, N / 2], and there is neither bias nor scale.
+    """
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -168,7 +174,11 @@ def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | Clust
 
 
 @functools.cache
-def _weight_map(address: int, n: int, k: int, element_size: int, rows: int) -> ctypes.Array[ctypes.c_char]:
+def _weight_map(
+    address: int, n: int, k: int, element_size: int, rows: int, gated: bool
+) -> ctypes.Array[ctypes.c_char]:
+    if gated:
+        return cuda.paired_map_at(address, n, k, element_size, rows)
     return cuda.tensor_map_at(address, n, k, k, element_size, rows)
 
 
@@ -217,17 +227,18 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     space = workspace(device)
     (m, k), n = o.x.shape, o.weight.shape[0]
     part = cut(tile, o.weight)
+    per_channel = o.w_scale is not None and o.w_scale.numel() > 1
     arguments = _Arguments(
         o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
         _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
-        m, n, k, o.x.stride(0), o.out.stride(0), 1 if o.w_scale is not None and o.w_scale.numel() > 1 else 0,
+        m, o.out.shape[1], k, o.x.stride(0), o.out.stride(0), int(per_channel),
         part.tiles, part.k_blocks, tile.stages,
     )
     chosen = load(tile, o.weight.dtype, device)
     if tile.family == "sm80":
         cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
         return
-    w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows)
+    w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
     x_map = cuda.tensor_map(o.x, tile.tokens)
     cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
 

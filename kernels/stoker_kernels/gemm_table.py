@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_kernels.gemm_small import (
     MAX_TOKENS,
@@ -24,6 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
+from stoker_kernels.gemm_wide import WideTile
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
 
@@ -64,6 +65,49 @@ E4M3: dict[tuple[int, int], Row] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class GatedRow:
+    """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
+
+    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
+    for more than GATED_SMALL tokens, up to a number of them; the last one goes on.
+    """
+
+    tiles: tuple[str | None, str | None, str | None, str | None]
+    wide: tuple[tuple[int, str | None], ...]
+
+
+# By the rows of BF16 and by arithmetic; not timed yet. `python -m stoker_kernels.bench_fused` prints what is faster.
+GATED: dict[tuple[int, int], GatedRow] = {
+    (37888, 3584): GatedRow(("64x1k2=", "64x1k2", "64x1k2", "128x1k2"), ((8192, "288"),)),
+    (17920, 1536): GatedRow(("64x2k2=", "64x2k2=", "64x2k2-", "128x1k2"), ((8192, "288"),)),
+    (6144, 1024): GatedRow(("64x2k1=", "64x2k1=", "64x2k1=", "64x1k1="), ((8192, "288"),)),
+}
+GATED_SMALL = 64
+
+
+def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
+    """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
+    row = nearest_gated(n, k)
+    if m > GATED_SMALL:
+        text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
+        return None if text is None else parse_wide(text)
+    text = row.tiles[TOKEN_TILES.index(token_tile(m))]
+    return None if text is None else _parse_gated(text, token_tile(m))
+
+
+@functools.cache
+def parse_wide(text: str) -> WideTile:
+    """The gated wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
+    return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
+
+
+def text_of_wide(tile: WideTile) -> str:
+    """The text that `parse_wide` makes this tile of."""
+    ways = {None: "", False: "r", True: "t"}
+    return f"{tile.rows}{ways[tile.by_tokens]}"
+
+
 @functools.cache
 def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
     """Our best tile for a product of m ≤ 128 tokens with an [n, k] weight."""
@@ -102,7 +146,21 @@ def text_of(tile: Tile) -> str:
     return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
 
 
+@functools.cache
+def _parse_gated(text: str, tokens: int) -> Tile:
+    return replace(parse(text, tokens), gated=True)
+
+
+@functools.cache
+def nearest_gated(n: int, k: int) -> GatedRow:
+    """The row of the weight nearest to [n, k]."""
+    return GATED[min(GATED, key=lambda shape: _distance(shape, n, k))]
+
+
 def _nearest(fp8: bool, n: int, k: int) -> Row:
     table = E4M3 if fp8 else BF16
-    key = min(table, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
-    return table[key]
+    return table[min(table, key=lambda shape: _distance(shape, n, k))]
+
+
+def _distance(shape: tuple[int, int], n: int, k: int) -> float:
+    return abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k))

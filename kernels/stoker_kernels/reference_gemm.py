@@ -12,6 +12,7 @@ import torch
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.quant import dequantize, quantize_fp8
 from stoker_kernels.quant_types import Quantized
+from stoker_kernels.reference import silu_and_mul
 
 
 def dequantize_activations(x: Quantized) -> torch.Tensor:
@@ -39,6 +40,11 @@ def linear(
     if bias is not None:
         y += bias.float()
     return y.to(dtype) if out is None else out.copy_(y)
+
+
+def linear_silu_mul(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a dense weight [2F, K], gate first; gate and up rounded to x's dtype."""
+    return silu_and_mul(linear(x, weight))
 
 
 def linear_fp64(

@@ -113,8 +113,8 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            # Its own guess asks for the user's name, and the image's user has none. (The type is not public.)
-            identity=cast(Any, settings.identity),
+            # Its own guess asks for the user's name, and the image's user has none.
+            identity=settings.identity,  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
             ready_flag=started,
         )
     )

@@ -41,12 +41,15 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance)."""
+    """The objects of one kind, by (namespace, name); `named` are the names by (namespace, instance).
+
+    `deleted` are the versions at which objects went, by uid: an object that lost its label went too, and may come back.
+    """
 
     entries: dict[Place, _Entry] = field(default_factory=dict)
     named: dict[Place, set[str]] = field(default_factory=dict)
     inside: dict[str, set[str]] = field(default_factory=dict)
-    deleted: dict[str, None] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -55,7 +58,7 @@ class _Shelf:
         meta = item["metadata"]
         place, version = (meta["namespace"], meta["name"]), int(meta["resourceVersion"])
         known = self.entries.get(place)
-        if meta["uid"] in self.deleted or (known is not None and known.version >= version):
+        if self.deleted.get(meta["uid"], -1) >= version or (known is not None and known.version >= version):
             return False
         if known is not None:
             self._forget(place, known)
@@ -66,15 +69,20 @@ class _Shelf:
         self.inside.setdefault(place[0], set()).add(place[1])
         return True
 
-    def remove(self, meta: Mapping[str, Any]) -> None:
-        """Take an object out, and remember that it is gone."""
+    def remove(self, meta: Mapping[str, Any], version: str) -> None:
+        """Take an object out, and remember that it is gone since `version`."""
         place = (meta["namespace"], meta["name"])
-        self.deleted[meta["uid"]] = None
+        self.deleted[meta["uid"]] = int(version)
         while len(self.deleted) > _MOST_TOMBSTONES:
             del self.deleted[next(iter(self.deleted))]
         known = self.entries.get(place)
         if known is not None and known.uid == meta["uid"]:
             self._forget(place, known)
+
+    def forget_all(self) -> None:
+        """Know nothing any more."""
+        for part in (self.entries, self.named, self.inside, self.deleted):
+            part.clear()
 
     def _forget(self, place: Place, entry: _Entry) -> None:
         del self.entries[place]
@@ -142,9 +150,15 @@ class Mirror(Cluster):
                 shelf.watches = [asyncio.create_task(self._follow(kind, shelf, *start)) for start in starts]
         return shelf
 
-    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str) -> str:
-        """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told."""
+    async def _relist(self, kind: Kind, shelf: _Shelf, namespace: str, since: str = "0") -> str:
+        """Bring the shelf in line with a list; the resourceVersion of that. Whoever is concerned is told.
+
+        `since` is how far a watch had come: an API server that has not come so far was set back to an earlier state.
+        """
         items, version = await self.list_at(kind, namespace, OURS)
+        if int(version) < int(since):
+            log.warning("%s: the API server was set back from version %s to %s", kind.plural, since, version)
+            shelf.forget_all()
         there = {item["metadata"]["uid"] for item in items}
         gone = [
             json.loads(entry.text)["metadata"]
@@ -152,7 +166,7 @@ class Mirror(Cluster):
             if namespace in ("", place[0]) and entry.uid not in there and entry.version <= int(version)
         ]
         for meta in gone:
-            shelf.remove(meta)
+            shelf.remove(meta, version)
         fresh = [item["metadata"] for item in items if shelf.put(item)]
         for meta in (*gone, *fresh):
             await self._changed(meta)
@@ -160,27 +174,26 @@ class Mirror(Cluster):
 
     async def _follow(self, kind: Kind, shelf: _Shelf, namespace: str, since: str) -> None:
         """Follow one watch after the other until cancelled."""
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff, lost = FIRST_BACKOFF_SECONDS, False
         while True:
             try:
-                if not since:
-                    since = await self._relist(kind, shelf, namespace)
+                if lost:
+                    since, lost = await self._relist(kind, shelf, namespace, since), False
                 async for event, item in self.watch(kind, namespace, OURS, since):
                     since, backoff = str(item["metadata"]["resourceVersion"]), FIRST_BACKOFF_SECONDS
                     if event != "BOOKMARK":
                         await self._take(kind, shelf, event, item)
             except ApiError as error:
                 metrics.WATCH_ERRORS.labels(kind=kind.kind, code=str(error.status)).inc()
-                if error.status == 410:
-                    since = ""
-                else:
+                lost = error.status != 0  # else the stream broke, and goes on where it was
+                if error.status != 410:
                     log.warning("watch of %s: %s", kind.plural, error)
                     backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
             await asyncio.sleep(backoff)
 
     async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
         if event == "DELETED":
-            shelf.remove(item["metadata"])
+            shelf.remove(item["metadata"], item["metadata"]["resourceVersion"])
         elif not shelf.put(item):
             return  # an answer to a write told it before, and whoever wrote it knows
         await self._changed(item["metadata"])

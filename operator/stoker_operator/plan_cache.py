@@ -24,6 +24,8 @@ from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, r
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0
+SLOWEST_POLL_SECONDS = 30.0
+STARTING_SECONDS = 10.0
 # No event tells of a claim that is not ours.
 MISSING_SECONDS = 15.0
 FIRST_DELAY_SECONDS = 30
@@ -137,7 +139,7 @@ def _while_running(
 ) -> CachePlan:
     """A prefetch runs: what it says of itself, or what keeps its pod from running."""
     pods = _pods_of(observed, job)
-    running = replace(base, resolved=known, requeue_after=POLL_SECONDS)
+    running = replace(base, resolved=known, requeue_after=_poll(observed))
     trouble = first_trouble(
         pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
     )
@@ -159,6 +161,16 @@ def _while_running(
     if progress.eta_seconds:
         text += f", about {progress.eta_seconds} s to go"
     return replace(running, finding=Finding("Fetching", _sentence(text)))
+
+
+def _poll(observed: Observed) -> float:
+    """Seconds until progress is looked at again: often near the end, rarely in a long download. A pod that is not there
+    yet, or ends, makes an event of its own.
+    """
+    progress = observed.progress
+    if progress is None:
+        return STARTING_SECONDS
+    return min(max(progress.eta_seconds / 20, POLL_SECONDS), SLOWEST_POLL_SECONDS)
 
 
 def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, now: datetime) -> CachePlan:

@@ -9,16 +9,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stoker_runtime.llm import LLM, Delta, Output
-    from stoker_runtime.request import SamplingParams
+    from stoker_runtime.llm import LLM
+    from stoker_runtime.llm_output import Completion, Delta, Output
+    from stoker_runtime.llm_params import SamplingParams
 
-__all__ = ["LLM", "Delta", "Output", "SamplingParams"]
+__all__ = ["LLM", "Completion", "Delta", "Output", "SamplingParams"]
 
 _HOMES = {
     "LLM": "stoker_runtime.llm",
-    "Delta": "stoker_runtime.llm",
-    "Output": "stoker_runtime.llm",
-    "SamplingParams": "stoker_runtime.request",
+    "Completion": "stoker_runtime.llm_output",
+    "Delta": "stoker_runtime.llm_output",
+    "Output": "stoker_runtime.llm_output",
+    "SamplingParams": "stoker_runtime.llm_params",
 }
 
 

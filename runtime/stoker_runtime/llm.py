@@ -12,11 +12,11 @@ Knows nothing of HTTP and processes.
 
 from __future__ import annotations
 
-import difflib
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,69 +24,43 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.errors import RequestError
+from stoker_runtime.llm_options import engine_options
+from stoker_runtime.llm_output import Delta, Output, Record, Task, as_output, gather
+from stoker_runtime.llm_params import SamplingParams, sibling
 from stoker_runtime.progress_line import Progress
-from stoker_runtime.request import Constraint, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import Constraint, Request
+from stoker_runtime.request import SamplingParams as EngineParams
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-    from stoker_runtime.detokenizer import Detokenizer
     from stoker_runtime.llm_pooling import LocalPooling
     from stoker_runtime.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or as vLLM writes them {"prompt": text} and {"prompt_token_ids": ids}."""
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams] | None
+AnyParams = SamplingParams | EngineParams
+Params = AnyParams | Sequence[AnyParams] | None
 
 UNBOUNDED = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A finished generation. `token_ids` include the id that ended it; `text` does not.
-
-    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS; "max_model_len" where the
-    context was full before `max_tokens` were out.
-    `prompt_logprobs[i]` is of prompt token i + 1.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    text: str
-    finish: FinishReason
-    stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a stream gave since the last one. The last has `finish` set."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: FinishReason | None = None
-    stop_reason: str | int | None = None
 
 
 class LLM:
     """A model and its engine in this process."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        """`options` are the fields of EngineConfig. Raises ConfigError (ModelError, KernelUnavailableError too)."""
-        known = {each.name for each in fields(EngineConfig)}
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"LLM has no option {name!r}{hint}", param=name)
+        """`options` are the fields of EngineConfig, or vLLM's names for them (see llm_options.py).
+
+        Raises ConfigError (ModelError, KernelUnavailableError too).
+        """
         from stoker_runtime.executor.build import build_model
 
-        config = EngineConfig(model=model, **options).validate()
+        config = EngineConfig(model=model, **engine_options(options)).validate()
         executor = build_model(config)
         if isinstance(executor, PoolingExecutor):
             self._open_pooling(executor, config)
@@ -162,67 +136,95 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
         *,
         stop: Sequence[str] = (),
-        progress: bool = False,
     ) -> list[Output]:
         """Generate for all prompts (texts or token ids) together; outputs in their order.
 
-        `params`: one for all, or one each. `stop`: strings that end a sequence, not part of its text.
+        `sampling_params`: one for all, or one each. `stop`: strings that end a sequence besides those there.
+        `use_tqdm`, vLLM's name: a line of progress on standard error; by default where that is a terminal.
         Raises RequestError for a prompt that cannot be run; none has been started then.
         """
-        running = self._submit([self._encode(each) for each in as_prompts(prompts)], params)
-        records = {each: _Record(each, self._detokenizer(stop)) for each in running}
-        bar = Progress(len(running)) if progress else None
+        tasks = self._tasks(as_prompts(prompts), sampling_params, stop)
+        running = self._submit(tasks)
+        records = {each: self._record(each, task) for task, group in zip(tasks, running, strict=True) for each in group}
+        search = any(task.stops for task in tasks)
+        shown = sys.stderr.isatty() if use_tqdm is None else use_tqdm
+        bar = Progress(len(records)) if shown and records else None
 
         def take(output: StepOutput) -> None:
-            for sequence in gather(output, records, search=bool(stop)):
+            for sequence in gather(output, records, search=search):
                 self._loop.abort(sequence)
             if bar is not None:
-                bar.show(sum(each.finish is not None for each in running), len(output.tokens))
+                bar.show(sum(each.finish is not None for each in records), len(output.tokens))
 
-        self._run(running, take)
+        self._run(list(records), take)
         if bar is not None:
             bar.close()
-        return [each.output() for each in records.values()]
+        return [as_output(task, [records[each] for each in group]) for task, group in zip(tasks, running, strict=True)]
 
     def generate_stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, stop: Sequence[str] = ()
     ) -> Iterator[Delta]:
         """Generate for one prompt and yield text as it becomes certain. Closing the iterator ends the sequence."""
-        running = self._submit([self._encode(prompt)], params)
-        record = _Record(running[0], self._detokenizer(stop))
+        [task] = self._tasks([prompt], sampling_params, stop)
+        if task.n != 1:
+            raise RequestError("A stream has one choice; n must be 1.", param="n")
+        [[running]] = self._submit([task])
+        record = self._record(running, task)
         try:
             while not record.over:
-                if gather(self._step(), {running[0]: record}, search=True):
-                    self._loop.abort(running[0])
+                if gather(self._step(), {running: record}, search=True):
+                    self._loop.abort(running)
                 if (delta := record.delta()) is not None:
                     yield delta
         finally:
-            self._clear(running)
+            self._clear([running])
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: Params = None,
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         stop: Sequence[str] = (),
-        progress: bool = False,
     ) -> list[Output]:
-        """Answer one conversation, or several together, through the model's chat template.
+        """Answer one conversation, or several together, through the model's chat template, or through `chat_template`.
 
-        A message is {"role": …, "content": …}. Raises RequestError when the model has no template.
+        A message is {"role": …, "content": …}, a tool {"type": "function", "function": …}. The answer is the text as
+        the model wrote it. Raises RequestError when the model has no template, or none for tools.
         """
         from stoker_runtime.chat_template import ChatTemplate
 
         tokenizer = self.tokenizer
-        template = ChatTemplate(tokenizer.chat_templates, tokenizer.special_tokens, self._config.model)
+        templates = {"default": chat_template} if chat_template else tokenizer.chat_templates
+        template = ChatTemplate(templates, tokenizer.special_tokens, self._config.model)
+        if tools and "tools" not in template.source:
+            raise RequestError("This model's chat template has no place for tools.", param="tools")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [template.render(cast("Sequence[Message]", each)) for each in conversations]
-        # The template writes the special tokens itself.
-        prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self.generate(prompts, params, stop=stop, progress=progress)
+        prompts: list[Prompt] = []
+        for each in conversations:
+            text = template.render(
+                cast("Sequence[Message]", each),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=chat_template_kwargs,
+            )
+            # The template writes the special tokens itself.
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm, stop=stop)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """`tokenizer`, under vLLM's name."""
+        return self.tokenizer
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None
@@ -232,7 +234,8 @@ class LLM:
         `dimensions` cuts the vectors of a Matryoshka model; `normalize` None does as the model says.
         Raises RequestError for a model that does not embed, and for a text that is empty or too long.
         """
-        return self._pool.embed(as_prompts(texts), dimensions, normalize)
+        plain = [plain_prompt(each) for each in as_prompts(texts)]
+        return self._pool.embed(plain, dimensions, normalize)
 
     def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[float]:
         """How well texts go together: a cross-encoder's score of each pair, or the cosine of their embeddings.
@@ -241,34 +244,70 @@ class LLM:
         """
         return self._pool.score(*([each] if isinstance(each, str) else list(each) for each in (first, second)))
 
-    def generate_tokens(self, prompts: Sequence[Sequence[int]], params: Params = None) -> list[list[int]]:
-        """Token ids in, generated token ids out, nothing in between: no tokenizer, no per-token Python work."""
-        running = self._submit(prompts, params)
+    def generate_tokens(self, prompts: Sequence[Sequence[int]], sampling_params: Params = None) -> list[list[int]]:
+        """Token ids in, generated token ids out, nothing in between: no tokenizer, no per-token Python work.
+
+        With several choices a prompt, all of the first prompt's come first.
+        """
+        groups = self._submit(self._tasks(list(prompts), sampling_params, ()))
+        running = [each for group in groups for each in group]
         self._run(running, lambda output: None)
         return [each.tokens[each.prompt_length :].tolist() for each in running]
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    def _detokenizer(self, stop: Sequence[str]) -> Detokenizer:
-        from stoker_runtime.detokenizer import Detokenizer
-
-        return Detokenizer(self.tokenizer, stop)
-
-    def _submit(self, prompts: Sequence[Sequence[int]], params: Params) -> list[Running]:
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+    def _tasks(self, prompts: Sequence[Prompt], params: Params, stop: Sequence[str]) -> list[Task]:
+        """What is to be done for each prompt. Raises RequestError."""
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
         if len(each) != len(prompts):
             raise RequestError(f"There are {len(prompts)} prompts and {len(each)} parameters.", param="params")
-        for constraint in {one.constraint for one in each if one.constraint is not None}:
+        return [self._task(prompt, one, tuple(stop)) for prompt, one in zip(prompts, each, strict=True)]
+
+    def _task(self, prompt: Prompt, params: AnyParams, stop: tuple[str, ...]) -> Task:
+        text, ids = self._read(prompt)
+        name = f"llm-{next(self._names)}"
+        if isinstance(params, EngineParams):
+            return Task(name, text, ids, params.validate(), stops=stop)
+        room = self._loop.scheduler.config.max_tokens - len(ids)
+        found = params.resolve(room, lambda: self.tokenizer)
+        shown = (params.include_stop_str_in_output, params.skip_special_tokens, params.detokenize)
+        return Task(name, text, ids, found, params.n, (*params.stops, *stop), *shown)
+
+    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        """The text of a prompt where it was given, and its ids. Raises RequestError."""
+        if isinstance(prompt, str):
+            return prompt, tuple(self.tokenizer.encode(prompt))
+        if not isinstance(prompt, Mapping):
+            return None, tuple(prompt)
+        plain = plain_prompt(prompt)
+        ids = self.tokenizer.encode(plain) if isinstance(plain, str) else plain
+        return prompt.get("prompt"), tuple(ids)
+
+    def _record(self, sequence: Running, task: Task) -> Record:
+        from stoker_runtime.detokenizer import Detokenizer
+
+        keep = task.include_stop
+        detokenizer = (
+            Detokenizer(self.tokenizer, task.stops, include_stop=keep, skip_special=task.skip_special)
+            if task.detokenize
+            else None
+        )
+        return Record(sequence, detokenizer, include_stop=keep)
+
+    def _submit(self, tasks: Sequence[Task]) -> list[list[Running]]:
+        """The sequences of each task, in the engine. Raises what the engine raises; none runs then."""
+        for constraint in {task.params.constraint for task in tasks if task.params.constraint is not None}:
             self._check(constraint)
         now = time.monotonic()
-        running: list[Running] = []
+        running: list[list[Running]] = []
         try:
-            for prompt, one in zip(prompts, each, strict=True):
-                request = Request(f"llm-{next(self._names)}", tuple(prompt), one.validate(), arrival=now)
-                running.append(self._loop.add(request))
+            for task in tasks:
+                running.append([])
+                family = task.name if task.n > 1 else ""
+                for at in range(task.n):
+                    params = sibling(task.params, at)
+                    request = Request(f"{task.name}-{at}", task.ids, params, arrival=now, family=family)
+                    running[-1].append(self._loop.add(request))
         except BaseException:
-            self._clear(running)
+            self._clear([each for group in running for each in group])
             raise
         return running
 
@@ -302,94 +341,25 @@ class LLM:
             self._loop.step()
 
 
-class _Record:
-    """What one sequence gave so far, as text too where that is asked for as it comes."""
-
-    def __init__(self, sequence: Running, detokenizer: Detokenizer) -> None:
-        self._sequence = sequence
-        self._detokenizer = detokenizer
-        self._text: list[str] = []
-        self._read = 0
-        self._shown = 0
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.over = False
-
-    def read(self) -> bool:
-        """Read the new tokens; whether a stop string was found in them."""
-        sequence, detokenizer = self._sequence, self._detokenizer
-        fresh = sequence.tokens[sequence.prompt_length + self._read :]
-        spoken = fresh[:-1] if sequence.finish is FinishReason.STOP and not sequence.complete else fresh
-        for token in spoken:
-            self._read += 1
-            self._text.append(detokenizer.push((token,), search=self._read >= sequence.params.min_tokens))
-            if detokenizer.stopped_by is not None:
-                break
-        if sequence.finish is not None or detokenizer.stopped_by is not None:
-            self._text.append(detokenizer.finish())
-            self.over = True
-        return detokenizer.stopped_by is not None
-
-    def delta(self) -> Delta | None:
-        """The text since the last delta; None when nothing is certain yet and it goes on."""
-        text = "".join(self._text)
-        self._text.clear()
-        if not text and not self.over:
-            return None
-        start, self._shown = self._shown, len(self._token_ids)
-        finish, stop_reason = self._finish() if self.over else (None, None)
-        return Delta(text, self._token_ids[start:], finish, stop_reason)
-
-    def output(self) -> Output:
-        """The finished generation."""
-        if not self.over:
-            self.read()
-        finish, stop_reason = self._finish()
-        sequence = self._sequence
-        return Output(
-            prompt_token_ids=sequence.request.prompt_token_ids,
-            token_ids=self._token_ids,
-            text="".join(self._text),
-            finish=finish,
-            stop_reason=stop_reason,
-            logprobs=tuple(self.logprobs[: len(self._token_ids)]),
-            prompt_logprobs=tuple(self.prompt_logprobs),
-            cached_tokens=sequence.cached_tokens,
-        )
-
-    @property
-    def _token_ids(self) -> tuple[int, ...]:
-        tokens = self._sequence.tokens[self._sequence.prompt_length :]
-        return tuple(tokens)
-
-    def _finish(self) -> tuple[FinishReason, str | int | None]:
-        if self._detokenizer.stopped_by is not None:
-            return FinishReason.STOP, self._detokenizer.stopped_by
-        sequence = self._sequence
-        assert sequence.finish is not None, "the sequence goes on"
-        if sequence.finish is FinishReason.LENGTH and len(self._token_ids) < sequence.params.max_tokens:
-            return sequence.finish, "max_model_len"
-        return sequence.finish, sequence.stop_token
-
-
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, also when one was given: a text, or a sequence of ids."""
     if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Mapping):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[Prompt]", prompts))
 
 
-def gather(output: StepOutput, records: Mapping[Running, _Record], *, search: bool) -> list[Running]:
-    """Hand a step's outcome to its records; with `search`, the sequences whose text reached a stop string."""
-    for sequence, entry in zip(output.sequences, output.logprobs, strict=bool(output.logprobs)):
-        if entry is not None and sequence in records:
-            records[sequence].logprobs.append(entry)
-    for sequence, entries in output.prompt_logprobs:
-        if sequence in records:
-            records[sequence].prompt_logprobs += entries
-    if not search:
-        return []
-    touched = dict.fromkeys((*output.sequences, *output.finished))
-    return [each for each in touched if each in records and records[each].read()]
+def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
+    """The ids or else the text of a prompt. Raises RequestError for a mapping with neither, or with anything else."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for key in prompt:
+        if key not in PROMPT_KEYS:
+            raise RequestError(f"A prompt has no key {key!r}; it has prompt, or prompt_token_ids.", param=str(key))
+    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if found is None:
+        raise RequestError("A prompt needs prompt or prompt_token_ids.", param="prompt")
+    return found

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime import vllm_flags
 from stoker_runtime.api.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
@@ -77,6 +78,8 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             found["model"] = argument
             continue
         spelled, equals, value = argument.partition("=")
+        if _is_vllms(spelled, value if equals else None, rest):
+            continue
         flag, negated = _find_flag(spelled)
         if flag.is_switch and not equals:
             found[flag.name] = not negated
@@ -108,6 +111,15 @@ def _split(flag: Flag, values: Sequence[str]) -> Sequence[str]:
     except ValueError:
         return values
     return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else values
+
+
+def _is_vllms(spelled: str, value: str | None, rest: list[str]) -> bool:
+    """Whether this is a flag of vLLM alone that asks for nothing; its value is taken from `rest`."""
+    name = spelled.lstrip("-").replace("_", "-")
+    plain = name if name in vllm_flags.UNSUPPORTED or name in vllm_flags.ALWAYS else name.removeprefix("no-")
+    if plain in vllm_flags.ONE_VALUE and value is None and rest:
+        value = rest.pop(0)
+    return vllm_flags.accept(spelled, plain, negated=plain != name, value=value)
 
 
 def _find_flag(spelled: str) -> tuple[Flag, bool]:

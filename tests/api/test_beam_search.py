@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 import torch
-from api_server import Running
+from api_server import Running, wait_until
 from constrained_server import client_of
 from fake_engine import EOS
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -120,6 +121,18 @@ class TestBeamSearch:
             last = extra_fields["token_ids"][-1]
             assert extra_fields["stop_reason"] == (None if last == 2 else last)
             assert not set(extra_fields["token_ids"][:-1]) & set(range(3, 67))
+
+
+def test_a_client_that_goes_away_ends_the_search(server: Running) -> None:
+    server.engine.delay = 0.05
+    body = {"prompt": "x", "use_beam_search": True, "n": 2, "max_tokens": 200}
+    with httpx.Client(base_url=server.url, timeout=0.4) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/v1/completions", json=body)
+    assert wait_until(lambda: not server.state.active)
+    asked = len(server.engine.requests)
+    assert 2 <= asked < 60
+    time.sleep(0.2)
+    assert len(server.engine.requests) == asked, "no more steps"
 
 
 def test_best_of_keeps_the_likeliest_per_token(server: Running, http: httpx.Client) -> None:

@@ -204,6 +204,23 @@ def test_a_conversation_with_calls_goes_back_in(tools_server: Running, client: o
     )
 
 
+def test_beside_a_response_format_the_model_may_still_call(tools_server: Running, client: openai.OpenAI) -> None:
+    shape: Any = {"type": "json_object"}
+    asked: Any = {"model": "byte-model", "messages": MESSAGES, "tools": TOOLS, "response_format": shape}
+    called = client.chat.completions.create(**asked).choices[0]
+    assert called.finish_reason == "tool_calls"
+    constraint = tools_server.engine.requests[-1].params.constraint
+    assert constraint is not None
+    assert "<tool_call>" in constraint.lead
+    says(tools_server, '{"a": 1}')
+    spoken = client.chat.completions.create(**asked).choices[0]
+    assert (spoken.message.content, spoken.finish_reason) == ('{"a": 1}', "stop")
+    client.chat.completions.create(**asked, tool_choice="none")
+    constraint = tools_server.engine.requests[-1].params.constraint
+    assert constraint is not None
+    assert "<tool_call>" not in constraint.lead
+
+
 def test_tokenize_shows_the_tools(raw: httpx.Client) -> None:
     ids = raw.post("/tokenize", json={"messages": MESSAGES, "tools": TOOLS}).json()["tokens"]
     assert bytes(ids).decode().startswith("tools: weather now")

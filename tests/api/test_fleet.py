@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -19,6 +20,10 @@ from api_server import CLIENT, wait_until
 from server_process import ServerProcess
 
 from stoker_runtime.bench import http_load
+from stoker_runtime.board import WARM
+from stoker_runtime.config import EngineConfig, ServerConfig
+from stoker_runtime.errors import EngineError
+from stoker_runtime.fleet import MOST_DEATHS, Fleet
 
 SCRIPT = Path(__file__).parent / "uniform_server.py"
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 5}
@@ -214,3 +219,49 @@ def test_sigterm_while_starting_stops_cleanly(processes: list[ServerProcess]) ->
     assert processes[0].url
     processes[0].signal(signal.SIGTERM)
     assert processes[0].exit_status() == 0
+
+
+def test_a_full_queue_is_429_whoever_is_asked(processes: list[ServerProcess]) -> None:
+    processes.append(fleet("slow", "--max-queued", "1"))
+    server = processes[0].wait_ready()
+    running: list[Open] = []
+    for _ in range(8):
+        # One after the other: the queue has one place.
+        running.append(Open(server.url))
+        assert wait_until(lambda: bool(running[-1].events), 20)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, server.url) for _ in range(8)]
+        assert wait_until(lambda: sum(answer.done() for answer in answers) == 7, 20)
+        refused = [answer.result() for answer in answers if answer.done()]
+        assert {answer.status_code for answer in refused} == {429}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        for stream in running:
+            stream.leave()
+    assert sorted(answer.result().status_code for answer in answers) == [200] + [429] * 7
+    assert figures(server.url)['stoker:requests_rejected_total{model_name="uniform"}'] == 7
+
+
+class NoEngine:
+    """An engine that is there at once."""
+
+    endpoint = "ipc:///nowhere"
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_processes_that_keep_ending_end_the_server() -> None:
+    engine = NoEngine()
+
+    async def start(_: EngineConfig) -> NoEngine:
+        await asyncio.sleep(0)
+        return engine
+
+    config = ServerConfig(EngineConfig("m"), port=0, api_server_count=1)
+    many = Fleet(config, start, command=(sys.executable, "-c", "import sys; sys.stdin.buffer.read(1); sys.exit(3)"))
+    many._board.cells[WARM] = 1.0
+    with pytest.raises(EngineError, match="API process 1 ended with exit status 3"):
+        await many.run()
+    assert len(many._deaths) == MOST_DEATHS
+    assert engine.closed

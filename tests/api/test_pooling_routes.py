@@ -6,6 +6,7 @@ import base64
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import openai
@@ -241,10 +242,14 @@ def test_a_full_queue_is_429(embedder: Running, http: httpx.Client) -> None:
     assert 'stoker:requests_rejected_total{model_name="byte-model"} 0.0' not in http.get("/metrics").text
 
 
-def test_more_texts_than_the_queue_ever_holds(http: httpx.Client) -> None:
-    answer = http.post("/v1/embeddings", json={"input": [[1]] * 4097})
+def test_more_texts_than_the_queue_ever_holds(
+    embedder: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = embedder.state.config
+    monkeypatch.setattr(embedder.state, "config", replace(config, engine=replace(config.engine, max_queued=3)))
+    answer = http.post("/v1/embeddings", json={"input": [[1]] * 4})
     assert answer.status_code == 400
-    assert "queues at most 4096" in answer.json()["error"]["message"]
+    assert "queues at most 3" in answer.json()["error"]["message"]
 
 
 def test_a_failure_ends_the_rest(embedder: Running, http: httpx.Client) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from known_names import KEY, MODEL
 from server_process import ServerProcess
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sockets_of_clients() -> Iterator[None]:
+    """Clients that keep connections open leave them to the garbage collector, which would warn in some later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def model_file() -> Path:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from known_names import require
+
+require("langchain_tests")
 SUITE = Path(__file__).parent / "langchain_suite.py"
 OPTIONS = (
     *("-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from known_names import KEY
+from known_names import KEY, client
 
-litellm = pytest.importorskip("litellm", reason="the extra 'conformance' is not installed")
+litellm = client("litellm")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:::(litellm|pydantic|aiohttp)"),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from known_names import KEY, MODEL
+from known_names import KEY, MODEL, client
 
-lm_eval = pytest.importorskip("lm_eval", reason="pip install --no-deps lm-eval, and the extra 'conformance'")
+client("lm_eval")
 
 # They belong to lm-eval and what it imports; our own warnings stay errors.
 pytestmark = [
@@ -63,12 +63,12 @@ def test_log_likelihoods_equal_transformers(
     from lm_eval.models.openai_completions import LocalCompletionsAPI
     from lm_eval.tasks import TaskManager
 
-    client = LocalCompletionsAPI(
+    api = LocalCompletionsAPI(
         model=MODEL, base_url=f"{url}/v1/completions", auth_token=KEY, num_concurrent=1, max_retries=1, batch_size=1
     )
-    assert client.tokenizer_backend == "remote", "it tokenizes through the server"
+    assert api.tokenizer_backend == "remote", "it tokenizes through the server"
     found = simple_evaluate(
-        model=client,
+        model=api,
         tasks=[task(tmp_path)],
         bootstrap_iters=0,
         log_samples=True,
@@ -82,7 +82,7 @@ def test_log_likelihoods_equal_transformers(
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
     ).eval()
-    encode = client.tokenizer.encode
+    encode = api.tokenizer.encode
     for sample in found["samples"]["capitals"]:
         prompt = encode(f"The capital of {sample['doc']['country']} is")
         for choice, (given, _) in zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True):

@@ -8,6 +8,7 @@ from uniform_executor import UniformExecutor
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, EngineError, RequestError
+from stoker_runtime.llm_options import engine_options
 from stoker_runtime.request import FinishReason
 
 CAPACITY = 256
@@ -139,5 +140,76 @@ def test_unknown_options_are_named() -> None:
 
 
 def test_progress_is_one_line(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    llm.generate([(1,), (2,)], params(1), progress=True)
+    llm.generate([(1,), (2,)], params(1), use_tqdm=True)
     assert "2/2 sequences, 24 tokens" in capsys.readouterr().err
+
+
+def test_choices_stops_and_outputs_under_vllms_names(llm: LLM, executor: UniformExecutor) -> None:
+    whole = text_of(executor, (1, 2), params(4))
+    [output] = llm.generate([(1, 2)], [params(4, n=3, stop=whole[4:6])])
+    first = output.outputs[0]
+    assert (first.text, first.finish_reason, first.stop_reason) == (
+        whole[: whole.index(whole[4:6])],
+        "stop",
+        whole[4:6],
+    )
+    assert [each.index for each in output.outputs] == [0, 1, 2]
+    seeds = [executor.expected_output((1, 2), params(seed), CAPACITY) for seed in (5, 6)]
+    for each, expected in zip(output.outputs[1:], seeds, strict=True):
+        assert list(each.token_ids) == expected[: len(each.token_ids)]
+    assert (output.prompt, output.finished, output.num_cached_tokens) == (None, True, output.cached_tokens)
+    kept = llm.generate((1, 2), params(4, stop=[whole[4:6]], include_stop_str_in_output=True))[0]
+    assert kept.text == first.text + whole[4:6]
+    assert not llm.engine.has_work
+
+
+def test_prompts_as_mappings_and_answers_without_text(llm: LLM) -> None:
+    given: list[dict[str, object]] = [{"prompt": "Hello"}, {"prompt_token_ids": list(b"Hello")}]
+    as_text, as_ids = llm.generate(given, params(3, detokenize=False))  # type: ignore[arg-type]
+    assert (as_text.prompt, as_ids.prompt) == ("Hello", None)
+    assert as_text.token_ids == as_ids.token_ids
+    assert as_text.text == ""
+    assert len(as_text.token_ids) == 12
+    for bad in ({}, {"promt": "x"}):
+        with pytest.raises(RequestError, match="prompt"):
+            llm.generate(bad, params(1))
+
+
+def test_no_limit_means_as_many_as_fit(llm: LLM) -> None:
+    [output] = llm.generate([(1, 2, 3)], params(1, max_tokens=None, temperature=0.0))
+    assert len(output.token_ids) == llm.engine.scheduler.config.max_tokens - 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"n": 0}, "n must be"), ({"stop": ""}, "empty string"), ({"stop": "x", "detokenize": False}, "needs detokenize")],
+)
+def test_parameters_that_cannot_be(llm: LLM, settings: dict[str, object], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        llm.generate((1, 2), params(1, **settings))
+    assert not llm.engine.has_work
+
+
+def test_parameters_become_the_engines() -> None:
+    given = SamplingParams(logit_bias={5: 200.0}, stop_token_ids=[1, 2], top_k=-1, bad_words=[(3, 4)], max_tokens=None)
+    found = given.resolve(7, pytest.fail)  # type: ignore[arg-type]
+    assert (found.logit_bias, found.stop_token_ids, found.top_k) == (((5, 100.0),), (1, 2), 0)
+    assert (found.bad_words, found.max_tokens) == (((3, 4),), 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"enable_lora": True}, "enable_lora=True"),
+        ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM("shape:tiny", **options)
+
+
+def test_options_under_vllms_names() -> None:
+    given = {"block_size": 32, "tensor_parallel_size": 1, "trust_remote_code": True, "max_model_len": None, "seed": 4}
+    assert engine_options(given) == {"page_size": 32, "seed": 4}

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stoker_runtime import LLM, SamplingParams
+from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.request import Request
+from stoker_runtime.request import Request, SamplingParams
 
 HIDDEN, LAYERS, VOCAB, HEADS, HEAD_DIM, FFN = 32, 2, 96, 4, 8, 48
 SIZES: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attention_triton, dispatch, pdl
+from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attention_triton, dispatch, gemm_gated, pdl
 from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.gemm import LinearWeight
 from stoker_kernels.sampling import token_logprobs
@@ -101,6 +101,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_: None)
     monkeypatch.setattr(attention_sm90, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
+    monkeypatch.setattr(gemm_gated, "linear", record_linear)
     pdl.enable_pdl(True)
     yield recorder
     pdl.enable_pdl(False)

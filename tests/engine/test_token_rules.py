@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from uniform_executor import UniformExecutor
 
-from stoker_runtime import LLM, SamplingParams
+from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.request import Constraint, ConstraintKind, FinishReason, Request
+from stoker_runtime.request import Constraint, ConstraintKind, FinishReason, Request, SamplingParams
 from stoker_runtime.sampling import grammar
 from stoker_runtime.sampling.token_rules import TokenRules
 

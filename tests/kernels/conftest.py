@@ -8,10 +8,13 @@ Tests marked `gpu` need the device itself: sizes or timings that an interpreter 
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from tests.kernels.emulator.gemm import Machine, compile_gemm, forget
 
 from stoker_kernels.dispatch import interpreting
 
@@ -38,3 +41,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> torch.device:
     """Where Triton kernels run here: the GPU, or the CPU when interpreting."""
     return torch.device("cpu" if interpreting() else "cuda")
+
+
+@pytest.fixture(scope="session")
+def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The GEMM kernels with clusters, compiled for the emulator."""
+    return compile_gemm(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.fixture
+def machine(gemm_library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The emulator in place of a device."""
+    made = Machine(gemm_library)
+    forget()
+    made.install(monkeypatch)
+    yield made
+    forget()

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_kernels import nvcc, wgmma_codegen
+from stoker_kernels import gemm_table, nvcc, wgmma_codegen
 from stoker_kernels.gemm_small import TOKEN_TILES, Family, Tile
+from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import FP8
 
 
@@ -21,6 +22,10 @@ def test_header_is_what_the_generator_writes() -> None:
     assert wgmma_codegen.HEADER.read_text() == wgmma_codegen.header()
 
 
+def test_every_source_is_a_target() -> None:
+    assert {path.stem for path in nvcc.SOURCES.glob("*.cu")} == set(nvcc.TARGETS)
+
+
 @pytest.mark.parametrize("stem", ["sm80_bf16_gemm_small", "sm90_e4m3_gemm_small", "sm90_bf16_gemm_cluster"])
 def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
     arch = nvcc.TARGETS[stem][0]
@@ -34,6 +39,16 @@ def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str)
     dtype = FP8 if "e4m3" in stem else torch.bfloat16
     wanted = {Tile(family, 128, 1, t, 4).kernel_name(dtype) for t in tokens}
     assert wanted <= names
+
+
+def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: Path) -> None:
+    tiles = (gemm_table.gated_tile(*shape, m) for shape in gemm_table.GATED for m in (1, 16, 32, 64, 8192))
+    plain = [WideTile(rows, gated=False) for rows in (256, 288)]
+    for stem in ("sm90_bf16_gemm_gated", "sm90_bf16_gemm_wide"):
+        assert nvcc.compile_cubin(stem, "sm_90a", tmp_path) == ""
+    names = set.union(*(function_names(path) for path in tmp_path.glob("*.cubin")))
+    assert {tile.kernel_name(torch.bfloat16) if isinstance(tile, Tile) else tile.kernel_name
+            for tile in (*tiles, *plain) if tile is not None} <= names  # fmt: skip
 
 
 def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = compile_emulated("sm90_decode.cuh", "decode.cpp", tmp_path_factory.mktemp("emulator"))
+    library = compile_emulated(("sm90_decode.cuh",), "decode.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(DecodeArguments)
     return library
 

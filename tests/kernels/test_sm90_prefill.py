@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from tests.kernels.emulator.build import TensorMap, cache_maps, compile_emulated
+from tests.kernels.emulator.build import cache_maps, compile_emulated, tensor_map
 
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_sm90 import LOG2E
@@ -16,7 +16,7 @@ from stoker_kernels.reference_attention import reference_attention
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = compile_emulated("sm90_prefill.cuh", "prefill.cpp", tmp_path_factory.mktemp("emulator"))
+    library = compile_emulated(("sm90_prefill.cuh",), "prefill.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(PrefillArguments)
     assert library.shared_bytes() == SHARED_BYTES
     return library
@@ -37,9 +37,7 @@ def run(kernels: ctypes.CDLL, batch: AttentionBatch, decodes: int, seed: int = 0
         rows, tokens, decodes, tile_count(tokens - decodes, rows, group), kv_heads, group, out.stride(0),
         m.page_table.stride(0), page.bit_length() - 1, kv_heads * page, page, min(64, page),
     )  # fmt: skip
-    q_map = TensorMap(
-        batch.q.data_ptr(), q_heads, dim * 2, dim * 2, group, 2, tokens, q_heads * dim * 2, TILE_ROWS // group
-    )
+    q_map = tensor_map(batch.q.data_ptr(), (dim, q_heads, tokens), (dim, q_heads * dim), 2, (group, TILE_ROWS // group))
     kernels.prefill(3, seed, *(ctypes.byref(item) for item in (q_map, *cache_maps(batch), arguments)))
     assert not tickets.any()
     return out

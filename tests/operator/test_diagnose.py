@@ -55,6 +55,10 @@ CASES = {
         pod(unschedulable="0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."),
         ("Unschedulable", False, ["placement.nodeSelector"]),
     ),
+    "queue": (
+        pod(unschedulable="Scheduling is blocked due to non-empty scheduling gates"),
+        ("Unschedulable", False, ["placement.queueName"]),
+    ),
     "taint": (
         pod(unschedulable="0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }."),
         ("Unschedulable", False, ["placement.tolerations"]),

@@ -298,3 +298,16 @@ async def test_gpus_are_dealt_once_and_missing_ones_are_said(tmp_path: Path) -> 
     assert waiting[0]["status"]["conditions"][0]["message"] == "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     rig.task.cancel()
     await rig.controllers.shut_down()
+
+
+async def test_a_claim_of_ones_own_is_a_folder_that_is_there(rig: Rig, service: Any) -> None:
+    built = service(model={"uri": "pvc://weights/llama"})
+    rig.controllers.take_claim(built)
+    assert rig.store.of(kinds.CLAIM) == []
+    (rig.folder / "volumes" / "default" / "weights").mkdir(parents=True)
+    rig.controllers.take_claim(built)
+    rig.controllers.take_claim(built)
+    [claim] = rig.store.of(kinds.CLAIM)
+    assert claim["metadata"]["name"] == "weights"
+    rig.controllers.take_claim(service())  # a cache is made when it is asked for
+    assert len(rig.store.of(kinds.CLAIM)) == 1

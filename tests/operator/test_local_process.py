@@ -83,9 +83,21 @@ def test_without_the_secret_the_persons_own_token_is_used() -> None:
     assert mapped.environment["HF_TOKEN"] == "hf_mine"
 
 
+def whole(kind: str, **more: Any) -> dict[str, Any]:
+    return {"name": "engine", "command": ["stoker"], "envFrom": [{kind: {"name": "all"} | more, "prefix": "P_"}]}
+
+
+def test_whole_secrets_and_config_maps_come_under_their_prefix() -> None:
+    values = {"all": {"A": "1"}}
+    assert map_container(whole("secretRef"), machine(secrets=values)).environment["P_A"] == "1"
+    assert map_container(whole("configMapRef"), machine(config_maps=values)).environment["P_A"] == "1"
+    assert "P_A" not in map_container(whole("configMapRef", optional=True), machine()).environment
+
+
 @pytest.mark.parametrize(
     ("container", "changes", "says"),
     [
+        (whole("secretRef"), {}, 'secret "all" not found'),
         (secret_container(), {}, 'secret "hub" not found'),
         (secret_container(), {"secrets": {"hub": {}}}, "couldn't find key token in Secret default/hub"),
         (secret_container("configMapKeyRef"), {}, 'configmap "hub" not found'),

@@ -112,6 +112,14 @@ async def test_nothing_gets_older_and_nothing_comes_back(followed: Followed) -> 
     assert await followed.names() == ["a"]  # the same name, another object
 
 
+async def test_an_object_that_lost_its_label_comes_back_with_it(followed: Followed) -> None:
+    assert await followed.names() == ["a"]
+    await followed.stream(("DELETED", service(20)))
+    assert await followed.names() == []
+    await followed.stream(("ADDED", service(21)))
+    assert await followed.names() == ["a"]
+
+
 async def test_a_reader_cannot_change_what_the_next_one_reads(followed: Followed) -> None:
     [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
     item["metadata"]["labels"].clear()
@@ -135,6 +143,15 @@ async def test_a_place_that_was_forgotten_is_listed_again(followed: Followed) ->
     assert await followed.names() == ["b"]
     assert (followed.script.lists, followed.script.watched) == (2, ["5", "30"])
     assert followed.told == ["a", "a", "b"]  # the one that went away meanwhile is told of too
+
+
+async def test_an_api_server_that_was_set_back_is_believed(followed: Followed) -> None:
+    await followed.names()
+    await followed.stream(("ADDED", service(90, "b", "u2")), ("DELETED", service(91)))
+    followed.script.items = [service(5)]  # a backup from before both
+    await followed.stream(ApiError(504, "Timeout", "Too large resource version"))
+    assert await followed.names() == ["a"]
+    assert followed.script.watched == ["5", "91", "5"]
 
 
 async def test_a_watch_that_ended_for_good_is_begun_anew(followed: Followed) -> None:

@@ -305,3 +305,12 @@ def test_a_claim_of_ones_own_is_filled_and_never_written_to(service: Build, live
     plan = there.plan()
     assert plan.finding is not None
     assert (plan.actions, plan.finding.reason) == ((), "VolumeTerminating")
+
+
+@pytest.mark.parametrize(("eta", "seconds"), [(None, 10), (0, 5), (60, 5), (300, 15), (36000, 30)])
+def test_progress_is_looked_at_the_more_often_the_nearer_the_end_is(
+    world: World, eta: int | None, seconds: float
+) -> None:
+    world.job().pod()
+    world.progress = None if eta is None else Progress("download", 1, 100, eta)
+    assert world.plan().requeue_after == seconds

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker_operator.observe import load
 from stoker_operator.pod_http import PodClient
-from stoker_operator.snapshot import Progress
+from stoker_operator.snapshot import Observed, Progress
 
 ANSWERS: dict[str, tuple[int, Any]] = {
     "good": (200, {"choices": [{"text": "!"}]}),
@@ -106,3 +107,43 @@ async def test_a_page_that_comes_in_pieces_is_read_to_its_end() -> None:
     finally:
         await runner.cleanup()
     assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == ""
+
+
+def engine_pod(ip: str, *, ready: bool = True, going: bool = False) -> dict[str, Any]:
+    container = {"name": "engine", "ports": [{"name": "http", "containerPort": 8000}]}
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    meta = {"name": ip} | ({"deletionTimestamp": "t"} if going else {})
+    return {"metadata": meta, "spec": {"containers": [container]}, "status": {"podIP": ip, "conditions": conditions}}
+
+
+class Pages(PodClient):
+    """What each pod says of itself, by its IP."""
+
+    def __init__(self, pages: dict[str, str]) -> None:
+        self.pages = pages
+
+    async def page(self, ip: str, port: int, path: str) -> str:
+        assert (port, path) == (8000, "/metrics")
+        return self.pages[ip]
+
+
+def gauges(running: int, waiting: int) -> str:
+    lines = [f"vllm:num_requests_running {running}", f"vllm:num_requests_waiting {waiting}"]
+    return "\n".join([f"# TYPE {line.split()[0]} gauge\n{line}" for line in lines]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("pods", "pages", "expected"),
+    [
+        ([], {}, 0),
+        ([engine_pod("a"), engine_pod("b")], {"a": gauges(0, 0), "b": gauges(0, 0)}, 0),
+        ([engine_pod("a"), engine_pod("b")], {"a": gauges(2, 1), "b": gauges(4, 0)}, 7),
+        ([engine_pod("a"), engine_pod("b", ready=False), engine_pod("c", going=True)], {"a": gauges(1, 0)}, 1),
+        ([engine_pod("a")], {"a": ""}, 1),
+        ([engine_pod("a")], {"a": "no metrics {"}, 1),
+        ([engine_pod("")], {}, 1),
+    ],
+    ids=["no pods", "idle", "busy", "only ready ones count", "silent", "garbled", "no address"],
+)
+async def test_the_requests_of_ready_pods(pods: list[dict[str, Any]], pages: dict[str, str], expected: int) -> None:
+    assert await load(Pages(pages), Observed(engine_pods=tuple(pods))) == expected

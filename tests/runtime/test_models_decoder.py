@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stoker_kernels import dispatch
+from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.gemm import LinearWeight, linear
 from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
 from stoker_runtime.models import decoder
@@ -100,10 +102,28 @@ def test_fp8_equals_its_definition(
         return linear(x, weight, bias=bias)
 
     monkeypatch.setattr(decoder, "linear", by_definition)
+    monkeypatch.setattr(decoder, "linear_silu_mul", lambda x, weight: silu_and_mul(by_definition(x, weight)))
     expected = paged_model(path).step([(0, prompt)], all_logits=True)[0]
     # A value on the edge between two e4m3 numbers may fall either way.
     assert (quantized - expected).norm() < 0.02 * expected.norm()
     assert (quantized - plain).norm() > 0.05 * plain.norm()
+
+
+def test_the_feed_forward_is_linear_and_activation_to_the_bit(
+    tiny_checkpoint: Checkpoint, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prompt = str(tiny_checkpoint("qwen2")), _prompts()[4]
+    by_op = paged_model(path).step([(0, prompt)], all_logits=True)[0]
+    assert dispatch.chosen()["linear_silu_mul"] == "split"
+    calls = []
+
+    def by_hand(x: Tensor, weight: LinearWeight) -> Tensor:
+        calls.append(weight)
+        return silu_and_mul(linear(x, weight))
+
+    monkeypatch.setattr(decoder, "linear_silu_mul", by_hand)
+    assert torch.equal(paged_model(path).step([(0, prompt)], all_logits=True)[0], by_op)
+    assert calls
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

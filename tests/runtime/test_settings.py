@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker_runtime import vllm_flags
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.flags import FLAGS, help_text
 from stoker_runtime.settings import describe, parse
@@ -178,6 +179,46 @@ def test_every_field_has_a_flag() -> None:
 def test_description_shows_what_was_set_and_counts_secrets() -> None:
     config = parse(["m", "--seed", "3", "--api-key", "sk-1", "--enforce-eager", "--kernel", "gemm=cublas"], {})
     assert describe(config) == "m seed=3 enforce-eager=true kernel=(('gemm', 'cublas'),) api-key=1"
+
+
+# A command line as it is written for vLLM.
+VLLM = """m --host 0.0.0.0 --port 8000 --dtype bfloat16 --max-model-len 4096 --gpu-memory-utilization 0.85
+    --tensor-parallel-size 1 --pipeline-parallel-size 1 --max-num-seqs 128 --max-num-batched-tokens 4096 --tokenizer t
+    --quantization fp8 --kv-cache-dtype fp8 --served-model-name a b --api-key k --chat-template c.jinja
+    --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --seed 1 --trust-remote-code
+    --enable-prefix-caching --enable-chunked-prefill --disable-log-stats --disable-log-requests --load-format auto
+    --enforce-eager --block-size 16 --swap-space 0 --allowed-origins ["*"] --api-server-count 2 --generation-config auto
+    --enable-prompt-tokens-details --scheduling-policy priority --ssl-certfile c --ssl-keyfile k"""
+
+
+def test_a_command_line_of_vllm_is_understood() -> None:
+    config = parse(VLLM.split(), {})
+    assert (config.engine.max_num_batched_tokens, config.engine.kv_cache_dtype) == (4096, "fp8")
+    assert (config.api_server_count, config.ssl_certfile, config.log_requests) == (2, "c", False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--enable-lora", "LoRA adapters are not served yet"),
+        ("--speculative-config {}", "speculative decoding is not there yet"),
+        ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size can only be 1"),
+        ("--load-format=gguf", "can only be auto"),
+        ("--swap-space", "can only be 0"),
+        ("--uvicorn_log_level info", "use --log-level"),
+    ],
+)
+def test_what_vllm_has_and_we_have_not(arguments: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(["m", *arguments.split()], {})
+
+
+def test_no_flag_is_both_ours_and_not_ours() -> None:
+    ours = {flag.name for flag in FLAGS} | {name for flag in FLAGS for name in (*flag.aliases, *flag.opposites)}
+    theirs = [*vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE, *vllm_flags.UNSUPPORTED]
+    assert len(set(theirs)) == len(theirs)
+    assert not ours & set(theirs)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,36 @@ __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int 
   }
 }
 
+__device__ __forceinline__ float silu_times(float gate, float up) {
+  return __fdividef(gate * up, 1.f + __expf(-gate));
+}
+
+// store_tile for rows that alternate by eights between gate and up: stores silu(gate) · up, rounded once; no scales, no
+// bias. `column`: the group's first of its 32 result columns; g.n: columns of the result.
+template <int MT>
+__device__ __forceinline__ void store_gated_tile(const GemmArguments& g, int column, int group, float (&acc)[MT / 2],
+                                                 unsigned char* staging, int first = 0, int step = 1) {
+  const int t = threadIdx.x % GROUP_THREADS, lane = t % 32, mine = (t / 32) * 8 + lane / 4;
+  named_barrier(1 + group, GROUP_THREADS);  // the previous tile has left the staging area
+#pragma unroll
+  for (int j = 0; j < MT / 8; ++j) {
+    if (j % step != first) continue;
+    const uint32_t packed = pack_bf16(silu_times(acc[4 * j], acc[4 * j + 2]), silu_times(acc[4 * j + 1], acc[4 * j + 3]));
+    unsigned char* to = staging + (8 * j + 2 * (lane % 4)) * STAGING_PITCH + mine * 2;
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed);
+    *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed >> 16);
+  }
+  named_barrier(1 + group, GROUP_THREADS);
+#pragma unroll
+  for (int i = t; i < MT * 4; i += GROUP_THREADS) {
+    const int token = i / 4, at = column + (i % 4) * 8;
+    if (token < g.m && at < g.n && token / 8 % step == first) {
+      *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + at) =
+          *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 4) * 16);
+    }
+  }
+}
+
 // Adds this CTA's share of a shared tile. True for the last of its CTAs, with the whole sum in `acc`.
 // No CTA ever waits for another. The sum runs in CTA order whoever comes last, so it is the same every time.
 template <int MT, int GROUPS>

@@ -41,6 +41,12 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
   return policy;
 }
 
+__device__ __forceinline__ uint64_t policy_evict_normal() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -163,6 +169,11 @@ __device__ __forceinline__ void store_async(uint32_t there, float a, float b, fl
                : "memory");
 }
 
+// Arrives on a barrier in any CTA of the cluster; `there` comes from cluster_address.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t there) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+
 // mbarrier_wait for writes that come from another CTA of the cluster.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -193,8 +204,49 @@ __device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void*
       : "memory");
 }
 
+__device__ __forceinline__ void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third,
+                                               int outer, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(destination),
+      "l"(map), "r"(inner), "r"(second), "r"(third), "r"(outer), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// tensor_load_2d into every CTA of `ctas` (a bit each), at the same offset, counted on each one's own barrier.
+__device__ __forceinline__ void tensor_multicast_2d(uint32_t destination, const void* map, int inner, int outer,
+                                                    uint32_t barrier, uint16_t ctas, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(destination),
+      "l"(map), "r"(inner), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const void* map, int inner, int second, int third,
+                                                    int outer, uint32_t barrier, uint16_t ctas, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(destination),
+      "l"(map), "r"(inner), "r"(second), "r"(third), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
 // Orders this thread's earlier generic-proxy view of global memory before its later bulk copies.
 __device__ __forceinline__ void proxy_fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// ---- registers ---------------------------------------------------------------------------------------------------
+
+// A warpgroup gives registers back, or takes what others gave back: `count` a thread from here on.
+template <int count>
+__device__ __forceinline__ void registers_shrink() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count>
+__device__ __forceinline__ void registers_grow() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@
 //
 // Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
 // chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
+//
+// GATED: W stacks the rows of a gate and of an up projection, and the result is silu(gate) · up, [M, N / 2]. The map of W
+// has four dimensions, so that TMA lays 8 rows of gate and 8 of up side by side and one thread holds both sums.
 #pragma once
 #include <cuda.h>
 
@@ -50,7 +53,7 @@ struct ClusterRing {
   __device__ int blocks_of(int rank) const { return rank < blocks ? (blocks - 1 - rank) / size + 1 : 0; }
 };
 
-template <typename T, int BN, int KC, int MT>
+template <typename T, int BN, int KC, int MT, bool GATED>
 __device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensorMap& x_map, const ClusterSplit& part,
                                         const ClusterRing<BN, KC, MT>& ring, int stages) {
   const uint64_t once = policy_evict_first(), keep = policy_evict_last();
@@ -58,8 +61,13 @@ __device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensor
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
 #pragma unroll
     for (int c = 0; c < KC; ++c) {
-      tensor_load_2d(ring.w(stage) + c * BN * 128, &w_map, (u.k_block * KC + c) * Chunk<T>::elements,
-                     u.segment.tile * BN, ring.full + 8 * stage, once);
+      const int k = (u.k_block * KC + c) * Chunk<T>::elements;
+      if constexpr (GATED) {
+        tensor_load_4d(ring.w(stage) + c * BN * 128, &w_map, k, 0, 0, u.segment.tile * (BN / 16), ring.full + 8 * stage,
+                       once);
+      } else {
+        tensor_load_2d(ring.w(stage) + c * BN * 128, &w_map, k, u.segment.tile * BN, ring.full + 8 * stage, once);
+      }
     }
   };
   auto load_x = [&](const ClusterWalk& u, int stage) {
@@ -117,7 +125,7 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
   }
 }
 
-template <typename T, int BN, int KC, int MT>
+template <typename T, int BN, int KC, int MT, bool GATED>
 __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
                                         const ClusterRing<BN, KC, MT>& ring) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
@@ -153,13 +161,18 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     const bool alone = i >= part.shared;
     if (!alone) sum_over_cluster(ring, part.rank, group, acc);
     if (alone || part.rank < MT / 8) {
-      store_tile<MT>(g, segment.tile * BN + group * GROUP_ROWS, group, acc, ring.staging + group * MT * STAGING_PITCH,
-                     alone ? 0 : part.rank, alone ? 1 : part.size);
+      const int row = segment.tile * BN + group * GROUP_ROWS, first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
+      unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
+      if constexpr (GATED) {
+        store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
+      } else {
+        store_tile<MT>(g, row, group, acc, staging, first, step);
+      }
     }
   }
 }
 
-template <typename T, int BN, int KC, int MT>
+template <typename T, int BN, int KC, int MT, bool GATED = false>
 __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, const CUtensorMap& x_map,
                                                   const GemmArguments& g) {
   extern __shared__ unsigned char raw[];
@@ -186,9 +199,9 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   cluster_arrive();
   launch_dependents();
   if (producer) {
-    if (threadIdx.x % 32 == 0) produce<T>(w_map, x_map, part, ring, g.stages);
+    if (threadIdx.x % 32 == 0) produce<T, BN, KC, MT, GATED>(w_map, x_map, part, ring, g.stages);
   } else {
-    consume<T>(g, part, ring);
+    consume<T, BN, KC, MT, GATED>(g, part, ring);
   }
 }
 

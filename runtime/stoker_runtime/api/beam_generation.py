@@ -7,6 +7,7 @@ Knows nothing of how beams are ranked, of JSON or of HTTP.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,8 @@ from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenL
 from stoker_runtime.sampling.beam import Beam, BeamSearch
 from stoker_runtime.tokenizer import Tokenizer
 
-_serials = count()
+_serials = count(int.from_bytes(os.urandom(6), "big"))
+"""Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
 
 
 class BeamGeneration:
@@ -80,16 +82,19 @@ class BeamGeneration:
         if self._timer is not None:
             self._timer.cancel()
         if self.aborted is not None:
+            self._count(FinishReason.ABORT)
             return []
         deltas = [self._delta(index, beam) for index, beam in enumerate(self._best())]
         self._completed = sum(len(delta.tokens) for delta in deltas)
-        now = time.monotonic()
-        for prompt in self.work.prompts:
-            share = self._completed // len(self.work.prompts)
-            self._metrics.request_finished(
-                FinishReason.STOP, now - self.arrival, now - self._first, len(prompt.ids), share
-            )
+        self._count(FinishReason.STOP)
         return deltas
+
+    def _count(self, reason: FinishReason) -> None:
+        """Tell the metrics how it ended, once a prompt."""
+        now, share = time.monotonic(), self._completed // len(self.work.prompts)
+        for prompt in self.work.prompts:
+            generating = now - self._first if self._first else 0.0
+            self._metrics.request_finished(reason, now - self.arrival, generating, len(prompt.ids), share)
 
     def abort(self, reason: str | StokerError = "The request was aborted.") -> None:
         """End the search; harmless when it is over."""

@@ -24,7 +24,7 @@ from stoker_runtime.api.prompts import check_template_variables, encode, fit, te
 from stoker_runtime.api.protocol import ChatBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.state import ServerState, Service
-from stoker_runtime.api.structured import asked_constraints, read_constraint
+from stoker_runtime.api.structured import asked_constraints, checked
 from stoker_runtime.api.tools import ToolUse, tool_use
 from stoker_runtime.api.usage import StreamUsage, usage
 from stoker_runtime.errors import RequestError
@@ -68,13 +68,15 @@ def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> 
 
 async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: Reading) -> Constraint | None:
     """What the answers must match: a forced call's schema, or what the body asks for, after any reasoning."""
-    forced = forced_constraint(use, harmony=reading.harmony)
+    forced, asked = forced_constraint(use, harmony=reading.harmony), asked_constraints(service, body)
+    if forced is None and not asked:
+        return None
     # A response format is about content: a model that may call may do that instead.
     lead = reading.lead(service.tokenizer, calls=use.choice == "auto" and body.response_format is not None)
     if forced is None:
-        return await read_constraint(service, body, lead)
+        return await checked(service, asked, lead)
     # A response_format is about content, of which an answer that must be a call has none.
-    other = next((name for name, _ in asked_constraints(service, body) if not name.startswith("response_format")), None)
+    other = next((name for name, _ in asked if not name.startswith("response_format")), None)
     if other is not None:
         raise RequestError(f"tool_choice {use.choice!r} and {other} exclude each other.", param=other)
     forced = forced if reading.harmony else replace(forced, lead=lead)

@@ -8,6 +8,7 @@ Knows nothing of JSON or HTTP: routes format the deltas.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,8 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.tokenizer import Tokenizer
 
-_serials = count()
+_serials = count(int.from_bytes(os.urandom(6), "big"))
+"""Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
 
 
 @dataclass(frozen=True, slots=True)

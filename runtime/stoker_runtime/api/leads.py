@@ -1,4 +1,4 @@
-"""What may stand before an answer that is constrained: the reasoning of a model that reasons, and message headers.
+"""What may stand around an answer that is constrained: reasoning before it, message headers, calls in its place.
 
 Invariants: reasoning is free text up to its closing tag, whatever the answer after it must be; a tag that is one of the
 model's special tokens is written as that token, because as characters it is never generated.
@@ -27,10 +27,10 @@ def text_lead(tags: Tags | None, opened: Opened, tokenizer: Tokenizer, calls: tu
 
     `calls` are the markers of a family's calls, the opening one first: calls may then stand in place of the answer.
     """
+    if not calls and (tags is None or opened is Opened.OVER):
+        return ""
     specials = special_texts(tokenizer)
     thought, rules = _thought(tags, opened, specials, tokenizer)
-    if not thought and not calls:
-        return ""
     answer = "@answer"
     if calls:
         opening, *others = (

@@ -24,14 +24,14 @@ Asked = tuple[str, Constraint]
 """A field and the constraint that it asks for."""
 
 
-async def read_constraint(service: Service, body: SamplingFields, lead: str = "") -> Constraint | None:
-    """The constraint of `body`, checked; `lead` is what may come before it.
-
-    Raises RequestError for two at once, and for what cannot be enforced.
-    """
+async def read_constraint(service: Service, body: SamplingFields) -> Constraint | None:
+    """The constraint of `body`, checked. Raises RequestError for two at once, and for what cannot be enforced."""
     asked = asked_constraints(service, body)
-    if not asked:
-        return None
+    return await checked(service, asked) if asked else None
+
+
+async def checked(service: Service, asked: list[Asked], lead: str = "") -> Constraint:
+    """The one constraint that was asked for, with what may come around it. Raises as `read_constraint` does."""
     if len(asked) > 1:
         raise RequestError(f"{asked[0][0]} and {asked[1][0]} exclude each other.", param=asked[1][0])
     param, constraint = asked[0]

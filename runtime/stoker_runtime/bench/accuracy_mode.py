@@ -111,7 +111,7 @@ def score(config: EngineConfig, text: str, tokens: int, window: int) -> list[Tok
         if not windows:
             raise ConfigError("The text has fewer than two tokens.", param="text")
         asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=TOP, ignore_eos=True)
-        outputs = llm.generate(windows, asked, progress=sys.stderr.isatty())
+        outputs = llm.generate(windows, asked, use_tqdm=sys.stderr.isatty())
         return [entry for output in outputs for entry in output.prompt_logprobs]
 
 

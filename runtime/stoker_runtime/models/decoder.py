@@ -17,6 +17,7 @@ from stoker_kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import LinearWeight, Quantized, linear
+from stoker_kernels.gemm_gated import linear_silu_mul
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.executor.inputs import ForwardInputs
@@ -136,6 +137,9 @@ class Decoder:
         return output.view(output.shape[0], spec.q_size)
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
+        dense = layer.gate_up.kind == layer.down.kind == "dense"
+        if dense and self.spec.activation == "silu" and layer.gate_up_bias is None and isinstance(hidden, Tensor):
+            return self._linear(linear_silu_mul(hidden, layer.gate_up), layer.down, layer.down_bias)
         gate_up = self._linear(hidden, layer.gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
         if layer.down.kind != "dense" and fused is not None:

@@ -1,6 +1,6 @@
 """Compiles a kernel's source for the CPU, with the emulator in place of its PTX.
 
-Invariants: the kernel's own header is compiled as it is; only the headers that it includes are replaced.
+Invariants: the kernel's own sources are compiled as they are; only the headers that name PTX are replaced.
 Knows nothing of what a kernel computes.
 """
 
@@ -22,32 +22,43 @@ EMULATOR = Path(__file__).parent
 class TensorMap(ctypes.Structure):
     """CUtensorMap of cuda.h beside this file."""
 
-    _fields_ = [("base", ctypes.c_void_p)] + [
-        (name, ctypes.c_int64)
-        for name in (
-            *("rows", "row_bytes", "row_stride", "box_rows", "element_bytes"),
-            *("outer", "outer_stride", "box_outer"),
-        )
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rank", "element_bytes")),
+        *((name, ctypes.c_int64 * 5) for name in ("sizes", "strides", "box")),
     ]
 
 
-def compile_emulated(kernel: str, entry: str, folder: Path) -> ctypes.CDLL:
-    """The library of `entry`, which includes csrc/`kernel`; skips the test where there is no g++."""
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], element_size: int, box: tuple[int, ...]
+) -> TensorMap:
+    """What `cuda._encoded` makes, refusing what the driver refuses."""
+    rank = len(sizes)
+    in_bytes = tuple(stride * element_size for stride in strides)
+    assert rank == len(strides) + 1 == len(box) + 1 <= 5
+    assert address % 16 == 0
+    assert all(stride % 16 == 0 and 0 < stride < 2**40 for stride in in_bytes)
+    assert all(0 < size <= 2**32 for size in sizes)
+    assert all(0 < length <= 256 for length in box)
+    of_five = ctypes.c_int64 * 5
+    return TensorMap(address, rank, element_size, of_five(*sizes), of_five(element_size, *in_bytes),
+                     of_five(128 // element_size, *box))  # fmt: skip
+
+
+def compile_emulated(kernels: tuple[str, ...], entry: str, folder: Path) -> ctypes.CDLL:
+    """The library of `entry`, which includes the files `kernels` of csrc/; skips the test where there is no g++."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    for path in [*EMULATOR.glob("*.*"), nvcc.SOURCES / kernel]:
+    for path in [*EMULATOR.glob("*.*"), *(nvcc.SOURCES / kernel for kernel in kernels)]:
         shutil.copy(path, folder)
-    command = [compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-I.", "-o", "kernels.so", entry]
-    subprocess.run(command, cwd=folder, check=True)
+    flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-I.", "-include", "builtins.h"]
+    subprocess.run([compiler, *flags, "-o", "kernels.so", entry], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
 def cache_maps(batch: AttentionBatch) -> list[TensorMap]:
     """The maps of K and V: boxes of up to 64 rows."""
     pages, kv_heads, page, dim = batch.k.shape
-    size = batch.k.element_size()
-    return [
-        TensorMap(t.data_ptr(), pages * kv_heads * page, dim * size, dim * size, min(64, page), size)
-        for t in (batch.k, batch.v)
-    ]
+    sizes, size = (dim, pages * kv_heads * page), batch.k.element_size()
+    return [tensor_map(t.data_ptr(), sizes, (dim,), size, (min(64, page),)) for t in (batch.k, batch.v)]

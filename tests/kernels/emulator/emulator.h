@@ -1,11 +1,17 @@
-// Runs a CUDA kernel's source on the CPU, one CTA after the other, for tests of its index arithmetic and its protocol.
+// Runs a CUDA kernel's source on the CPU, one cluster of CTAs after the other, for tests of its index arithmetic and its
+// protocol.
 //
-// Every thread is a fiber. Warp-wide instructions gather their operands from the 32 lanes; bulk copies finish late and
-// in random order; a wait that nothing can end aborts. Knows nothing of time, of caches, or of the memory model: a
+// Every thread is a fiber. Warp-wide instructions gather their operands from the 32 lanes; warps and CTAs run at random
+// speeds; bulk copies finish late and in random order; a wait that nothing can end aborts, and so does an access to a CTA
+// of the cluster that has not begun or has ended, or a CTA that ends with bytes still expected. The kernel before this one
+// finishes when all that this one can do without it is done. Knows nothing of time, of caches, or of the memory model: a
 // missing fence does not show.
 #pragma once
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,60 +23,46 @@
 #include <random>
 #include <vector>
 
-#define __device__
-#define __forceinline__ inline
-#define __global__
-#define __shared__
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __CUDA_ARCH__ 900
-
-struct Index { unsigned x; };
-struct int4 { int x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-template <typename T> T min(T a, T b) { return a < b ? a : b; }
-template <typename T> T max(T a, T b) { return a > b ? a : b; }
-template <typename To, typename From> To bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-inline float __uint_as_float(unsigned x) { return bits<float>(x); }
-inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
-  return result;
-}
+#include "builtins.h"
 
 namespace stoker {
-alignas(1024) inline unsigned char raw[256 * 1024];  // the dynamic shared memory
+// The dynamic shared memory of the CTA whose turn it is. Of a cluster's CTAs each has memory of its own, mapped here.
+alignas(65536) inline unsigned char raw[256 * 1024];
 }
 
 namespace emulator {
 
 constexpr uint32_t SHARED_BASE = 1024;
+constexpr uint32_t RANK_SHIFT = 20;  // an address in another CTA: its rank + 1 above the address there
+constexpr int REGISTERS = 65536;     // of an SM
+
+// One wgmma of a thread: its sums, the operands' descriptors, and its own way to multiply where A is in registers.
+struct Product {
+  float* sums;
+  uint64_t a, b;
+  int columns;
+  bool accumulate;
+  std::function<void()> own;
+
+  bool same(const Product& o) const {
+    return a == o.a && b == o.b && columns == o.columns && accumulate == o.accumulate && !own == !o.own;
+  }
+};
 
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Index thread;
-  std::vector<std::vector<std::function<void()>>> products;  // committed groups of wgmma, and the open one, last
-  bool done = false;
+  const int* watched = nullptr;  // stays where it is while (*watched & mask) == held
+  int mask = 0, held = 0;
+  int registers = 0, cluster_generation = -1;
+  std::vector<std::vector<Product>> products;  // committed groups of wgmma, and the open one, last
+  bool waits_for_cluster = false, done = false;
 };
 
 struct Barrier {
   int threads = 0, arrived = 0, generation = 0;
+  std::vector<char> rooms[2];  // what the threads of a generation hand to each other
 };
 
 struct Mbarrier {
@@ -79,174 +71,310 @@ struct Mbarrier {
 };
 
 struct Cta {
+  unsigned char* memory = nullptr;
+  Index block;
+  int rank = 0, alive = 0, stalled = 0, free_registers = 0;
+  bool started = false;
   std::vector<Fiber> fibers;
   std::map<int, Barrier> barriers;  // named ones, and those of warps and warpgroups, by kind · 1000 + number
   std::map<uint32_t, Mbarrier> mbarriers;
+};
+
+struct Cluster {
+  std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::function<void()>> copies;
+  int threads = 0, arrived = 0, left = 0, exited = 0, generation = 0;  // of the barrier of all its threads
   ucontext_t scheduler;
   bool progress = false;
 };
 
+// The kernel before this one: what it writes, and what it may still read. Its end gives x its contents.
+struct Predecessor {
+  unsigned char* x = nullptr;
+  int64_t x_bytes = 0;
+  const unsigned char* out = nullptr;
+  int64_t out_bytes = 0;
+  std::vector<unsigned char> x_after, out_before;
+  int done = 1;
+};
+
+inline Cluster* cluster;
 inline Cta* cta;
 inline Fiber* fiber;
-inline Index block, grid;
+inline Index grid;
 inline std::mt19937 pick;
 inline std::function<void()> entry;
+inline Predecessor predecessor;
 
 [[noreturn]] inline void fail(const char* text) {
-  std::fprintf(stderr, "emulator: %s in CTA %u, thread %u\n", text, block.x, fiber ? fiber->thread.x : 0);
+  std::fprintf(stderr, "emulator: %s in CTA %u, thread %u\n", text, cta->block.x, fiber ? fiber->thread.x : 0);
   std::abort();
 }
 
-inline void yield() { swapcontext(&fiber->context, &cta->scheduler); }
+inline void yield() { swapcontext(&fiber->context, &cluster->scheduler); }
+
+inline void wait_while(const int& value, int mask, int held) {
+  if ((value & mask) != held) return;
+  fiber->watched = &value, fiber->mask = mask, fiber->held = held;
+  yield();
+}
 
 // Counts this thread in; the generation that it belongs to.
-inline int arrive(int key, int threads) {
-  Barrier& barrier = cta->barriers[key];
+inline int arrive(Barrier& barrier, int threads) {
   if (barrier.arrived != 0 && barrier.threads != threads) fail("a barrier with two thread counts");
   barrier.threads = threads;
   const int generation = barrier.generation;
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
     ++barrier.generation;
-    cta->progress = true;
+    cluster->progress = true;
   }
   return generation;
 }
+inline int arrive(int key, int threads) { return arrive(cta->barriers[key], threads); }
 
 inline void rendezvous(int key, int threads) {
-  const int generation = arrive(key, threads);
-  while (cta->barriers[key].generation == generation) yield();
+  Barrier& barrier = cta->barriers[key];
+  wait_while(barrier.generation, -1, arrive(barrier, threads));
 }
 
 inline int lane() { return fiber->thread.x % 32; }
 inline int warp() { return fiber->thread.x / 32; }
 
+// What PTX marks .aligned: every lane of the warp comes, or the run hangs and fails.
+inline void aligned() { rendezvous(3200 + warp(), 32); }
+
 // Every thread of a group of `threads` gets all of the group's values.
 template <typename T>
 std::vector<T> gather(const T& mine, int threads) {
-  const int group = fiber->thread.x / threads, key = threads * 100 + group;
-  static std::map<int, std::vector<char>> rooms;
-  std::vector<char>& room = rooms[key];
+  Barrier& barrier = cta->barriers[threads * 100 + fiber->thread.x / threads];
+  std::vector<char>& room = barrier.rooms[barrier.generation & 1];  // free again two generations later
   room.resize(sizeof(T) * threads);
   std::memcpy(room.data() + sizeof(T) * (fiber->thread.x % threads), &mine, sizeof(T));
-  rendezvous(key, threads);
+  wait_while(barrier.generation, -1, arrive(barrier, threads));
   std::vector<T> all(threads);
   std::memcpy(all.data(), room.data(), room.size());
-  rendezvous(key, threads);
   return all;
 }
 
-inline unsigned char* shared(uint32_t address) {
+inline unsigned char* shared(const Cta& of, uint32_t address) {
   if (address < SHARED_BASE || address >= SHARED_BASE + sizeof stoker::raw) fail("an address outside shared memory");
-  return stoker::raw + (address - SHARED_BASE);
+  return of.memory + (address - SHARED_BASE);
+}
+inline unsigned char* shared(uint32_t address) { return shared(*cta, address); }
+
+// The CTA that an address lies in, itself without a rank; it has to be running.
+inline Cta& owner(uint32_t address) {
+  const uint32_t rank = address >> RANK_SHIFT;
+  if (rank > cluster->ctas.size()) fail("an address in a CTA outside the cluster");
+  return rank == 0 ? *cta : *cluster->ctas[rank - 1];
+}
+inline void running(const Cta& other) {
+  if (!other.started) fail("an access to a CTA of the cluster that has not started");
+  if (other.alive == 0) fail("an access to a CTA of the cluster that has ended");
 }
 
 inline void complete(Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.count;
-  cta->progress = true;
+  cluster->progress = true;
 }
 
-inline Mbarrier& mbarrier(uint32_t address) {
-  const auto found = cta->mbarriers.find(address);
-  if (found == cta->mbarriers.end()) fail("an mbarrier that was not initialised");
+inline Mbarrier& mbarrier(Cta& of, uint32_t address) {
+  const auto found = of.mbarriers.find(address);
+  if (found == of.mbarriers.end()) fail("an mbarrier that was not initialised");
   return found->second;
 }
+inline Mbarrier& mbarrier(uint32_t address) { return mbarrier(*cta, address); }
 
-inline void copy_later(uint32_t barrier, int64_t bytes, std::function<void()> move) {
-  cta->copies.push_back([=] {
+// A copy into `to`, counted on a barrier there when it lands.
+inline void copy_later(Cta& to, uint32_t barrier, int64_t bytes, std::function<void()> move) {
+  mbarrier(to, barrier);
+  cluster->copies.push_back([=, &to] {
+    running(to);
     move();
-    Mbarrier& b = mbarrier(barrier);
+    Mbarrier& b = mbarrier(to, barrier);
     b.bytes -= bytes;
+    if (b.bytes < -(1 << 20)) fail("more bytes than a barrier counts");
     complete(b);
   });
+}
+inline void copy_later(uint32_t barrier, int64_t bytes, std::function<void()> move) {
+  copy_later(*cta, barrier, bytes, move);
+}
+
+// The cluster's barrier is complete once every thread has arrived or ended.
+inline void cluster_check() {
+  Cluster& c = *cluster;
+  if (c.arrived == 0 || c.arrived + c.exited < c.threads) return;
+  c.exited += c.left;
+  c.arrived = c.left = 0;
+  ++c.generation;
+  c.progress = true;
+}
+
+inline void end_of_predecessor() {
+  Predecessor& p = predecessor;
+  if (std::memcmp(p.out, p.out_before.data(), p.out_bytes)) fail("a store before the kernel before has ended");
+  std::memcpy(p.x, p.x_after.data(), p.x_bytes);
+  p.done = 1;
 }
 
 inline void start() {
   entry();
+  Cluster& c = *cluster;
   fiber->done = true;
-  cta->progress = true;
+  --cta->alive;
+  ++(fiber->waits_for_cluster && fiber->cluster_generation == c.generation ? c.left : c.exited);
+  cluster_check();
+  c.progress = true;
   yield();
 }
 
-inline void run_cta(int threads) {
-  Cta here;
-  cta = &here;
-  here.fibers.resize(threads);
-  std::memset(stoker::raw, 0xFF, sizeof stoker::raw);  // NaNs
-  for (int i = 0; i < threads; ++i) {
-    Fiber& f = here.fibers[i];
-    constexpr size_t size = 256 * 1024;
-    f.stack = std::make_unique<char[]>(size);
-    f.thread.x = i;
-    f.products.resize(1);
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get();
-    f.context.uc_stack.ss_size = size;
-    f.context.uc_link = &here.scheduler;
-    makecontext(&f.context, start, 0);
-  }
-  int idle = 0;
-  while (true) {
-    here.progress = false;
-    bool alive = false;
-    for (Fiber& f : here.fibers) {
-      if (f.done) continue;
-      alive = true;
-      fiber = &f;
-      swapcontext(&here.scheduler, &f.context);
-    }
-    if (!alive) break;
-    if (!here.copies.empty() && (pick() % 4 == 0 || !here.progress)) {
-      const size_t which = pick() % here.copies.size();
-      std::swap(here.copies[which], here.copies.back());
-      const auto copy = here.copies.back();
-      here.copies.pop_back();
-      copy();
-      here.progress = true;
-    }
-    idle = here.progress ? 0 : idle + 1;
-    if (idle > 3) fail("every thread waits for ever");
-  }
-  if (!here.copies.empty()) fail("a CTA ended before its copies");
+inline std::vector<std::unique_ptr<char[]>> stacks;
+
+inline void prepare(Fiber& f, int index, int registers) {
+  constexpr size_t size = 256 * 1024;
+  if (stacks.empty()) stacks.push_back(std::make_unique_for_overwrite<char[]>(size));
+  f.stack = std::move(stacks.back());
+  stacks.pop_back();
+  f.thread.x = index;
+  f.registers = registers;
+  f.products.resize(1);
+  getcontext(&f.context);
+  f.context.uc_stack.ss_sp = f.stack.get();
+  f.context.uc_stack.ss_size = size;
+  f.context.uc_link = &cluster->scheduler;
+  makecontext(&f.context, start, 0);
 }
 
-// The CTAs in random order.
-inline void run_grid(int ctas, int threads, int seed, std::function<void()> kernel) {
+constexpr int64_t SHARED_BYTES = sizeof stoker::raw;
+constexpr int MOST_CTAS = 16;  // of a cluster
+
+inline int memory_file() {
+  static const int file = [] {
+    const int made = memfd_create("shared memory", 0);
+    if (made < 0 || ftruncate(made, SHARED_BYTES * MOST_CTAS)) std::abort();
+    return made;
+  }();
+  return file;
+}
+
+inline unsigned char* map_memory(void* where, int64_t bytes, int64_t offset, int flags) {
+  void* found = mmap(where, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, memory_file(), offset);
+  if (found == MAP_FAILED) std::abort();
+  return static_cast<unsigned char*>(found);
+}
+
+// How many rounds a CTA stands still: mostly few, at times more than another needs to end.
+inline int stall() { return 1 << pick() % 12; }
+
+inline std::unique_ptr<Cta> make_cta(unsigned block, int rank, int size, int threads) {
+  static unsigned char* const all = map_memory(nullptr, SHARED_BYTES * MOST_CTAS, 0, 0);
+  auto made = std::make_unique<Cta>();
+  made->memory = size > 1 ? all + SHARED_BYTES * rank : stoker::raw;
+  std::memset(made->memory, 0xFF, sizeof stoker::raw);  // NaNs
+  made->block.x = block;
+  made->rank = rank;
+  made->alive = threads;
+  made->stalled = size > 1 ? stall() : 0;
+  made->fibers.resize(threads);
+  for (int i = 0; i < threads; ++i) prepare(made->fibers[i], i, REGISTERS / threads / 8 * 8);
+  return made;
+}
+
+// A turn of a CTA's threads. If `ragged`, warps are left out at random.
+inline void turn(Cta& here, bool ragged) {
+  cta = &here;
+  if (cluster->ctas.size() > 1) map_memory(stoker::raw, SHARED_BYTES, SHARED_BYTES * here.rank, MAP_FIXED);
+  here.started = true;
+  bool skip = false;
+  for (Fiber& f : here.fibers) {
+    if (f.thread.x % 32 == 0) skip = ragged && pick() % 4 == 0;
+    if (f.done || skip) continue;
+    if (f.watched != nullptr) {
+      if ((*f.watched & f.mask) == f.held) continue;
+      f.watched = nullptr;
+    }
+    fiber = &f;
+    swapcontext(&cluster->scheduler, &f.context);
+  }
+}
+
+inline void land_a_copy() {
+  auto& copies = cluster->copies;
+  std::swap(copies[pick() % copies.size()], copies.back());
+  const auto copy = copies.back();
+  copies.pop_back();
+  copy();
+  cluster->progress = true;
+}
+
+inline void check_end() {
+  if (!cluster->copies.empty()) fail("a CTA ended before its copies");
+  for (const auto& each : cluster->ctas) {
+    for (const auto& [address, barrier] : each->mbarriers) {
+      if (barrier.bytes != 0) fail("a barrier still expects bytes at the end");
+    }
+    for (Fiber& f : each->fibers) stacks.push_back(std::move(f.stack));
+  }
+}
+
+inline bool started() {
+  return std::any_of(cluster->ctas.begin(), cluster->ctas.end(), [](const auto& each) { return each->started; });
+}
+
+inline void run_cluster(unsigned first, int size, int threads) {
+  Cluster here;
+  cluster = &here;
+  here.threads = size * threads;
+  for (int rank = 0; rank < size; ++rank) here.ctas.push_back(make_cta(first + rank, rank, size, threads));
+  for (int idle = 0; idle <= 3;) {  // rounds in which nothing happened
+    here.progress = false;
+    bool alive = false, stalled = false;
+    for (auto& each : here.ctas) {
+      if (each->alive == 0) continue;
+      alive = true;
+      if (each->stalled > 0) {
+        --each->stalled;
+        stalled = true;
+      } else {
+        turn(*each, idle == 0);
+        if (size > 1 && idle == 0 && pick() % 64 == 0) each->stalled = stall();
+      }
+    }
+    if (!alive) return check_end();
+    if (!here.copies.empty() && (pick() % 4 == 0 || !here.progress)) land_a_copy();
+    if (idle > 1 && !predecessor.done && started()) {
+      end_of_predecessor();
+      here.progress = true;
+    }
+    idle = here.progress ? 0 : stalled ? min(idle + 1, 2) : idle + 1;
+  }
+  fail("every thread waits for ever");
+}
+
+// The clusters of a grid in random order. Each sees the kernel before it end anew.
+inline void run_grid(int ctas, int threads, int seed, std::function<void()> kernel, int size = 1) {
   pick.seed(seed);
   entry = kernel;
   grid.x = ctas;
-  std::vector<int> order(ctas);
-  for (int i = 0; i < ctas; ++i) order[i] = i;
-  for (int i = ctas - 1; i > 0; --i) std::swap(order[i], order[pick() % (i + 1)]);
+  Predecessor& p = predecessor;
+  p.x_after.assign(p.x, p.x + p.x_bytes);
+  std::vector<int> order(ctas / size);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  std::shuffle(order.begin(), order.end(), pick);
   for (const int index : order) {
-    block.x = index;
-    run_cta(threads);
+    if (p.x_bytes) {
+      p.done = 0;
+      std::memset(p.x, 0xFF, p.x_bytes);  // NaNs
+      p.out_before.assign(p.out, p.out + p.out_bytes);
+    }
+    run_cluster(index * size, size, threads);
+    if (!p.done) end_of_predecessor();  // nothing waited for it
   }
+  p = {};
 }
 
 }  // namespace emulator
-
-#define threadIdx (emulator::fiber->thread)
-#define blockIdx (emulator::block)
-#define gridDim (emulator::grid)
-
-inline void __syncthreads() { emulator::rendezvous(1, emulator::cta->fibers.size()); }
-inline void __syncwarp() { emulator::rendezvous(3200 + emulator::warp(), 32); }
-inline void __threadfence() {}
-template <typename T> T __shfl_sync(unsigned, T x, int from) { return emulator::gather(x, 32)[from & 31]; }
-template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return emulator::gather(x, 32)[emulator::lane() ^ mask]; }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline unsigned __ballot_sync(unsigned, bool x) {
-  unsigned ballot = 0;
-  const auto all = emulator::gather<int>(x, 32);
-  for (int i = 0; i < 32; ++i) ballot |= static_cast<unsigned>(all[i] != 0) << i;
-  return ballot;
-}
-inline bool __any_sync(unsigned, bool x) {
-  bool any = false;
-  for (const int y : emulator::gather<int>(x, 32)) any |= y != 0;
-  return any;
-}

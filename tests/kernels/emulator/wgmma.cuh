@@ -1,1 +1,122 @@
+// csrc/wgmma.cuh and the wgmma part of csrc/ptx.cuh: a product is done when its warpgroup waits for it, from what shared
+// memory holds then.
+#pragma once
 #include "ptx.cuh"
+
+namespace stoker {
+
+struct e4m3 {};
+
+inline uint64_t wgmma_descriptor(uint32_t address) { return (address >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::fiber->products.emplace_back(); }
+template <int count> void wgmma_results(float (&)[count]) {}
+
+// Reads `lines` × 16 values of an operand in 128-byte swizzle, K contiguous.
+inline void read_operand(uint64_t descriptor, int lines, float* values) {
+  const uint32_t base = (descriptor & 0x3FFF) << 4, groups = (descriptor >> 32 & 0x3FFF) << 4;
+  for (int line = 0; line < lines; ++line) {
+    for (int half = 0; half < 2; ++half) {
+      uint16_t chunk[8];
+      std::memcpy(chunk, emulator::shared(swizzled(base + line / 8 * groups + line % 8 * 128 + half * 16)), 16);
+      for (int i = 0; i < 8; ++i) values[line * 16 + half * 8 + i] = from_bf16(chunk[i]);
+    }
+  }
+}
+
+// One product of a warpgroup whose threads hold `products[t]`; thread t's sums are rows 16 · warp + lane / 4 (+ 8).
+inline void multiply_now(const std::vector<const emulator::Product*>& products) {
+  const emulator::Product& p = *products[0];
+  static float a[64 * 16], b[256 * 16], across[16 * 256], sums[64 * 256];
+  const int n = p.columns;
+  read_operand(p.a, 64, a);
+  read_operand(p.b, n, b);
+  for (int column = 0; column < n; ++column) {
+    for (int k = 0; k < 16; ++k) across[k * n + column] = b[column * 16 + k];
+  }
+  const auto exchange = [&](bool store) {
+    for (int t = 0; t < 128; ++t) {
+      for (int i = 0; i < n / 2; ++i) {
+        const int row = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+        float &mine = products[t]->sums[i], &there = sums[row * n + column];
+        store ? mine = there : there = p.accumulate ? mine : 0.0f;
+      }
+    }
+  };
+  exchange(false);
+  for (int row = 0; row < 64; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      const float x = a[row * 16 + k];
+      for (int column = 0; column < n; ++column) sums[row * n + column] += x * across[k * n + column];
+    }
+  }
+  exchange(true);
+}
+
+// The products of the warpgroup's oldest groups, whose last thread has come to wait for them.
+inline void multiply_group(int first_thread, int pending) {
+  auto& fibers = emulator::cta->fibers;
+  while (fibers[first_thread].products.size() > static_cast<size_t>(pending) + 1) {
+    const size_t count = fibers[first_thread].products.front().size();
+    for (size_t i = 0; i < count; ++i) {
+      std::vector<const emulator::Product*> same;
+      for (int t = first_thread; t < first_thread + 128; ++t) {
+        if (fibers[t].products.front().size() != count) emulator::fail("a warpgroup that disagrees on its products");
+        same.push_back(&fibers[t].products.front()[i]);
+        if (!same.back()->same(*same[0])) emulator::fail("a warpgroup that disagrees on a product");
+      }
+      if (same[0]->own) {
+        for (const auto* each : same) each->own();
+      } else {
+        multiply_now(same);
+      }
+    }
+    for (int t = first_thread; t < first_thread + 128; ++t) fibers[t].products.erase(fibers[t].products.begin());
+  }
+}
+
+template <int pending>
+void wgmma_wait() {
+  const int group = threadIdx.x / 128, key = 12900 + group;
+  if (emulator::cta->barriers[key].arrived == 127) multiply_group(group * 128, pending);
+  emulator::rendezvous(key, 128);
+}
+
+inline float operand_columns(uint64_t descriptor, int line, int k) {
+  const uint32_t base = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
+  const uint32_t groups = (descriptor >> 32 & 0x3FFF) << 4;
+  return from_bf16(shared_16(swizzled(base + line / 64 * leading + k / 8 * groups + k % 8 * 128 + line % 64 * 2)));
+}
+
+template <typename T, int N>
+struct Wgmma {
+  static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
+    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, nullptr});
+  }
+};
+
+template <int N>
+struct WgmmaRegisters {
+  static void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    struct Fragment {
+      uint32_t a[4];
+    };
+    const auto all = emulator::gather(Fragment{{a[0], a[1], a[2], a[3]}}, 32);
+    float* sums = d;
+    const int lane = emulator::lane();
+    const auto product = [=] {
+      for (int i = 0; i < N / 2; ++i) {
+        const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        float sum = accumulate ? sums[i] : 0.0f;
+        for (int k = 0; k < 16; ++k) {
+          const uint32_t pair = all[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8];
+          sum += from_bf16(static_cast<uint16_t>(pair >> 16 * (k % 2))) * operand_columns(b, column, k);
+        }
+        sums[i] = sum;
+      }
+    };
+    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, product});
+  }
+};
+
+}  // namespace stoker

@@ -1,0 +1,294 @@
+// y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
+//
+// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), HALF rows an
+// instruction. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
+// crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for up to 128 tokens there is no other
+// way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB from L2 a k block instead of 45,
+// which at the tensor cores' full speed are 30 bytes a cycle and SM instead of 39, of the 39 that L2 has.
+// One thread of a third warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
+// previous kernel. Clusters are persistent and take tiles in turn; the ring fills for the next tile while one is stored.
+//
+// GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
+// dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
+#pragma once
+#include <cuda.h>
+
+#include "gemm_epilogue.cuh"
+#include "sm90_chunk.cuh"
+#include "wgmma.cuh"
+
+namespace stoker {
+
+constexpr int WIDE_TOKENS = 128;
+constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of W, so that both stay in L2
+
+struct WideArguments {
+  __nv_bfloat16* out;  // [m, n], rows ld_out apart
+  int m, n, ld_out;    // n: columns of the result
+  int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
+  int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
+};
+
+template <int HALF>
+struct WideRing {
+  static constexpr int half_bytes = HALF * 128, w_bytes = 2 * half_bytes, x_bytes = WIDE_TOKENS * 128;
+  static constexpr int stage_bytes = w_bytes + x_bytes;
+  uint32_t base, full, empty;
+
+  __device__ WideRing(unsigned char* raw, int stages) {
+    base = (shared_address(raw) + 1023) & ~1023u;
+    full = base + stages * stage_bytes;
+    empty = full + 8 * stages;
+  }
+  __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
+  __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
+};
+
+// A CTA's part of a cluster's tile: its first row of W and its first token.
+template <int HALF>
+struct WideTile {
+  int row, token;
+
+  // Tiles in an order that takes WIDE_GROUP tokens through all rows before the next.
+  __device__ WideTile(const WideArguments& g, int index, int rank) {
+    const int group = WIDE_GROUP / WIDE_TOKENS >> g.by_tokens;
+    const int each = group * g.row_blocks, first = index / each * group;
+    const int wide = max(1, min(group, g.token_blocks - first)), inside = index % each;  // 1: past the end
+    const int row_block = inside / wide, token_block = first + inside % wide;
+    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * HALF;
+    token = (g.by_tokens ? token_block * 2 + rank : token_block) * WIDE_TOKENS;
+  }
+};
+
+// The k blocks of a CTA's tiles, one by one.
+template <int HALF>
+struct WideWalk {
+  const WideArguments& g;
+  int rank, index, step, k_block = 0;
+  WideTile<HALF> tile;
+
+  __device__ WideWalk(const WideArguments& g_, int rank_, int cluster, int clusters)
+      : g(g_), rank(rank_), index(cluster), step(clusters), tile(g_, cluster, rank_) {}
+  __device__ void next() {
+    if (++k_block < g.k_blocks) return;
+    k_block = 0;
+    index += step;
+    tile = WideTile<HALF>(g, index, rank);
+  }
+};
+
+template <typename T, int HALF, bool GATED>
+struct WideProducer {
+  const CUtensorMap &w_map, &x_map;
+  const WideArguments& g;
+  const WideRing<HALF>& ring;
+  int rank;
+  uint64_t w_policy, x_policy;
+
+  __device__ void load_w(const WideWalk<HALF>& u, int stage) const {
+    mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
+    if (g.by_tokens) return load_half(u, stage, rank);
+    load_half(u, stage, 0);
+    load_half(u, stage, 1);
+  }
+  __device__ void load_half(const WideWalk<HALF>& u, int stage, int half) const {
+    const int row = u.tile.row + half * HALF, k = u.k_block * Chunk<T>::elements;
+    const uint32_t to = ring.w(stage) + half * ring.half_bytes, full = ring.full + 8 * stage;
+    if constexpr (GATED) {
+      if (g.by_tokens) {
+        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, 3, w_policy);
+      } else {
+        tensor_load_4d(to, &w_map, k, 0, 0, row / 16, full, w_policy);
+      }
+    } else if (g.by_tokens) {
+      tensor_multicast_2d(to, &w_map, k, row, full, 3, w_policy);
+    } else {
+      tensor_load_2d(to, &w_map, k, row, full, w_policy);
+    }
+  }
+  __device__ void load_x(const WideWalk<HALF>& u, int stage) const {
+    const int k = u.k_block * Chunk<T>::elements, some = WIDE_TOKENS / 2;
+    const uint32_t full = ring.full + 8 * stage;
+    if (g.by_tokens) {
+      tensor_load_2d(ring.x(stage), &x_map, k, u.tile.token, full, x_policy);
+      tensor_load_2d(ring.x(stage) + some * 128, &x_map, k, u.tile.token + some, full, x_policy);
+    } else {
+      tensor_multicast_2d(ring.x(stage) + rank * some * 128, &x_map, k, u.tile.token + rank * some, full, 3, x_policy);
+    }
+  }
+};
+
+// The quad's 4 × 4 words transposed: afterwards v[i] of lane q is what v[q] of lane i was.
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const bool upper = q & bit;
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? v[i] : v[i + bit], bit);
+      if (upper) {
+        v[i] = got;
+      } else {
+        v[i + bit] = got;
+      }
+    }
+  }
+}
+
+// Stores `COUNT` eights of columns of one token; word(i) gives this lane's two columns of eight i. 16 bytes a lane.
+template <int COUNT, typename Word>
+__device__ __forceinline__ void store_eights(const WideArguments& g, int token, int column, Word word) {
+  const int q = threadIdx.x % 4;
+  __nv_bfloat16* row = g.out + static_cast<int64_t>(token) * g.ld_out;
+#pragma unroll
+  for (int i = 0; i + 4 <= COUNT; i += 4) {
+    uint32_t v[4] = {word(i), word(i + 1), word(i + 2), word(i + 3)};
+    transpose_quad(v);
+    const int at = column + (i + q) * 8;
+    if (token < g.m && at < g.n) *reinterpret_cast<uint4*>(row + at) = make_uint4(v[0], v[1], v[2], v[3]);
+  }
+#pragma unroll
+  for (int i = COUNT / 4 * 4; i < COUNT; ++i) {
+    const int at = column + i * 8 + 2 * q;
+    if (token < g.m && at < g.n) *reinterpret_cast<uint32_t*>(row + at) = word(i);
+  }
+}
+
+template <int HALF, bool GATED>
+__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
+                                           const float (&acc)[2][HALF / 2]) {
+  const int t = threadIdx.x, lane = t % 32;
+  const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float(&sums)[HALF / 2] = acc[half];
+      if constexpr (GATED) {
+        store_eights<HALF / 16>(g, token + 8 * h, (tile.row + half * HALF) / 2, [&](int i) {
+          const float *gate = sums + 8 * i + 2 * h, *up = gate + 4;
+          return pack_bf16(silu_times(gate[0], up[0]), silu_times(gate[1], up[1]));
+        });
+      } else {
+        store_eights<HALF / 8>(g, token + 8 * h, tile.row + half * HALF,
+                               [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
+      }
+    }
+  }
+}
+
+template <typename T, int HALF, bool GATED>
+__device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>& p, int cluster, int clusters, int tiles) {
+  const int mine = cluster < tiles ? (tiles - 1 - cluster) / clusters + 1 : 0;
+  const int units = mine * p.g.k_blocks, ahead = min(units, p.g.stages);
+  WideWalk<HALF> walk(p.g, p.rank, cluster, clusters), walk_x(p.g, p.rank, cluster, clusters);
+  const bool issues = threadIdx.x % 32 == 0;
+  auto fill = [&] {
+    for (int i = 0; i < ahead; ++i, walk.next()) p.load_w(walk, i);
+  };
+  if (issues && !p.g.by_tokens) fill();  // to this CTA alone
+  __syncwarp();
+  cluster_wait();  // the other CTA's barriers are set up
+  if (!issues) return;
+  if (p.g.by_tokens) fill();
+  grid_dependency_wait();
+  proxy_fence_async();
+  for (int i = 0; i < ahead; ++i, walk_x.next()) p.load_x(walk_x, i);
+  int stage = 0;
+  uint32_t parity = 0;  // of the stage's release, by both CTAs, that allows its next use
+  for (int i = ahead; i < units; ++i, walk.next()) {
+    mbarrier_wait_cluster(p.ring.empty + 8 * stage, parity);
+    p.load_w(walk, stage);
+    p.load_x(walk, stage);
+    if (++stage == p.g.stages) stage = 0, parity ^= 1;
+  }
+}
+
+template <typename T, int HALF, bool GATED>
+__device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
+                                             int clusters, int tiles) {
+  const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
+  float acc[2][HALF / 2];
+  int stage = 0;
+  uint32_t parity = 0;
+  cluster_wait();
+  grid_dependency_wait();
+  auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
+    if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
+  };
+  for (int index = cluster; index < tiles; index += clusters) {
+    int held = -1;  // stage whose products may still run
+    for (int kb = 0; kb < g.k_blocks; ++kb) {
+      mbarrier_wait_cluster(ring.full + 8 * stage, parity);
+      const uint64_t x = wgmma_descriptor(ring.x(stage) + group * 64 * 128);
+      const uint64_t w = wgmma_descriptor(ring.w(stage));
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          Wgmma<T, HALF>::multiply(acc[half], x + step * 2, w + half * (ring.half_bytes / 16) + step * 2,
+                                   kb + step != 0);
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (held >= 0) release(held);
+      held = stage;
+      if (++stage == g.stages) stage = 0, parity ^= 1;
+    }
+    wgmma_wait<0>();
+    wgmma_results(acc[0]);
+    wgmma_results(acc[1]);
+    release(held);
+    store_wide<HALF, GATED>(g, WideTile<HALF>(g, index, rank), acc);
+  }
+}
+
+template <typename T, int HALF, bool GATED>
+__device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const CUtensorMap& x_map, const WideArguments& g) {
+  extern __shared__ unsigned char raw[];
+  const WideRing<HALF> ring(raw, g.stages);
+  const int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+  const int tiles = g.row_blocks * g.token_blocks;
+  const bool producer = threadIdx.x >= 2 * GROUP_THREADS, loads = threadIdx.x / 32 == 2 * GROUP_THREADS / 32;
+  if (loads && threadIdx.x % 32 == 0) {
+    tensor_map_prefetch(&w_map);
+    tensor_map_prefetch(&x_map);
+    for (int s = 0; s < g.stages; ++s) {
+      mbarrier_init(ring.full + 8 * s, 1);
+      mbarrier_init(ring.empty + 8 * s, 2 * 8);  // one arrival per consumer warp of both CTAs
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  cluster_arrive();
+  launch_dependents();
+  if (producer) {
+    registers_shrink<40>();  // the sums of 64 tokens × 288 rows need more than a third of the SM's
+    if (loads) {
+      const uint64_t w_policy = g.token_blocks == 1 ? policy_evict_first() : policy_evict_normal();
+      const uint64_t x_policy = g.m <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
+      produce_wide(WideProducer<T, HALF, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
+      __syncwarp();
+    } else {
+      cluster_wait();
+    }
+  } else {
+    registers_grow<232>();
+    consume_wide<T, HALF, GATED>(g, ring, rank, cluster, clusters, tiles);
+  }
+  cluster_arrive();  // no CTA leaves while the other may still write or arrive here
+  cluster_wait();
+}
+
+}  // namespace stoker
+
+#define STOKER_SM90_GEMM_WIDE(NAME, T, HALF, GATED)                                                                \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                                             \
+      NAME(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                   \
+           const __grid_constant__ stoker::WideArguments g) {                                                      \
+    stoker::sm90_gemm_wide<T, HALF, GATED>(w_map, x_map, g);                                                       \
+  }

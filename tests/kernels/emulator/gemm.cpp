@@ -1,0 +1,43 @@
+// Entries of the GEMM kernels with clusters for the tests; every kernel of the .cu files can be given by its address.
+#include "sm90_bf16_gemm_gated.cu"
+#include "sm90_bf16_gemm_wide.cu"
+
+STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 1, 32)
+STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 2, 8)
+STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 128, 1, 64)
+
+namespace {
+
+struct Launch {
+  int ctas, cluster, threads, seed;
+  unsigned char* x;
+  int64_t x_bytes;
+  const unsigned char* out;
+  int64_t out_bytes;
+};
+
+template <typename Arguments>
+void run(void (*kernel)(CUtensorMap, CUtensorMap, Arguments), const CUtensorMap* w_map, const CUtensorMap* x_map,
+         const Arguments* g, const Launch* l) {
+  emulator::predecessor = {l->x, l->x_bytes, l->out, l->out_bytes, {}, {}, 1};
+  emulator::run_grid(l->ctas, l->threads, l->seed, [=] { kernel(*w_map, *x_map, *g); }, l->cluster);
+}
+
+}  // namespace
+
+extern "C" void run_cluster_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::GemmArguments),
+                                 const CUtensorMap* w_map, const CUtensorMap* x_map, const stoker::GemmArguments* g,
+                                 const Launch* l) {
+  run(kernel, w_map, x_map, g, l);
+}
+
+extern "C" void run_wide_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::WideArguments), const CUtensorMap* w_map,
+                              const CUtensorMap* x_map, const stoker::WideArguments* g, const Launch* l) {
+  run(kernel, w_map, x_map, g, l);
+}
+
+extern "C" int cluster_arguments_size() { return sizeof(stoker::GemmArguments); }
+extern "C" int wide_arguments_size() { return sizeof(stoker::WideArguments); }
+extern "C" int wide_shared_bytes(int rows, int stages) {
+  return 1024 + stages * ((rows == 288 ? stoker::WideRing<144>::stage_bytes : stoker::WideRing<128>::stage_bytes) + 16);
+}

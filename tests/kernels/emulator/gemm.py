@@ -1,0 +1,91 @@
+"""A device without a GPU for the GEMM kernels with clusters: their host code launches the emulator.
+
+Invariants: only the driver's part is replaced (maps, loading, launches, what is resident); every kernel that a test
+launches is compiled from csrc/.
+Knows nothing of what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.kernels.emulator.build import compile_emulated, tensor_map
+
+from stoker_kernels import cuda, gemm_small, gemm_wide
+from stoker_kernels.gemm_small import Workspace
+
+SOURCES = (
+    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
+    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh", "stream_k.cuh"),
+)
+
+
+class Launch(ctypes.Structure):
+    """Launch of emulator/gemm.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed")),
+        *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
+    ]
+
+
+def compile_gemm(folder: Path) -> ctypes.CDLL:
+    """The library of gemm.cpp; skips the test where there is no g++."""
+    compiled = compile_emulated(SOURCES, "gemm.cpp", folder)
+    assert compiled.cluster_arguments_size() == ctypes.sizeof(gemm_small._Arguments)
+    assert compiled.wide_arguments_size() == ctypes.sizeof(gemm_wide._Arguments)
+    return compiled
+
+
+@dataclass
+class Machine:
+    """`resident` clusters at once, kernels from `library`, random orders by `seed`.
+
+    `x` and `out`, where given: the memory that the kernel before each launch still writes and reads. `ran` and
+    `clusters` tell of the last launch.
+    """
+
+    library: ctypes.CDLL
+    resident: int = 1
+    seed: int = 0
+    x: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    clusters: int = 0
+    ran: str = ""
+
+    def kernel(self, stem: str, arch: str, name: str, shared_bytes: int, threads: int, device: int) -> cuda.Kernel:
+        assert arch == "sm_90a"
+        assert name.startswith(stem)
+        return cuda.Kernel(name, getattr(self.library, name), shared_bytes, threads)
+
+    def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
+               cluster: int = 1) -> None:  # fmt: skip
+        assert kernel.shared_bytes <= gemm_small.SHARED_LIMIT
+        self.clusters, self.ran = grid // cluster, kernel.name
+        tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
+        spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
+        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
+        wide = "wide" in kernel.name
+        run = self.library.run_wide_gemm if wide else self.library.run_cluster_gemm
+        run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be the CUDA device of `gemm_small` and `gemm_wide`."""
+        space = Workspace(torch.empty(1), torch.zeros(1, dtype=torch.int32), 1)
+        monkeypatch.setattr(cuda, "_encoded", tensor_map)
+        monkeypatch.setattr(cuda, "kernel", self.kernel)
+        monkeypatch.setattr(cuda, "launch", self.launch)
+        monkeypatch.setattr(cuda, "resident_clusters", lambda *_: self.resident)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+        monkeypatch.setattr(gemm_small, "workspace", lambda _: space)
+
+
+def forget() -> None:
+    """Forget maps and cuts: they are kept by address, and by what the device holds."""
+    for kept in (gemm_wide._weight_map, gemm_small._weight_map, gemm_small._fitted):
+        kept.cache_clear()

@@ -1,0 +1,30 @@
+// CUDA's variables and functions of a thread, on the emulator.
+#pragma once
+#include "emulator.h"
+
+#define threadIdx (emulator::fiber->thread)
+#define blockIdx (emulator::cta->block)
+#define gridDim (emulator::grid)
+
+inline void __syncthreads() { emulator::rendezvous(1, emulator::cta->fibers.size()); }
+inline void __syncwarp() { emulator::aligned(); }
+inline void __threadfence() {}
+template <typename T> T __shfl_sync(unsigned, T x, int from) { return emulator::gather(x, 32)[from & 31]; }
+template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return emulator::gather(x, 32)[emulator::lane() ^ mask]; }
+inline int atomicAdd(int* p, int value) {
+  const int old = *p;
+  *p += value;
+  return old;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  unsigned ballot = 0;
+  const auto all = emulator::gather<int>(x, 32);
+  for (int i = 0; i < 32; ++i) ballot |= static_cast<unsigned>(all[i] != 0) << i;
+  return ballot;
+}
+inline bool __any_sync(unsigned, bool x) {
+  bool any = false;
+  for (const int y : emulator::gather<int>(x, 32)) any |= y != 0;
+  return any;
+}

@@ -1,0 +1,156 @@
+"""The GEMM kernels with clusters, launched by their own host code and run on the CPU by `emulator/`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.emulator.gemm import Machine
+
+from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_wide
+from stoker_kernels.gemm_small import Operands, Tile
+from stoker_kernels.gemm_wide import WideTile, pairing
+from stoker_kernels.linear_weight import LinearWeight
+from stoker_kernels.reference_gemm import linear_silu_mul
+
+BF16 = torch.bfloat16
+
+
+def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, resident: int = 1) -> torch.Tensor:
+    """Runs a tile on random operands; checks every value and that nothing around the result is written."""
+    generator = torch.Generator().manual_seed(m * n + k)
+    x_space = torch.randn(m, k + 8, generator=generator).to(BF16)
+    weight = (torch.randn(n, k, generator=generator) * k**-0.5).to(BF16)
+    columns = n // 2 if tile.gated else n
+    out_space = torch.full((m + 3, columns + 24), float("nan"), dtype=BF16)
+    x, out = x_space[:, :k], out_space[1 : m + 1, 8 : columns + 8]
+    want = x.float() @ weight.float().T
+    if tile.gated:
+        gate, up = want.chunk(2, dim=1)
+        want = gate * torch.sigmoid(gate) * up
+    machine.x, machine.out, machine.resident = x_space, out_space, resident
+    if isinstance(tile, WideTile):
+        assert gemm_wide.refusal(tile, x, weight, out) is None
+        gemm_wide.launch(tile, x, weight, out, pdl=True)
+    else:
+        assert gemm_small.refusal(Operands(x, weight, out)) is None
+        gemm_small.launch(tile, Operands(x, weight, out), pdl=True)
+    torch.testing.assert_close(out.float(), want, rtol=2.0**-8, atol=1e-4)
+    result = out.clone()
+    out.fill_(float("nan"))
+    assert out_space.isnan().all()
+    return result
+
+
+PLAIN_OR_GATED = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by tokens"])
+
+
+@PAIRS
+@PLAIN_OR_GATED
+@pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
+def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: bool, m: int, gated: bool) -> None:
+    # 1200 rows are 2 pairs of 576 and a tile of 48 rows, which its second CTA has none of.
+    product(machine, WideTile(288, gated, by_tokens), m, 1200, 192, resident=2)
+
+
+@PAIRS
+@pytest.mark.parametrize("rows", [256, 288])
+@PLAIN_OR_GATED
+@pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
+def test_wide_tiles_match_at_each_shape(
+    machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
+) -> None:
+    product(machine, WideTile(rows, gated, by_tokens), 70, n, k)
+
+
+@PAIRS
+@PLAIN_OR_GATED
+@pytest.mark.parametrize(("resident", "clusters"), [(1, 1), (4, 4), (5, 5), (66, 10)])
+def test_clusters_take_tiles_in_turn(
+    machine: Machine, by_tokens: bool, gated: bool, resident: int, clusters: int
+) -> None:
+    product(machine, WideTile(288, gated, by_tokens), 300, 1408, 256, resident)
+    assert machine.clusters == min(clusters, 10 if by_tokens else 9)
+
+
+@PAIRS
+def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, by_tokens: bool) -> None:
+    product(machine, WideTile(256, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
+
+
+@PAIRS
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_changes_a_bit(machine: Machine, by_tokens: bool, seed: int) -> None:
+    plain = product(machine, WideTile(288, True, by_tokens), 200, 800, 448)
+    machine.seed = seed + 1
+    assert torch.equal(product(machine, WideTile(288, True, by_tokens), 200, 800, 448, resident=1 + seed), plain)
+
+
+@PAIRS
+def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, by_tokens: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(rows, 256, generator=generator).to(BF16) for rows in (150, 608))
+    results = []
+    for m in (65, 150):
+        machine.x, machine.out = x[:m].clone(), torch.empty(m, 304, dtype=BF16)
+        gemm_wide.launch(WideTile(288, True, by_tokens), machine.x, weight, machine.out, pdl=True)
+        results.append(machine.out[:65])
+    assert torch.equal(*results)
+
+
+def cluster_tile(rows: int, chunks: int, tokens: int, cluster: int, gated: bool, stages: int = 3) -> Tile:
+    return Tile("cluster", rows, chunks, tokens, stages, 1, cluster, gated)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize(("rows", "chunks"), [(64, 1), (64, 2), (128, 1)])
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_gated_clusters_match(machine: Machine, rows: int, chunks: int, tokens: int, cluster: int) -> None:
+    # 9 or 5 tiles of rows, the last one in part: with 2 CTAs or 4, whole tiles and a shared one.
+    tile = cluster_tile(rows, chunks, tokens, cluster, gated=True)
+    product(machine, tile, tokens - 3, 560, 832)
+    product(machine, tile, 1, 16, 512)
+
+
+@pytest.mark.parametrize(("tile", "m"), [((64, 1, 32, 2), 19), ((64, 2, 8, 3), 8), ((128, 1, 64, 4), 64)])
+def test_plain_clusters_match(machine: Machine, tile: tuple[int, int, int, int], m: int) -> None:
+    product(machine, cluster_tile(*tile, gated=False), m, 1112, 448, resident=2 if tile[3] == 2 else 1)
+
+
+@pytest.mark.parametrize(("k", "stages"), [(64, 2), (2048, 2), (2048, 8)])
+def test_gated_rings_of_each_length_match(machine: Machine, k: int, stages: int) -> None:
+    product(machine, cluster_tile(64, 1, 16, 1, True, stages), 13, 192, k, resident=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_changes_a_bit_of_a_gated_cluster(machine: Machine, seed: int) -> None:
+    tile = cluster_tile(64, 1, 32, 4, gated=True)
+    plain = product(machine, tile, 30, 320, 640)
+    machine.seed = seed + 1
+    assert torch.equal(product(machine, tile, 30, 320, 640), plain)
+
+
+@pytest.mark.parametrize("m", [1, 9, 33, 64, 65, 130])
+def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
+    monkeypatch.setattr(gemm_gated, "pdl_on", lambda _: True)
+    monkeypatch.setattr(gemm_gated, "split", None)
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, 512, generator=generator).to(BF16)
+    weight = (torch.randn(624, 512, generator=generator) * 512**-0.5).to(BF16)
+    machine.x, machine.out, machine.resident = x, torch.empty(0), 2
+    got = gemm_gated.fused(x, LinearWeight(weight))
+    torch.testing.assert_close(
+        got, linear_silu_mul(x.float(), LinearWeight(weight.float())).to(BF16), rtol=0.01, atol=1e-3
+    )
+    kind = "wide_gated_n288" if m > gemm_table.GATED_SMALL else f"gated_n{gemm_table.gated_tile(624, 512, m).rows}"
+    assert machine.ran.startswith(f"sm90_bf16_gemm_{kind}")
+
+
+@pytest.mark.parametrize(
+    ("m", "by_tokens", "rounds"), [(65, False, 1), (128, False, 1), (256, True, 2), (300, False, 3), (1024, True, 8)]
+)
+def test_pairs_go_by_tokens_where_that_costs_no_round(m: int, by_tokens: bool, rounds: int) -> None:
+    dealt = pairing(WideTile(288, gated=True), 37888, m, 66)
+    assert dealt.by_tokens is by_tokens
+    assert -(-dealt.tiles // 66) == rounds
+    assert not pairing(WideTile(288, True, by_tokens=False), 37888, m, 66).by_tokens
