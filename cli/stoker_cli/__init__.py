@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+INTERRUPTED = 130  # 128 + SIGINT, as a shell counts
 TAIL = "\n\n`stoker COMMAND --help` tells more.\n"
 
 
@@ -42,17 +43,24 @@ def usage() -> str:
     return "usage: stoker COMMAND [ARGUMENTS]\n\ncommands:\n" + "\n".join(lines) + TAIL
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("stoker")
+    except PackageNotFoundError:
+        return "0+source, not installed"
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; 2 for a command that does not exist."""
+    """Run one subcommand and return its exit status; 2 for a command that does not exist, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stdout.write(usage())
         return 0
     name, rest = arguments[0], arguments[1:]
     if name in ("-V", "--version", "version"):
-        from importlib.metadata import version
-
-        sys.stdout.write(f"stoker {version('stoker')}\n")
+        sys.stdout.write(f"stoker {_version()}\n")
         return 0
     command = COMMANDS.get(name)
     if command is None:
@@ -63,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     module, _, function = command.target.partition(":")
     try:
         run = cast("Callable[[list[str]], int]", getattr(importlib.import_module(module), function))
+        return run(rest)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("stoker_"):
             raise
@@ -71,6 +80,5 @@ def main(argv: list[str] | None = None) -> int:
             f"install it with: pip install 'stoker[{command.extra}]'\n"
         )
         return 1
-    return run(rest)
-
-
+    except KeyboardInterrupt:
+        return INTERRUPTED

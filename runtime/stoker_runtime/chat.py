@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -115,7 +116,7 @@ def find_model(client: httpx.Client) -> str:
     try:
         response = client.get("/v1/models")
     except httpx.HTTPError as error:
-        raise ChatError(f"no server at {client.base_url}: {error}") from error
+        raise ChatError(f"no server at {str(client.base_url).rstrip('/')}: {error}; say where with --url") from error
     if response.status_code != 200:
         raise ChatError(error_message(response))
     return str(response.json()["data"][0]["id"])
@@ -124,6 +125,9 @@ def find_model(client: httpx.Client) -> str:
 def main(argv: list[str]) -> int:
     """Run `stoker chat` and return its exit status."""
     arguments = _parser().parse_args(argv)
+    if urlsplit(arguments.url).scheme not in ("http", "https"):
+        sys.stderr.write(f"stoker chat: --url is {arguments.url!r}; it must begin with http:// or https://\n")
+        return 2
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     options = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
@@ -159,6 +163,7 @@ def _converse(conversation: Conversation, system: str) -> None:
         if command in ("/reset", "/system"):
             system = rest if command == "/system" else system
             conversation.reset(system)
+            sys.stdout.write(f"[forgotten; system message: {system or 'none'}]\n")
         elif command.startswith("/"):
             sys.stdout.write(f"{HELP}.\n")
         elif line:
@@ -185,8 +190,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("question", nargs="*", help="ask this one thing and leave")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--model", default="", help="the model; the first one listed unless given")
-    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or set OPENAI_API_KEY")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("OPENAI_API_KEY", ""),
+        metavar="KEY",
+        help="better in OPENAI_API_KEY: other users of the machine see command lines",
+    )
     parser.add_argument("--system", default="", help="system message")
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: the model's)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="longest answer (default: what the model's context leaves)"
+    )
     return parser

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -198,7 +199,13 @@ FLAGS: tuple[Flag, ...] = (
         "how reasoning is marked, as qwen3; auto: by the chat template; none",
         "NAME",
     ),
-    Flag("enable-auto-tool-choice", "enable_auto_tool_choice", switch, MODEL, "let the model call tools by itself"),
+    Flag(
+        "enable-auto-tool-choice",
+        "enable_auto_tool_choice",
+        switch,
+        MODEL,
+        "let the model call tools by itself; default: with a parser",
+    ),
     Flag(
         "runner",
         "runner",
@@ -330,7 +337,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 def spell(value: Any) -> str:
-    """A value as a flag spells it."""
+    """A value as a flag spells it; several are separated by commas, a map is JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, (tuple, list)):
+        return ",".join("=".join(each) if isinstance(each, tuple) else str(each) for each in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

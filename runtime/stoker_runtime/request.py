@@ -7,7 +7,7 @@ Knows nothing of pages, slots or kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from stoker_runtime.errors import RequestError
@@ -224,4 +224,3 @@ class EngineStats:
     generation_tokens: int = 0
     step_seconds: float = 0.0
     batch_tokens: int = 0
-    info: dict[str, str] = field(default_factory=dict)

@@ -48,10 +48,21 @@ def build(settings: Mapping[str, Any]) -> ServerConfig:
         field = BY_NAME[name].field
         if field:
             (engine if field in engine_fields else server)[field] = tuple(value) if BY_NAME[name].many else value
-    config = ServerConfig(engine=EngineConfig(**engine), **server).validate()
+    try:
+        config = ServerConfig(engine=EngineConfig(**engine), **server).validate()
+    except ConfigError as error:
+        raise _by_flag(error) from None
     if config.api_key_file:
         read_keys(Path(config.api_key_file))
     return config
+
+
+def _by_flag(error: ConfigError) -> ConfigError:
+    """The same error under the name that the user gave, where flag and field are called differently."""
+    for flag in FLAGS:
+        if flag.field and flag.field == error.param and flag.name.replace("-", "_") != flag.field:
+            return ConfigError(error.message.replace(flag.field, flag.name, 1), param=flag.name)
+    return error
 
 
 def describe(config: ServerConfig) -> str:
@@ -181,7 +192,8 @@ def _read_file(path: Path) -> dict[Any, Any]:
     try:
         raw = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The config file {path} cannot be read: {error}.", param="config") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"The config file {path} cannot be read: {reason}.", param="config") from error
     if path.suffix == ".toml":
         try:
             return tomllib.loads(raw)

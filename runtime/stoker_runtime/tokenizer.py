@@ -20,10 +20,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime import gguf_tokenizer
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.config_source import absent
 from stoker_runtime.weights.gguf_header import read_gguf_header
 
 SPACE: Final = gguf_tokenizer.SPACE
 SYNTHETIC_PREFIX = "shape:"
+LISTED = 8  # names of a folder that an error quotes
 BYTE_LEVEL, SENTENCEPIECE, WORDPIECE = "ByteLevel", "SentencePiece", "WordPiece"
 
 
@@ -89,8 +91,9 @@ class Tokenizer:
             return _from_gguf(place)
         folder, file = (place, place / "tokenizer.json") if place.is_dir() else (place.parent, place)
         if not file.is_file():
-            found = ", ".join(sorted(p.name for p in folder.iterdir())) if folder.is_dir() else "no such folder"
-            raise ModelError(f"{file}: no tokenizer here ({found}); give one with --tokenizer.")
+            if not place.exists():
+                raise ModelError(f"{path}: no tokenizer here: {absent(path)}.")
+            raise ModelError(f"{file}: no tokenizer here ({_listing(folder)}); give one with --tokenizer.")
         try:
             rust = RustTokenizer.from_file(str(file))
         except Exception as error:  # the Rust side raises bare Exception
@@ -268,6 +271,13 @@ def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 GGUF_END_KEYS = ("eos", "eot", "eom")
 GGUF_SPECIAL_KEYS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+def _listing(folder: Path) -> str:
+    """What a folder holds, in a few words."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    more = len(names) - LISTED
+    return (", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")) or "the folder is empty"
 
 
 def _from_gguf(path: Path) -> Tokenizer:

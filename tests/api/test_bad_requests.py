@@ -31,7 +31,7 @@ CASES = [
     case(CHAT, {"messages": USER, "model": "other"}, "model", "The model `other` does not exist.", 404),
     case(COMPLETIONS, {}, "prompt", "prompt is required"),
     case(CHAT, {}, "messages", "messages is required"),
-    case(CHAT, {"messages": []}, "messages", "must have at least 1 item"),
+    case(CHAT, {"messages": []}, "messages", "messages must have at least 1 item, not 0."),
     completion("prompt", "x" * 300, "maximum context length is 256 tokens"),
     completion("max_tokens", 300, "maximum context length is 256 tokens"),
     chat("max_tokens", 0, "greater than or equal to 1; got 0"),

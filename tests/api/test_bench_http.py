@@ -90,3 +90,23 @@ def test_unknown_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'http'" in capsys.readouterr().err
     assert cli.main([]) == 0
     assert "engine" in capsys.readouterr().out
+
+
+def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert http_load.main(["--url", "http://127.0.0.1:9"]) == 1
+    said = capsys.readouterr().err
+    assert "no server at http://127.0.0.1:9" in said
+    assert "urlopen" not in said
+
+
+def test_the_servers_own_words_are_shown(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert http_load.main(["--url", server.url, "--model", "other", *SMALL]) == 1
+    assert "status 404: The model `other` does not exist." in capsys.readouterr().err
+
+
+def test_numbers_of_clients_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("x", "0", "1,,2"):
+        with pytest.raises(SystemExit) as stopped:
+            http_load.main(["--n", wrong])
+        assert stopped.value.code == 2
+        assert "no list of whole numbers" in capsys.readouterr().err

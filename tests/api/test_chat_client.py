@@ -62,3 +62,15 @@ def test_main_converses(server: Running, capsys: pytest.CaptureFixture[str], mon
 def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert chat.main(["--url", "http://127.0.0.1:9", "hi"]) == 1
     assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_url_without_a_scheme_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat.main(["--url", "localhost:8000", "hi"]) == 2
+    assert "--url is 'localhost:8000'; it must begin with http://" in capsys.readouterr().err
+
+
+def test_commands_answer(server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Iterator[str] = iter(["/system be brief", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert chat.main(["--url", server.url]) == 0
+    assert "[forgotten; system message: be brief]" in capsys.readouterr().out

@@ -49,7 +49,7 @@ LOGPROBS = TokenLogprobs(-0.5, 3, ((7, -0.5), (9, -1.25)))
         Add(7, Request("r", (1, 2, 3), SamplingParams(logit_bias=((3, -1.5),), stop_token_ids=(4,)), 1.5, -2, "salt")),
         Add(8, Request("p", (1, 2), SamplingParams(max_tokens=0), pooling=PoolingParams(64, False, 1))),
         Add(8, Request("r", (1,), SamplingParams(), family="choices", session="talk")),
-        Step(EngineStats(steps=3, step_seconds=0.25, info={"a": "b"}), 5),
+        Step(EngineStats(steps=3, step_seconds=0.25), 5),
         Step(
             EngineStats(),
             handles=array("q", [1, 1 << 40]),

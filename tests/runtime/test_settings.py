@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_what_kubernetes_sets_for_a_service_named_stoker_is_no_setting() -> None
         (["m", "--gpu-memory-utilization", "1.5"], {}, "a number between 0.01 and 1"),
         (["m", "--gpu-memory-utilization", "nan"], {}, "a number between 0.01 and 1"),
         (["m", "--kernel", "gemm"], {}, "OP=IMPLEMENTATION, such as gemm=cublas"),
-        (["m", "--block-size", "48"], {}, "page_size is 48; it must be 16, 32, 64 or 128"),
+        (["m", "--block-size", "48"], {}, "block-size is 48; it must be 16, 32, 64 or 128"),
         (["m", "--tensor-parallel-size", "2"], {}, "a model runs on one GPU so far"),
         (["m", "--max-queued", "0"], {}, "at least 1"),
         (["m"], {"STOKER_MAX_MODEL_LENGTH": "5"}, "STOKER_MAX_MODEL_LENGTH; did you mean STOKER_MAX_MODEL_LEN?"),
@@ -178,7 +179,7 @@ def test_every_field_has_a_flag() -> None:
 
 def test_description_shows_what_was_set_and_counts_secrets() -> None:
     config = parse(["m", "--seed", "3", "--api-key", "sk-1", "--enforce-eager", "--kernel", "gemm=cublas"], {})
-    assert describe(config) == "m seed=3 enforce-eager=true kernel=(('gemm', 'cublas'),) api-key=1"
+    assert describe(config) == "m seed=3 enforce-eager=true kernel=gemm=cublas api-key=1"
 
 
 # A command line as it is written for vLLM.
@@ -238,3 +239,26 @@ def test_runners_by_either_name(arguments: list[str], runner: str) -> None:
 def test_the_pooler_is_given_as_json() -> None:
     for flag in ("--pooler-config", "--override-pooler-config"):
         assert parse(["m", flag, '{"pooling_type": "MEAN"}'], {}).engine.pooler_config == '{"pooling_type": "MEAN"}'
+
+
+def test_values_are_spelled_as_flags_take_them() -> None:
+    config = parse(["m", "--served-model-name", "a", "b", "--api-key", "k1", "--api-key", "k2"], {})
+    assert describe(config) == "m served-model-name=a,b api-key=2"
+    assert "[*]" in help_text()
+    assert "('" not in help_text()
+
+
+def test_a_map_in_a_file_is_the_flags_json(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: m\npooler-config: {pooling_type: MEAN, normalize: true}\n")
+    assert json.loads(parse(["--config", str(file)], {}).engine.pooler_config) == {
+        "pooling_type": "MEAN",
+        "normalize": True,
+    }
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "absent.toml"
+    with pytest.raises(ConfigError) as caught:
+        parse(["--config", str(file)], {})
+    assert caught.value.message == f"The config file {file} cannot be read: No such file or directory."

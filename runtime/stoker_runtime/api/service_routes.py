@@ -107,9 +107,8 @@ async def ready(state: ServerState, _: Request) -> Response:
 
 
 async def version(state: ServerState, _: Request) -> Response:
-    """GET /version: the program's version, and what the engine says of itself once it runs."""
-    info = state.service.engine.stats().info if state.service else {}
-    return json_response({"version": VERSION, "engine": info})
+    """GET /version: the program's version."""
+    return json_response({"version": VERSION})
 
 
 async def load(state: ServerState, _: Request) -> Response:

@@ -25,7 +25,10 @@ PHRASES = (
     ("List should have ", "must have "),
     ("String should have ", "must have "),
     ("Field required", "is required"),
+    (" after validation", ""),
 )
+SAYS_IT_ALL = {"missing", "too_short", "too_long"}
+"""Kinds of errors whose message needs no quote of the input."""
 
 
 def parse_body(raw: bytes, model: type[B]) -> B:
@@ -78,7 +81,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(f"Unknown field {path}{hint}", param=path, code="unknown_field")
     for phrase, ours in PHRASES:
         message = message.replace(phrase, ours)
-    got = "" if kind == "missing" else f"; got {_quote(detail['input'])}"
+    got = "" if kind in SAYS_IT_ALL else f"; got {_quote(detail['input'])}"
     return RequestError(f"{path} {message}{got}.", param=path)
 
 

@@ -152,13 +152,13 @@ def print_table(found: Accuracy, args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print and write. Exit status 1 for an error or too little agreement."""
+    """Measure, print and write. Exit status 2 for a wrong argument, 1 for another error or too little agreement."""
     args = parser().parse_args(argv)
     try:
         found = run(args)
     except StokerError as error:
         print(f"stoker bench accuracy: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     print_table(found, args)
     if args.json:
         args.json.write_text(json.dumps(asdict(found), indent=2) + "\n")

@@ -18,6 +18,14 @@ class LoadError(Exception):
     """An answer that is not what was asked for."""
 
 
+def _said(body: bytes) -> str:
+    """The server's own words, or the beginning of its answer."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300].decode(errors="replace")
+
+
 @dataclass(slots=True)
 class Result:
     """One finished request. `arrivals` are the times of its events that carry tokens, in seconds of the clock."""
@@ -48,7 +56,7 @@ class Connection:
         self._writer.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
         status, headers = await self._read_head(self._reader)
         if status != 200:
-            raise LoadError(f"status {status}: {(await self._read_plain(self._reader, headers))[:300]!r}")
+            raise LoadError(f"status {status}: {_said(await self._read_plain(self._reader, headers))}")
         await self._read_events(self._reader, result)
         result.ended = time.perf_counter()
         return result

@@ -16,12 +16,14 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing.connection import Connection as PipeEnd
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -32,7 +34,7 @@ HEADINGS = (
     *("clients", "requests", "req/s", "tok/s", "TTFT p50", "p95", "ITL p50", "p95"),
     *("TPOT p50", "e2e p50", "p95", "client cpu"),
 )
-WIDTH = 10
+WIDTH = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,12 @@ def find_model(url: str, api_key: str) -> str:
     try:
         with urlopen(request, timeout=10) as response:
             return str(json.load(response)["data"][0]["id"])
-    except (OSError, ValueError, KeyError) as error:
+    except HTTPError as error:
+        hint = "; give the key with OPENAI_API_KEY" if error.code == 401 else ""
+        raise LoadError(f"{url}/v1/models: status {error.code} {error.reason}{hint}") from error
+    except URLError as error:
+        raise LoadError(f"no server at {url}: {error.reason}; say where with --url") from error
+    except (OSError, ValueError, KeyError, IndexError) as error:
         raise LoadError(f"{url}/v1/models: {error}") from error
 
 
@@ -258,6 +265,8 @@ def main(argv: list[str]) -> int:
 
 
 def _numbers(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 1,4,16")
     return [int(part) for part in text.split(",")]
 
 
@@ -265,7 +274,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker bench http", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--model", default="", help="the model; the first one listed unless given")
-    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or set OPENAI_API_KEY")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("OPENAI_API_KEY", ""), metavar="KEY", help="better in OPENAI_API_KEY"
+    )
     parser.add_argument("--n", type=_numbers, default=[1, 4, 16], metavar="1,4,16", help="numbers of clients")
     parser.add_argument(
         "--requests", type=int, default=0, help="requests of a round; clients times --rounds unless given"
@@ -273,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens")
     parser.add_argument("--output-len", type=int, default=128, help="tokens to generate")
-    parser.add_argument("--vocab", type=int, default=30_000, help="prompt ids are drawn below this")
+    parser.add_argument("--vocab", type=int, default=30_000, help="prompt ids are drawn below this (default: 30000)")
     parser.add_argument("--processes", type=int, default=1, help="client processes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
     parser.add_argument("--no-warm-up", action="store_true", help="skip the round that is not counted")

@@ -55,7 +55,7 @@ class Ledger:
         """
         waiting = self.stats.waiting + self._sent - self._received
         if waiting + count > max_queued:
-            full = CapacityError(f"The queue is full ({waiting} requests wait); try again later.")
+            full = CapacityError(f"The queue is full (waiting: {waiting}); try again later.")
             full.retry_after = self._admissions.retry_after(waiting, monotonic())
             raise full
 

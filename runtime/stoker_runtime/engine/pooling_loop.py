@@ -71,7 +71,7 @@ class PoolingLoop:
         if not 0 < (request.pooling.dimensions or executor.size) <= executor.size:
             raise RequestError(f"dimensions must be between 1 and {executor.size}.", param="dimensions")
         if len(self._waiting) >= self.max_queued:
-            full = CapacityError(f"The queue is full ({self.max_queued} requests wait); try again later.")
+            full = CapacityError(f"The queue is full (waiting: {self.max_queued}); try again later.")
             full.retry_after = self._admissions.retry_after(self.max_queued, time.monotonic())
             raise full
         length = len(request.prompt_token_ids)

@@ -23,7 +23,7 @@ from typing import Any
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.prefetch import Order, Prefetch, in_place, serve_path, verify_only
-from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, size
+from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
 from stoker_runtime.fetch.shape import shape_of
 
 DEFAULT_DEST = Path("~/.cache/stoker/models")
@@ -64,7 +64,7 @@ def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Even
     seconds = time.monotonic() - started
     manifest, serve = published.manifest, serve_path(published)
     did = f"{size(published.moved)} fetched and verified" if published.moved else "already here and unchanged"
-    terminal.say(f"{len(manifest.files)} files, {size(manifest.bytes)}, {did} in {seconds:.1f} s.")
+    terminal.say(f"{files(len(manifest.files))}, {size(manifest.bytes)}, {did} in {seconds:.1f} s.")
     sys.stdout.write(f"{serve}\n")
     return {
         "resolvedRevision": manifest.resolved_revision,
@@ -80,7 +80,7 @@ def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Eve
     started = time.monotonic()
     manifest = verify_only(options.path, options.digest, full=options.full, progress=progress, stop=stop)
     seconds = time.monotonic() - started
-    count = f"{len(manifest.files)} files, {size(manifest.bytes)}"
+    count = f"{files(len(manifest.files))}, {size(manifest.bytes)}"
     terminal.say(f"{options.path}: {count}, verified in {seconds:.1f} s.")
     return {
         "resolvedRevision": manifest.resolved_revision,
@@ -94,7 +94,7 @@ def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event
     found = in_place(_order(options), options.digest, progress=progress, stop=stop)
     seconds = time.monotonic() - started
     manifest, serve = found.manifest, serve_path(found)
-    terminal.say(f"{len(manifest.files)} files, {size(manifest.bytes)}, hashed where they lie in {seconds:.1f} s.")
+    terminal.say(f"{files(len(manifest.files))}, {size(manifest.bytes)}, hashed where they lie in {seconds:.1f} s.")
     sys.stdout.write(f"{serve}\n")
     root = options.root or found.folder
     return {

@@ -20,7 +20,7 @@ from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFaile
 from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.hub import Hub
 from stoker_runtime.fetch.manifest import Manifest
-from stoker_runtime.fetch.progress import Progress, size
+from stoker_runtime.fetch.progress import Progress, files, size
 from stoker_runtime.fetch.reference import Reference, parse
 from stoker_runtime.fetch.select import select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
@@ -277,4 +277,4 @@ def _announce(uri: str, revision: str, wanted: list[SourceFile], before: int) ->
     total = sum(max(file.size, 0) for file in wanted)
     at = f" at {revision[:12]}" if revision else ""
     resumed = f", {size(before)} of it already here" if before else ""
-    return f"{uri}{at}: {len(wanted)} files, {size(total)}{resumed}."
+    return f"{uri}{at}: {files(len(wanted))}, {size(total)}{resumed}."

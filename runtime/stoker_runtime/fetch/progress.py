@@ -127,6 +127,11 @@ def line(state: dict[str, int | str]) -> str:
     return f"{state['phase']:<8} {bar} {share:4.0%}  {size(done)} of {size(total)}  {size(rate)}/s{left}"
 
 
+def files(count: int) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
 def size(count: float) -> str:
     """Bytes for people, in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -31,6 +31,11 @@ def _user_agent() -> str:
         return "stoker"
 
 
+def _reason(error: Exception) -> str:
+    """An error's own words, without the number in front and the full stop behind."""
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)).rstrip(".") or type(error).__name__
+
+
 def shown(url: str) -> str:
     """The address without its query string."""
     return unquote(url.partition("?")[0])
@@ -124,9 +129,7 @@ class Web:
             what = "no connection" if isinstance(error, httpx.ConnectTimeout) else "no bytes"
             raise Transient(HubUnreachable(f"{shown(url)}: {what} in time.")) from None
         except (httpx.TransportError, httpx.StreamError) as error:
-            raise Transient(
-                HubUnreachable(f"{shown(url)} cannot be reached: {error or type(error).__name__}")
-            ) from None
+            raise Transient(HubUnreachable(f"{shown(url)} cannot be reached: {_reason(error)}.")) from None
         except (httpx.InvalidURL, httpx.TooManyRedirects) as error:
             raise FetchFailed(f"{shown(url)}: {error}") from None
 

@@ -73,7 +73,7 @@ class Scheduler:
         config, params = self.config, request.params
         refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size)
         if len(self._waiting) >= config.max_queued:
-            full = CapacityError(f"The queue is full ({config.max_queued} requests wait); try again later.")
+            full = CapacityError(f"The queue is full (waiting: {config.max_queued}); try again later.")
             full.retry_after = self._admissions.retry_after(config.max_queued, self._clock())
             raise full
         stops = frozenset(params.stop_token_ids)

@@ -231,7 +231,7 @@ def test_an_impossible_order_names_itself(
 def test_a_hub_that_is_down_is_unreachable_and_one_that_recovers_is_waited_for(
     fetch: Fetch, hub: Any, said: list[str]
 ) -> None:
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(HubUnreachable, match=r"cannot be reached: \w[^\[]*\w\.$"):
         fetch(endpoint="http://127.0.0.1:9")
     hub.faults.status, hub.faults.status_times = 503, 2
     fetch()

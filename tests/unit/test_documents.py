@@ -1,0 +1,134 @@
+"""The Markdown pages: every relative link leads somewhere, and every file that a table names exists.
+
+A name in backquotes counts as a file when it has a known ending or a folder of the repository before it; tests may be
+named without their folder and ending, and `*` stands for anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FOLDERS = ("charts", "cli", "crds", "e2e", "images", "kernels", "operator", "runtime", "tests")
+QUOTED = re.compile(r"`([^`]+)`")
+FILE = re.compile(r"[\w.*/-]+\.(py|md|yaml|yml|toml|json|Dockerfile|cu|lock)")
+TEST = re.compile(r"(tests/[\w/*]+|test_[\w*]+)(\.py)?/?")
+# Files of a model's own folder, or that a program writes: none of the repository's.
+FOREIGN = {
+    "config.json", "generation_config.json", "modules.json", "tokenizer.json", "stoker-manifest.json", "manifest.yaml",
+}  # fmt: skip
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Every file of the repository, by its path from the root; what is beside its folders does not count."""
+    roots = [entry for entry in ROOT.iterdir() if entry.is_file()]
+    inside = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file())
+    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in (*roots, *inside)))
+
+
+PAGES = [page for page in files() if page.endswith(".md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def exists(name: str, page: str) -> bool:
+    """Whether a file or folder of this name is in the repository, or for a folder's own page, in that folder."""
+    wanted = name.rstrip("/")
+    home = str(PurePosixPath(page).parent)
+    for known in files():
+        path = PurePosixPath(known)
+        if not (name.startswith(("tests/", "test_")) or home == "." or known.startswith((f"{home}/", "tests/"))):
+            continue
+        if any(PurePosixPath(at).match(wanted) for at in (path, *path.parents) if str(at) != "."):
+            return True
+    return False
+
+
+def tables(page: str) -> list[str]:
+    return [line for line in (ROOT / page).read_text(encoding="utf-8").split("\n") if line.startswith("|")]
+
+
+def spread(text: str) -> list[str]:
+    """`a_{b,c}.py` as a_b.py and a_c.py, as a shell spreads it."""
+    found = re.fullmatch(r"([^{}]*)\{([^{}]+)\}([^{}]*)", text)
+    return [f"{found[1]}{part}{found[3]}" for part in found[2].split(",")] if found else [text.strip()]
+
+
+def pattern(name: str) -> str:
+    """The file that a name in backquotes stands for; "" for none of the repository's."""
+    if name in FOREIGN:
+        return ""
+    if TEST.fullmatch(name):
+        return name if name.endswith((".py", "/", "*")) else f"{name}*"
+    return name if FILE.fullmatch(name) else ""
+
+
+def missing(page: str) -> list[str]:
+    """The files and tests that the page's tables name and that do not exist."""
+    names = [name for line in tables(page) for text in QUOTED.findall(line) for name in spread(text)]
+    return [name for name in names if pattern(name) and not exists(pattern(name), page)]
+
+
+def test_there_are_pages() -> None:
+    assert {"README.md", "ARCHITECTURE.md", "kernels/README.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    broken = []
+    for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_name_files_that_exist(page: str) -> None:
+    assert missing(page) == []
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    given = function.args
+    return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def test_signatures_of_the_kernels_are_the_codes() -> None:
+    wrong, checked = [], 0
+    for line in tables("kernels/README.md"):
+        row = re.match(r"\| `(\w+)` \| (.*?) \| ", line)
+        if row is None:
+            continue
+        tree = ast.parse((ROOT / f"kernels/stoker_kernels/{row[1]}.py").read_text(encoding="utf-8"))
+        functions = {node.name: parameters(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+        reexported = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+        for call in re.finditer(r"`(\w+)\(([^)]*)\)", row[2]):
+            if not call[1].islower():
+                continue  # a class
+            said = [re.split("[:=]", part)[0].strip() for part in call[2].split(",") if part.strip() != "*"]
+            checked += 1
+            if functions.get(call[1]) != said and call[1] not in reexported:
+                wrong.append(f"{row[1]}.{call[1]}: {said}, the code has {functions.get(call[1])}")
+    assert wrong == []
+    assert checked > 15
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    assert not exists("tests/unit/test_absent*", "README.md")
+    assert not exists("absent.py", "kernels/README.md")
+    assert exists("tests/unit/test_documents*", "README.md")
+    assert exists("dispatch.py", "kernels/README.md")
