@@ -65,7 +65,7 @@ def test_hub_down(place: Kube, hub: stoker.Hub, record: Record) -> None:
     hub.kube.kubectl("scale", f"deployment/{hub.name}", "--replicas=0", "--timeout=60s")
     try:
         place.apply(stoker.service("model"))
-        condition = stoker.wait_reason(place, "model", "HubUnreachable", 400)
+        condition = eventually("the status names the hub", lambda: _names(place, "HubUnreachable"), 180)
     finally:
         hub.kube.kubectl("scale", f"deployment/{hub.name}", "--replicas=1")
         hub.kube.kubectl("rollout", "status", f"deployment/{hub.name}", "--timeout=60s")
@@ -108,10 +108,22 @@ def test_byte_of_the_cache_flipped(place: Kube, hub: stoker.Hub, record: Record,
     start = len(hub.log())
     watch = stoker.Stopwatch()
     place.kubectl("delete", "pods", "-l", "app.kubernetes.io/component=engine", "--wait=false")
-    condition = stoker.wait_reason(place, "model", "CacheCorrupt")
+    told = eventually("an event tells of it", lambda: _event(place, "ChecksumMismatch"), 120)
     stoker.wait_ready(place, "model")
     assert len({entry["path"] for entry in hub.downloads(start)}) == 1, "not the one broken file was fetched again"
-    record.add(Fault("a byte of the cache flipped", seen(condition), watch.seconds))
+    record.add(Fault("a byte of the cache flipped", seen(told), watch.seconds))
+
+
+def _names(kube: Kube, reason: str) -> dict[str, str] | None:
+    """Ready, once its reason or the message of a try that failed names this."""
+    ready = stoker.conditions(kube, "model").get("Ready", {})
+    return ready if reason in f"{ready.get('reason')} {ready.get('message')}" else None
+
+
+def _event(kube: Kube, word: str) -> dict[str, str] | None:
+    """The first event on a service whose message has this word."""
+    found = [item for item in kube.items("events") if word in item["message"]]
+    return next((item for item in found if item["involvedObject"]["kind"] == "InferenceService"), None)
 
 
 def _bytes_done(kube: Kube, least: int) -> int | None:
