@@ -32,6 +32,7 @@ from stoker_runtime.engine.process import describe_status
 from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.parent import FORCED_EXIT
 from stoker_runtime.port import address, open_ports
+from stoker_runtime.server import Mortal, outlast
 from stoker_runtime.tls import tls_context
 
 COMMAND = (sys.executable, "-m", "stoker_runtime.api_process")
@@ -43,7 +44,7 @@ FAREWELL_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
-class SharedEngine(Protocol):
+class SharedEngine(Mortal, Protocol):
     """An engine that this process started and others attach to."""
 
     @property
@@ -92,7 +93,10 @@ class Fleet:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal. Raises ConfigError, ModelError or EngineError when the start fails."""
+        """Serve until a signal (0), or until the engine is dead (1).
+
+        Raises ConfigError, ModelError or EngineError when the start fails.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -108,7 +112,7 @@ class Fleet:
             engine = await self._unless_stopped(starting, stopping)
             if engine is not None:
                 await self._watch(engine, listeners, stopping)
-            return 0
+            return 0 if self._stop.is_set() else 1
         finally:
             stopping.cancel()
             await self._end_all()
@@ -148,18 +152,24 @@ class Fleet:
     async def _watch(
         self, engine: SharedEngine, listeners: Sequence[socket.socket], stopping: asyncio.Task[bool]
     ) -> None:
-        """Let the API processes attach, and replace those that die, until a signal."""
+        """Let the API processes attach, and replace those that die, until a signal or the engine's death."""
         for process in self._processes.values():
             tell(process, engine.endpoint)
-        while not stopping.done():
-            ends = {asyncio.ensure_future(process.wait()): row for row, process in self._processes.items()}
-            waited: list[asyncio.Future[Any]] = [stopping, *ends]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            for end, row in ends.items():
-                if not end.done():
-                    end.cancel()
-                elif not stopping.done():
-                    await self._replace(row, listeners[row], engine)
+        losing = asyncio.ensure_future(outlast(engine))
+        try:
+            while not stopping.done() and not losing.done():
+                ends = {asyncio.ensure_future(process.wait()): row for row, process in self._processes.items()}
+                waited: list[asyncio.Future[Any]] = [stopping, losing, *ends]
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                for end, row in ends.items():
+                    if not end.done():
+                        end.cancel()
+                    elif not stopping.done() and not losing.done():
+                        await self._replace(row, listeners[row], engine)
+            if losing.done():
+                losing.result()
+        finally:
+            losing.cancel()
 
     async def _replace(self, row: int, listener: socket.socket, engine: SharedEngine) -> None:
         now = monotonic()

@@ -36,7 +36,7 @@ from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.board import WARM, Board
 from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
@@ -50,6 +50,7 @@ from stoker_runtime.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75
 GOODBYE_SECONDS = 2.0
+MOURNING_SECONDS = 5.0
 WARM_UP_SECONDS = 300.0
 WARM_UP_TOKENS = 2
 POLL_SECONDS = 0.02
@@ -79,7 +80,15 @@ class ReadySizes(Protocol):
         ...
 
 
-class OwnedEngine(EngineClient, Protocol):
+class Mortal(Protocol):
+    """An engine that can die."""
+
+    async def died(self) -> EngineDeadError:
+        """Wait until the engine process is gone; what ended it."""
+        ...
+
+
+class OwnedEngine(EngineClient, Mortal, Protocol):
     """An engine that this process started and must close."""
 
     @property
@@ -149,7 +158,10 @@ class Server:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal. Raises ConfigError, ModelError or EngineError when the start fails."""
+        """Serve until a signal (0), or until the engine is dead (1).
+
+        Raises ConfigError, ModelError or EngineError when the start fails.
+        """
         self._catch_signals()
         tls = tls_context(self.config)
         http = HttpServer(uvicorn_config(Application(self.state), tls))
@@ -161,11 +173,8 @@ class Server:
         serving = asyncio.create_task(self._serve(http, listener, starting))
         refreshing = asyncio.create_task(keep_fresh(tls, self.config)) if tls else None
         try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                await starting
-                await stopping
-            await self._drain()
+            asked = await self._end(starting, stopping)
+            await self._drain(self.config.drain_seconds if asked else 0.0)
         finally:
             for task in (starting, stopping):
                 task.cancel()
@@ -177,7 +186,23 @@ class Server:
             http.should_exit = True
             await serving
         log.info("stopped")
-        return 0
+        return 0 if asked else 1
+
+    async def _end(self, starting: asyncio.Task[None], stopping: asyncio.Task[bool]) -> bool:
+        """Wait for the end; whether a signal asked for it. Raises what made the start fail."""
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return True
+        await starting
+        assert self._engine is not None, "started without an engine"
+        losing = asyncio.create_task(outlast(self._engine))
+        try:
+            await asyncio.wait({losing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if losing.done():
+                losing.result()
+        finally:
+            losing.cancel()
+        return stopping.done()
 
     async def _serve(self, http: HttpServer, listener: socket.socket, starting: asyncio.Task[None]) -> None:
         """Answer whoever connects. A process that replaces another lets them wait until it can."""
@@ -251,8 +276,8 @@ class Server:
             pooling=text_side.pooling,
         )
 
-    async def _drain(self) -> None:
-        state, patience = self.state, self.config.drain_seconds
+    async def _drain(self, patience: float) -> None:
+        state = self.state
         state.phase, state.detail = Phase.DRAINING, "it is shutting down"
         if state.batches is not None:
             # Their lines run again at the next start, so nobody need wait for them.
@@ -335,6 +360,13 @@ class WebConfig(uvicorn.Config):
         """Resolve what uvicorn resolves."""
         super().load()
         self.ssl = self.tls
+
+
+async def outlast(engine: Mortal) -> None:
+    """Return a while after the engine has died: until then whoever asks, a probe too, is told why."""
+    error = await engine.died()
+    log.error("%s The server ends in %.0f s, for nothing else brings an engine back.", error.message, MOURNING_SECONDS)
+    await asyncio.sleep(MOURNING_SECONDS)
 
 
 def uvicorn_config(app: Application, tls: ssl.SSLContext | None = None) -> uvicorn.Config:

@@ -22,7 +22,7 @@ from server_process import ServerProcess
 from stoker_runtime.bench import http_load
 from stoker_runtime.board import WARM
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.fleet import MOST_DEATHS, Fleet
 
 SCRIPT = Path(__file__).parent / "uniform_server.py"
@@ -199,8 +199,7 @@ def test_a_dead_engine_shows_in_every_process(processes: list[ServerProcess]) ->
     health = lambda: {CLIENT.get(f"{server.url}/health", headers=FRESH).status_code for _ in range(8)}  # noqa: E731
     assert wait_until(lambda: health() == {503})
     assert ask(server.url).json()["error"]["type"] == "engine_dead"
-    server.signal(signal.SIGTERM)
-    assert server.exit_status() == 0
+    assert server.exit_status(30) == 1, "only a new server has an engine again"
 
 
 def test_failed_starts_are_a_status_and_a_sentence(processes: list[ServerProcess]) -> None:
@@ -246,6 +245,10 @@ class NoEngine:
 
     endpoint = "ipc:///nowhere"
     closed = False
+
+    async def died(self) -> EngineDeadError:
+        await asyncio.Event().wait()
+        raise AssertionError("an event that nobody sets was set")
 
     async def close(self) -> None:
         self.closed = True

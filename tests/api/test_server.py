@@ -120,8 +120,8 @@ def test_a_killed_engine_ends_streams_and_shows_in_health(processes: list[Server
     for path in ("/health", "/ready"):
         assert CLIENT.get(server.url + path).status_code == 503
     assert CLIENT.post(f"{server.url}/v1/completions", json=BODY).json()["error"]["type"] == "engine_dead"
-    server.signal(signal.SIGTERM)
-    assert server.exit_status() == 0
+    assert server.exit_status(30) == 1, "only a new server has an engine again"
+    assert "ended with signal SIGKILL. The server ends" in server.log
 
 
 def test_a_failed_start_is_a_status_and_a_sentence(processes: list[ServerProcess]) -> None:

@@ -67,6 +67,7 @@ class AsyncEngine:
         self._closed = False
         self._dead: EngineDeadError | None = None
         self._hung: EngineDeadError | None = None
+        self._death = asyncio.Event()
 
     @classmethod
     async def start(
@@ -173,6 +174,12 @@ class AsyncEngine:
         error = self._dead or self._hung
         if error is not None:
             raise error
+
+    async def died(self) -> EngineDeadError:
+        """Wait until the engine process is gone; what ended it. One that hangs may go on yet, and is not meant."""
+        await self._death.wait()
+        assert self._dead is not None, "a death without a reason"
+        return self._dead
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and wait for the open ones; after `timeout` seconds abort what is left.
@@ -285,6 +292,7 @@ class AsyncEngine:
     def _die(self, reason: str) -> None:
         if self._dead is None:
             self._dead = EngineDeadError(reason)
+        self._death.set()
         if not self._ready.done():
             self._ready.set_exception(self._dead)
         self._ledger.fail_all(self._dead)
