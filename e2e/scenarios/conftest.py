@@ -14,6 +14,11 @@ from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, namespace
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run `install` first: it begins and ends with a cluster in which nothing of Stoker is."""
+    items.sort(key=lambda item: item.path.parent.name != "install")
+
+
 @pytest.fixture(scope="session")
 def given() -> Iterator[Given]:
     """A cluster with the images in it; SIGTERM ends the run as Ctrl-C does, so that nothing stays."""
