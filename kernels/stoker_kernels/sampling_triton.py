@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.logprobs_triton import token_logprobs
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.sampling_device import ADJUSTMENT_TYPES, EXACT
 from stoker_kernels.sampling_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
 from stoker_kernels.sampling_state import (
     CANDIDATES,
@@ -34,8 +35,6 @@ from stoker_kernels.triton_kernel import kernel
 
 __all__ = ["apply", "argmax", "sample", "token_logprobs"]
 
-# The kernels repeat the reference's roundings, which a fused multiply-add would change.
-_EXACT = {"enable_fp_fusion": False}
 _COUNTS_BLOCK = 8192
 _ENTRIES_BLOCK = 512
 _CHOOSE_WARPS = 8
@@ -61,7 +60,7 @@ def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:
         MAX_BIAS=MAX_BIAS,
         TILE=TILE,
         ADJUST=False,
-        **_EXACT,
+        **EXACT,
         **options,
     )
     best_tile_kernel[(rows,)](tile_max, tile_arg, out, tiles, TILES=padded_tiles(tiles), num_warps=1, **options)
@@ -90,15 +89,11 @@ def sample(
         logits,
         row_slots,
         positions,
-        state.params,
-        state.bias_ids,
-        state.bias_values,
-        state.bias_until,
-        state.counts,
+        *state.adjustments,
         bitmask,
     )
     constants: dict[str, Any] = {"MAX_BIAS": MAX_BIAS, "TILE": TILE, "ADJUST": adjust}
-    constants |= _EXACT | launch_options(logits.device)
+    constants |= EXACT | launch_options(logits.device)
     padded = padded_tiles(tiles)
     tile_max_kernel[(rows, tiles)](*common, state.tile_max, state.tile_arg, vocab, tiles, **constants)
     tile_mass_kernel[(rows, tiles)](*common, state.tile_max, state.tile_mass, vocab, tiles, TILES=padded, **constants)
@@ -177,11 +172,7 @@ def apply(packed: Tensor, updates: int, state: SamplingState) -> None:
     """`sampling_state.apply_slot_sampling` on CUDA."""
     _apply_kernel[(updates, triton.cdiv(state.vocab, _COUNTS_BLOCK))](
         packed,
-        state.params,
-        state.bias_ids,
-        state.bias_values,
-        state.bias_until,
-        state.counts,
+        *state.adjustments,
         state.vocab,
         **_apply_constants(),
         **launch_options(packed.device),
@@ -211,15 +202,6 @@ def _shape(logits: Tensor) -> tuple[int, int]:
 
 
 def _register() -> None:
-    state = {
-        "row_slots": I32_ANYWHERE,
-        "positions": I32_ANYWHERE,
-        "fields": f"*{I32}",
-        "bias_ids": f"*{I32}",
-        "bias_values": f"*{FP32}",
-        "bias_until": f"*{I32}",
-        "counts": "*i16",
-    }
     maxima = {"tile_max": f"*{FP32}", "tile_arg": f"*{I32}"}
     masses = {"tile_mass": f"*{I64}"}
     candidates = {"candidate_values": f"*{FP32}", "candidate_ids": f"*{I32}", "out": f"*{I32}"}
@@ -227,24 +209,24 @@ def _register() -> None:
         compact = dtype == BF16
         sizes = {"logits": f"*{dtype}", "vocab": I32_DIVISIBLE, "tiles": I32}
         constants: dict[str, object] = {"MAX_BIAS": MAX_BIAS, "TILE": TILE}
-        greedy = constants | dict.fromkeys([*state, "bitmask"]) | {"ADJUST": False}
-        register_aot(tile_max_kernel, sizes | maxima, [greedy], options=_EXACT, compact=compact)
+        greedy = constants | dict.fromkeys([*ADJUSTMENT_TYPES, "bitmask"]) | {"ADJUST": False}
+        register_aot(tile_max_kernel, sizes | maxima, [greedy], options=EXACT, compact=compact)
         for adjust, masked in ((False, False), (True, False), (True, True)):
-            inputs = sizes | state | ({"bitmask": f"*{I32}"} if masked else {})
+            inputs = sizes | ADJUSTMENT_TYPES | ({"bitmask": f"*{I32}"} if masked else {})
             fixed = constants | {"ADJUST": adjust} | ({} if masked else {"bitmask": None})
-            register_aot(tile_max_kernel, inputs | maxima, [fixed], options=_EXACT, compact=compact and masked)
+            register_aot(tile_max_kernel, inputs | maxima, [fixed], options=EXACT, compact=compact and masked)
             register_aot(
                 tile_mass_kernel,
                 inputs | {"tile_max": maxima["tile_max"]} | masses,
                 [fixed | {"TILES": padded_tiles(1)}],
-                options=_EXACT,
+                options=EXACT,
                 compact=compact and masked,
             )
             register_aot(
                 choose_kernel,
                 inputs | maxima | masses | candidates,
                 [fixed | {"TILES": padded_tiles(1), "CANDIDATES": CANDIDATES}],
-                options=_EXACT | {"num_warps": _CHOOSE_WARPS},
+                options=EXACT | {"num_warps": _CHOOSE_WARPS},
                 compact=compact and masked,
             )
     register_aot(
@@ -253,7 +235,7 @@ def _register() -> None:
         [{"TILES": padded_tiles(1)}],
         options={"num_warps": 1},
     )
-    applied = {name: kind for name, kind in state.items() if name not in ("row_slots", "positions")}
+    applied = {name: kind for name, kind in ADJUSTMENT_TYPES.items() if name not in ("row_slots", "positions")}
     register_aot(_apply_kernel, applied | {"packed": f"*{I32}", "vocab": I32_DIVISIBLE}, [_apply_constants()])
 
 

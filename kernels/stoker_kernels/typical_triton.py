@@ -11,14 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.sampling_device import TEMPERATURE, adjusted_logits, float_param, integer_weights, weight_scale
+from stoker_kernels.sampling_device import (
+    ADJUSTMENT_TYPES,
+    EXACT,
+    TEMPERATURE,
+    adjusted_logits,
+    float_param,
+    integer_weights,
+    weight_scale,
+)
 from stoker_kernels.sampling_state import MAX_BIAS, SURPRISE_UNITS, TILE, WEIGHT_SHIFT, Param, SamplingState
 from stoker_kernels.triton_kernel import kernel
 
-# The kernel repeats the reference's roundings, which a fused multiply-add would change.
-_EXACT = {"enable_fp_fusion": False}
 _WARPS = 8
 _TYPICAL_P = tl.constexpr(int(Param.TYPICAL_P))
 _UNITS = tl.constexpr(float(SURPRISE_UNITS))
@@ -120,18 +126,14 @@ def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positi
         logits,
         row_slots,
         positions,
-        state.params,
-        state.bias_ids,
-        state.bias_values,
-        state.bias_until,
-        state.counts,
+        *state.adjustments,
         bitmask,
         vocab,
         triton.cdiv(vocab, TILE),
         MAX_BIAS=MAX_BIAS,
         TILE=TILE,
         num_warps=_WARPS,
-        **_EXACT,
+        **EXACT,
         **launch_options(logits.device),
     )
 
@@ -140,20 +142,14 @@ def _register() -> None:
     for dtype in (BF16, FP16, FP32):
         signature = {
             "logits": f"*{dtype}",
-            "row_slots": I32_ANYWHERE,
-            "positions": I32_ANYWHERE,
-            "fields": f"*{I32}",
-            "bias_ids": f"*{I32}",
-            "bias_values": f"*{FP32}",
-            "bias_until": f"*{I32}",
-            "counts": "*i16",
+            **ADJUSTMENT_TYPES,
             "bitmask": f"*{I32}",
             "vocab": I32_DIVISIBLE,
             "tiles": I32,
         }
         constants = {"MAX_BIAS": MAX_BIAS, "TILE": TILE}
         register_aot(
-            typical_kernel, signature, [constants], options=_EXACT | {"num_warps": _WARPS}, compact=dtype == BF16
+            typical_kernel, signature, [constants], options=EXACT | {"num_warps": _WARPS}, compact=dtype == BF16
         )
 
 

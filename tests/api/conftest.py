@@ -14,8 +14,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from api_server import Running, make_state, serve
 from calling_server import CALLS, TEMPLATE, LongEngine, says
 from fake_engine import FakeEngine
+from server_process import ServerProcess
 
 from stoker_runtime.api.state import Phase
+
+
+@pytest.fixture
+def processes() -> Iterator[list[ServerProcess]]:
+    """A list for servers that a test starts; they are closed after it."""
+    started: list[ServerProcess] = []
+    yield started
+    for process in started:
+        process.close()
 
 
 @pytest.fixture(scope="session")

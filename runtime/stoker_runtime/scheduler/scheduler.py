@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stoker_runtime.engine.executor_protocol import StepResult
-from stoker_runtime.errors import CapacityError, EngineError
+from stoker_runtime.errors import EngineError
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
@@ -72,10 +72,7 @@ class Scheduler:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
         config, params = self.config, request.params
         refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size)
-        if len(self._waiting) >= config.max_queued:
-            full = CapacityError(f"The queue is full (waiting: {config.max_queued}); try again later.")
-            full.retry_after = self._admissions.retry_after(config.max_queued, self._clock())
-            raise full
+        self._admissions.require_room(len(self._waiting), config.max_queued, self._clock())
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= frozenset(config.eos_token_ids)

@@ -7,7 +7,6 @@ Knows nothing of how the encoder computes.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.spec import Parameter, aligned
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.safetensors_index import read_checkpoint_index
-from stoker_runtime.weights.tensor_entry import TensorEntry
+from stoker_runtime.weights.tensor_entry import TensorEntry, find_entry
 
 Plan = list[tuple[Parameter, list[TensorEntry]]]
 
@@ -68,15 +67,7 @@ def plan_encoder(spec: EncoderSpec, entries: Mapping[str, TensorEntry]) -> Plan:
 
 
 def _entry(spec: EncoderSpec, entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
-    entry = entries.get(name)
-    if entry is None:
-        close = difflib.get_close_matches(name, entries, n=1)
-        hint = f" The nearest is {close[0]}." if close else ""
-        raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {spec.architecture}.{hint}")
-    if entry.shape != shape:
-        raise ModelError(
-            f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."
-        )
+    entry = find_entry(entries, name, shape, spec.architecture)
     if entry.encoding not in PLAIN_DTYPES:
         raise ModelError(f"{entry.file}: tensor {name} is {entry.encoding}; supported are {', '.join(PLAIN_DTYPES)}.")
     return entry

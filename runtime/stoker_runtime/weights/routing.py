@@ -7,7 +7,6 @@ Knows nothing of bytes and devices.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from enum import StrEnum
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, Names
 from stoker_runtime.models.spec import ModelSpec, Parameter
-from stoker_runtime.weights.tensor_entry import TensorEntry
+from stoker_runtime.weights.tensor_entry import TensorEntry, find_entry
 
 
 class Vocabulary(StrEnum):
@@ -71,15 +70,7 @@ def _pieces(
     names = tensor_names(spec, parameter.name, vocabulary)
     for position, (name, rows) in enumerate(zip(names, piece_rows(spec, parameter, len(names)), strict=True)):
         shape = (rows, *parameter.shape[1:])
-        entry = entries.get(name)
-        if entry is None:
-            close = difflib.get_close_matches(name, entries, n=1)
-            hint = f" The nearest is {close[0]}." if close else ""
-            raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {spec.architecture}.{hint}")
-        if entry.shape != shape:
-            raise ModelError(
-                f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."
-            )
+        entry = find_entry(entries, name, shape, spec.architecture)
         # Values are never rotated: of Q, K and V the third keeps its rows.
         pieces.append(Route(entry, parameter.name, row, shape, head_rows if position < 2 else 0))
         row += rows

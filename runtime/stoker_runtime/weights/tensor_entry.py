@@ -6,8 +6,12 @@ Knows nothing of headers or of where the tensor goes.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from stoker_runtime.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,19 @@ class TensorEntry:
     offset: int
     num_bytes: int
     encoding: str
+
+
+def find_entry(
+    entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], architecture: str
+) -> TensorEntry:
+    """The entry called `name`. Raises ModelError where it is missing, with the nearest name, or has another shape."""
+    entry = entries.get(name)
+    if entry is None:
+        close = difflib.get_close_matches(name, entries, n=1)
+        hint = f" The nearest is {close[0]}." if close else ""
+        raise ModelError(f"The checkpoint lacks tensor {name} {list(shape)} of a {architecture}.{hint}")
+    if entry.shape != shape:
+        raise ModelError(
+            f"{entry.file}: tensor {name} is {list(entry.shape)}; the configuration asks for {list(shape)}."
+        )
+    return entry

