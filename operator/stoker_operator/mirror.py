@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker_operator import metrics
 from stoker_operator.cluster import ApiError, Cluster, Kind, Object
@@ -28,6 +28,7 @@ FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
 _MOST_TOMBSTONES = 10_000
 Place = tuple[str, str]
+K = TypeVar("K")
 Changed = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
@@ -86,8 +87,15 @@ class _Shelf:
 
     def _forget(self, place: Place, entry: _Entry) -> None:
         del self.entries[place]
-        self.named[place[0], entry.instance].discard(place[1])
-        self.inside[place[0]].discard(place[1])
+        _drop(self.named, (place[0], entry.instance), place[1])
+        _drop(self.inside, place[0], place[1])
+
+
+def _drop(index: dict[K, set[str]], key: K, name: str) -> None:
+    """Take a name out of an index, and its set with the last one: services come and go for years."""
+    index[key].discard(name)
+    if not index[key]:
+        del index[key]
 
 
 class Mirror(Cluster):

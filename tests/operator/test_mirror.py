@@ -119,6 +119,8 @@ async def test_an_object_that_lost_its_label_comes_back_with_it(followed: Follow
     assert await followed.names() == ["a"]
     await followed.stream(("DELETED", service(20)))
     assert await followed.names() == []
+    shelf = followed._shelves["Service"]
+    assert (shelf.entries, shelf.named, shelf.inside) == ({}, {}, {}), "something is kept of what is gone"
     await followed.stream(("ADDED", service(21)))
     assert await followed.names() == ["a"]
 
