@@ -27,6 +27,8 @@ STAGES = frozenset(
         "CreatingVolume",
         "Fetching",
         "RollingOut",
+        "PodsStarting",
+        "PodsStopping",
         "WaitingForIdle",
         "AwaitingAnswer",
         "Suspended",
@@ -116,6 +118,8 @@ def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     ours = {
         "Ready",
         "Servable",
+        "Degraded",
+        "Progressing",
         "Reconciling",
         "Stalled",
         "ModelResolved",

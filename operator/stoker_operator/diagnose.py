@@ -8,14 +8,18 @@ Knows nothing of which pods matter: it is shown one at a time.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator.spec import FetchedModel, FetchFailure, parse_fetch_result
+from stoker_operator.wording import sentence, short
 
 Object = Mapping[str, Any]
-_LONGEST = 400
+# A container that ran so long is no crash loop: the kubelet forgets its back-off then, too.
+_STEADY = timedelta(minutes=10)
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
@@ -41,12 +45,21 @@ def trouble_of(pod: Object) -> Trouble | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(name, str(condition.get("message", "")))
-    for container in _container_statuses(pod):
-        trouble = _container_trouble(name, container)
-        if trouble is not None:
-            return trouble
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(kind) or ():
+            init = kind == "initContainerStatuses"
+            trouble = _container_trouble(name, container, init=init, was_ready=not init and _was_ready(pod, container))
+            if trouble is not None:
+                return trouble
+    if _lost(pod):
+        node = pod["spec"]["nodeName"]
+        text = (
+            f"Pod {name} is not ready although its containers are: node {node} does not report, or a readiness gate "
+            f"is not met. See kubectl describe node {node}"
+        )
+        return Trouble("PodNotReady", f"{text}.", False)
     if status.get("phase") == "Failed" and status.get("reason"):
-        message = f"Pod {name} was ended: {status['reason']}: {_short(str(status.get('message', '')))}"
+        message = f"Pod {name} was ended: {status['reason']}: {short(str(status.get('message', '')))}"
         return Trouble(str(status["reason"]), message, False)
     return None
 
@@ -84,47 +97,117 @@ def verify_failure(pods: Iterable[Object]) -> tuple[FetchFailure, str] | None:
     return newest
 
 
-def _container_statuses(pod: Object) -> list[Object]:
-    status = pod.get("status", {})
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+def _lost(pod: Object) -> bool:
+    """Whether a pod is not ready for a reason that lies in none of its containers."""
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    conditions = pod.get("status", {}).get("conditions") or ()
+    unready = any(item["type"] == "Ready" and item["status"] != "True" for item in conditions)
+    return unready and bool(containers) and all(item.get("ready") for item in containers)
 
 
-def _container_trouble(pod: str, container: Object) -> Trouble | None:
-    state, last = container.get("state") or {}, container.get("lastState") or {}
+def _container_trouble(pod: str, container: Object, *, init: bool, was_ready: bool) -> Trouble | None:
+    state = container.get("state") or {}
     waiting = state.get("waiting") or {}
-    reason, text = str(waiting.get("reason", "")), _short(str(waiting.get("message", "")))
+    reason, text = str(waiting.get("reason", "")), short(str(waiting.get("message", "")))
     where = f"Pod {pod}, container {container['name']}"
     if reason in _PULL:
         image = container.get("image", "")
         advice = "Check spec.runtime.image, the registry and the ServiceAccount's imagePullSecrets."
         return Trouble("ImagePullFailed", f"{where}: image {image} cannot be pulled: {text}. {advice}", True)
     if reason in _CONFIG:
-        missing = re.search(r'(secret|configmap) "([^"]+)" not found', text)
-        missing_key = re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text)
-        if missing:
-            return Trouble("ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True)
-        if missing_key:
-            return Trouble("ReferenceMissing", f"{where}: {missing_key[2]} {missing_key[3]} has no such key. "
-                           f"Add key {missing_key[1]}.", True)  # fmt: skip
-        return Trouble("ContainerRefused", f"{where}: {text}", True)
-    ended = state.get("terminated") or (last.get("terminated") if reason == "CrashLoopBackOff" else None)
-    if ended and ended.get("exitCode", 0) != 0:
-        again = int(container.get("restartCount", 0))
-        permanent = reason == "CrashLoopBackOff" or again > 1
-        ending = f"{where} ended {again + bool(state.get('terminated'))} times: {_ending(ended)}"
-        return Trouble("OutOfMemory" if ended.get("reason") == "OOMKilled" else "CrashLoop", ending, permanent)
+        return _refused(where, text)
+    ended = None if was_ready else _unexpected_end(container, init=init)
+    if ended is not None:
+        return _restarting(pod, container, ended, looping=reason == "CrashLoopBackOff")
+    if was_ready and container["name"] == "engine":
+        text = (
+            f"Pod {pod} was ready and is not any more: its engine does not answer /ready with 200. It is restarted "
+            f"once it fails /health too. What it says: kubectl logs {pod} -c engine"
+        )
+        return Trouble("PodNotReady", f"{text}.", False)
     return None
 
 
+def _refused(where: str, text: str) -> Trouble:
+    """The kubelet could not make the container."""
+    missing = re.search(r'(secret|configmap) "([^"]+)" not found', text)
+    missing_key = re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", text)
+    if missing:
+        return Trouble("ReferenceMissing", f"{where}: {missing[1]} {missing[2]} does not exist. Create it.", True)
+    if missing_key:
+        return Trouble("ReferenceMissing", f"{where}: {missing_key[2]} {missing_key[3]} has no such key. "
+                       f"Add key {missing_key[1]}.", True)  # fmt: skip
+    return Trouble("ContainerRefused", f"{where}: {sentence(text)}", True)
+
+
+def _was_ready(pod: Object, container: Object) -> bool:
+    """Whether a container that runs and is not ready was ready since its start. While one starts, the pod is unready
+    since before that.
+    """
+    running = (container.get("state") or {}).get("running")
+    since = _unready_since(pod)
+    if not running or container.get("ready") or not since or not running.get("startedAt"):
+        return False
+    return datetime.fromisoformat(since) > datetime.fromisoformat(str(running["startedAt"]))
+
+
+def _unready_since(pod: Object) -> str:
+    for item in pod.get("status", {}).get("conditions") or ():
+        if item["type"] == "Ready" and item["status"] != "True":
+            return str(item.get("lastTransitionTime", ""))
+    return ""
+
+
+def _unexpected_end(container: Object, *, init: bool) -> Object | None:
+    """How a container ended that should have gone on (or, an init container, should have succeeded) and is not back
+    where it was; None when there is no such end.
+    """
+    state = container.get("state") or {}
+    now, before = state.get("terminated"), (container.get("lastState") or {}).get("terminated")
+    if now:
+        return now if now.get("exitCode", 0) else None
+    if not before or container.get("ready"):
+        return None
+    # An init container runs again whenever the pod's sandbox is new: only a failure is one.
+    return before if before.get("exitCode", 0) or not init else None
+
+
+def _restarting(pod: str, container: Object, ended: Object, *, looping: bool) -> Trouble:
+    """A container that ended and starts again: once, or over and over."""
+    name, where = container["name"], f"Pod {pod}, container {container['name']}"
+    if name == "verify" and isinstance(parse_fetch_result(str(ended.get("message", ""))), FetchFailure):
+        return Trouble("CacheCorrupt", f"{where} found the cache changed: {sentence(_ending(ended))}", False)
+    ends = int(container.get("restartCount", 0)) + ("terminated" in (container.get("state") or {}))
+    looping = looping or (ends > 1 and _brief(ended))
+    how = _ending(ended) if ended.get("reason") == "OOMKilled" else f"with {_ending(ended)}"
+    text = f"{where} ended {ends} times, the last time {how}" if looping else f"{where} ended {how}"
+    text = sentence(text) if looping else f"{sentence(text)} It starts again by itself."
+    text = f"{text} More: kubectl logs {pod} -c {name} --previous."
+    if ended.get("reason") == "OOMKilled":
+        return Trouble("OutOfMemory", text, looping)
+    return Trouble("CrashLoop" if looping else "PodRestarting", text, looping)
+
+
+def _brief(ended: Object) -> bool:
+    """Whether a container ended so soon after its start that the kubelet, too, takes it for a loop."""
+    started, finished = ended.get("startedAt"), ended.get("finishedAt")
+    if not started or not finished:
+        return False
+    return datetime.fromisoformat(str(finished)) - datetime.fromisoformat(str(started)) < _STEADY
+
+
 def _ending(ended: Object) -> str:
+    """How a container ended, in its own last words where it left some."""
     outcome = parse_fetch_result(str(ended.get("message", "")))
     if isinstance(outcome, FetchFailure):
-        return f"{outcome.reason}: {_short(outcome.message)}"
+        return f"{outcome.reason}: {short(outcome.message)}"
     lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]
-    last = f": {_short(lines[-1].strip())}" if lines else ""
+    last = f": {short(lines[-1].strip())}" if lines else ""
     if ended.get("reason") == "OOMKilled":
         return f"out of memory{last}. Raise spec.resources.memory or lower runtime.contextLength"
-    return f"exit code {ended.get('exitCode')}{last}"
+    code = int(ended.get("exitCode", 0))
+    by = f" ({signal.Signals(code - 128).name})" if code - 128 in signal.valid_signals() else ""
+    return f"exit code {code}{by}{last}"
 
 
 def _unschedulable(pod: str, text: str) -> Trouble:
@@ -148,9 +231,4 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         what, advice = "every node that would do is cordoned", "Run kubectl uncordon, or add a node"
     else:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
-    return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({_short(text)})", False)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({short(text)})", False)

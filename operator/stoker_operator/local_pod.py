@@ -44,7 +44,7 @@ class LocalPod:
             port["name"]: port["containerPort"] for item in self._spec["containers"] for port in item.get("ports", ())
         }
         _show_real_ports(pod, machine.ports)
-        pod["status"] = {"phase": "Pending", "podIP": LOOPBACK, "conditions": [_condition("PodScheduled", True)]}
+        pod["status"] = {"phase": "Pending", "podIP": LOOPBACK, "conditions": [_condition({}, "PodScheduled", True)]}
 
     @property
     def log_tail(self) -> str:
@@ -203,7 +203,8 @@ class LocalPod:
         if self._main:
             status["containerStatuses"] = [container.status() for container in self._main]
         ready = bool(self._main) and all(container.ready for container in self._main)
-        status["conditions"] = [_condition("PodScheduled", True), _condition("Ready", ready)]
+        before = {item["type"]: item for item in status.get("conditions", ())}
+        status["conditions"] = [_condition(before, "PodScheduled", True), _condition(before, "Ready", ready)]
         self._store.touch()
 
 
@@ -214,5 +215,9 @@ def _show_real_ports(pod: Object, ports: Mapping[int, int]) -> None:
             port["containerPort"] = ports[port["containerPort"]]
 
 
-def _condition(kind: str, value: bool) -> dict[str, str]:
+def _condition(before: Mapping[str, dict[str, str]], kind: str, value: bool) -> dict[str, str]:
+    """A condition, with the time since when it holds."""
+    there = before.get(kind)
+    if there is not None and there["status"] == str(value):
+        return there
     return {"type": kind, "status": str(value), "lastTransitionTime": timestamp()}

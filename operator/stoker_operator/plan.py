@@ -9,36 +9,36 @@ Knows nothing of how actions are carried out or how a status is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
-from stoker_operator.diagnose import Trouble, first_trouble
+from stoker_operator.diagnose import first_trouble
 from stoker_operator.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.plan_cache import CachePlan, plan_cache
+from stoker_operator.plan_conditions import IDLE, fit_condition, pod_conditions, ready_conditions, serving
 from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
+from stoker_operator.plan_pods import pods_finding, pods_that_count, rolled_out
 from stoker_operator.plan_rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan_scaling import scaling_actions, scaling_condition
-from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
+from stoker_operator.rollout import Rollout
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import InferenceService
+from stoker_operator.wording import counted
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
 _SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
-# Not ready by choice: nothing is being done about it and nothing is wrong.
-IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one reconcile decided. `answered` is the revision of which a pod answered a completion, "" =
-    none; `previous` the one before that served, `failed` the one that was given up.
+    """What one reconcile decided. `answered` is the revision of which a pod answered a completion, `rolled_out` the
+    current one if all of its pods were there once, "" = none; `previous` the one before that served, `failed` the one
+    that was given up.
     """
 
     actions: tuple[Action, ...]
@@ -48,6 +48,7 @@ class Plan:
     rollout: Rollout
     fit: Fit | None
     answered: str
+    rolled_out: str = ""
     previous: str = ""
     failed: str = ""
     asks_capacity: bool = False
@@ -74,8 +75,10 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rolling = plan_held(service, observed)
     state = observed.rollout
     answered = _answered(service, observed)
-    trouble = first_trouble(_pods_that_count(observed))
-    blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, trouble)
+    trouble = first_trouble(pods_that_count(observed))
+    done = rolled_out(service, state, answered)
+    pods = pods_finding(service, observed, rolling.workload, trouble, done)
+    blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
     scaling = scaling_condition(service, observed, settings)
@@ -91,7 +94,10 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *released,
         ),
         conditions=(
-            *_conditions(service, observed, cache, fit, blocking, trouble),
+            *ready_conditions(blocking, serving(service, state)),
+            *pod_conditions(observed, blocking, trouble, done),
+            *cache.conditions(),
+            *([fit_condition(fit)] if fit else []),
             *endpoint_conditions(service, observed),
             *([scaling] if scaling else []),
         ),
@@ -100,6 +106,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rollout=state,
         fit=fit,
         answered=answered,
+        rolled_out=done,
         previous=rolling.previous,
         failed=rolling.failed,
         asks_capacity=rolling.asks_capacity,
@@ -145,22 +152,13 @@ def _answered(service: InferenceService, observed: Observed) -> str:
     return str((service.status.get("revisions") or {}).get("answered", ""))
 
 
-def _pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
-    """The pods whose trouble is this generation's: of the current revision where it is known, and not
-    going.
-    """
-    current = observed.rollout.current
-    live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
-    return [pod for pod in live if not current or template_hash(pod) == current]
-
-
 def _blocking(
     service: InferenceService,
     cache: CachePlan,
     too_large: Fit | None,
     rolling: RolloutPlan,
     observed: Observed,
-    trouble: Trouble | None,
+    pods: Finding | None,
 ) -> Finding | None:
     """The first thing, in the order things happen, that keeps this generation from being rolled out."""
     state = observed.rollout
@@ -170,55 +168,15 @@ def _blocking(
         return Finding("DoesNotFit", too_large.message, stalled=True)
     if service.suspend and not rolling.workload and not state.desired and not state.total:
         return _suspended(state)
-    if rolling.finding is not None:
-        return rolling.finding
-    if rolling.workload:
-        return Finding("RollingOut", "The Deployment was just written; its pods follow.")
-    if trouble is not None and trouble.reason == "Unschedulable" and state.terminating:
-        text = f"{state.terminating} pods terminate and hold their GPUs until they are gone; then a new pod starts"
-        return Finding("RollingOut", f"{text}. {trouble.message}")
-    if trouble is not None:
-        return Finding(trouble.reason, trouble.message, trouble.permanent)
-    if not state.current:
-        return Finding("RollingOut", "The Deployment's controller has not taken up the newest revision yet.")
-    if not state.settled:
-        return _rolling(service, observed)
-    if state.desired == 0:
-        return Finding("ScaledToZero", "No replicas are asked for.")
-    return None
+    return rolling.finding or pods
 
 
 def _suspended(state: Rollout) -> Finding:
     text = "spec.suspend is true: no pods run; the cache and the address are kept."
     if state.terminating:
-        text += f" {state.terminating} pods finish their requests and end."
+        ends = "finishes its requests and ends" if state.terminating == 1 else "finish their requests and end"
+        text += f" {counted(state.terminating, 'pod')} {ends}."
     return Finding("Suspended", text)
-
-
-def _rolling(service: InferenceService, observed: Observed) -> Finding:
-    state = observed.rollout
-    text = f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready"
-    old = state.total - state.updated
-    if old:
-        text += f"; {old} of an older revision still run"
-    if state.terminating:
-        text += f"; {state.terminating} terminate"
-    if state.failed:
-        return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
-    keys = service.endpoint.api_keys
-    if keys is not None and any(_waits_for_volumes(pod) for pod in _pods_that_count(observed)):
-        # A volume's Secret that is missing shows in no pod's status, only in the kubelet's events.
-        text += f". A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
-        return Finding("RollingOut", text)
-    return Finding("RollingOut", f"{text}.")
-
-
-def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
-    """Whether a node has the pod and none of its containers was ever started."""
-    status = pod.get("status", {})
-    statuses = status.get("initContainerStatuses") or ()
-    waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
-    return status.get("phase") == "Pending" and "PodInitializing" in waiting
 
 
 def _unanswered(observed: Observed) -> Finding:
@@ -226,68 +184,6 @@ def _unanswered(observed: Observed) -> Finding:
     if answer is None:
         return Finding("AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion.")
     return Finding("NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}")
-
-
-def _conditions(
-    service: InferenceService,
-    observed: Observed,
-    cache: CachePlan,
-    fit: Fit | None,
-    blocking: Finding | None,
-    trouble: Trouble | None,
-) -> list[Condition]:
-    state = observed.rollout
-    conditions = [*cache.conditions(), _scheduled(observed)]
-    if fit is not None:
-        status = {"Fits": "True", "TooLarge": "False"}.get(fit.verdict, "Unknown")
-        conditions.append(Condition("Fits", status, fit.verdict, fit.message))
-    servable = state.ready > 0
-    conditions.append(
-        Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
-        if servable
-        else Condition("Servable", "False", blocking.reason if blocking else "NoPods", _why_not(blocking, trouble))
-    )
-    return [*ready_conditions(blocking, _serving(service, state)), *conditions]
-
-
-def _serving(service: InferenceService, state: Rollout) -> str:
-    return (
-        f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready, and one answered a "
-        f"completion; clients use {manifests.public_url(service)}."
-    )
-
-
-def ready_conditions(blocking: Finding | None, serving: str) -> list[Condition]:
-    """Ready, and what kstatus reads: Reconciling and Stalled."""
-    if blocking is None:
-        return [
-            Condition("Ready", "True", "Serving", serving),
-            Condition("Reconciling", "False", "Settled", "Nothing is left to do."),
-            Condition("Stalled", "False", "Settled", "Nothing is left to do."),
-        ]
-    idle = blocking.reason in IDLE
-    waiting = not blocking.stalled and not idle
-    return [
-        Condition("Ready", "False", blocking.reason, blocking.message),
-        Condition("Reconciling", str(waiting), blocking.reason, blocking.message),
-        Condition("Stalled", str(blocking.stalled), blocking.reason, blocking.message),
-    ]
-
-
-def _why_not(blocking: Finding | None, trouble: Trouble | None) -> str:
-    if trouble is not None:
-        return trouble.message
-    return blocking.message if blocking else "No pod is ready."
-
-
-def _scheduled(observed: Observed) -> Condition:
-    pods = _pods_that_count(observed)
-    if not pods:
-        return Condition("Scheduled", "Unknown", "NoPods", "There are no pods to schedule yet.")
-    trouble = next((t for t in (first_trouble([pod]) for pod in pods) if t and t.reason == "Unschedulable"), None)
-    if trouble:
-        return Condition("Scheduled", "False", trouble.reason, trouble.message)
-    return Condition("Scheduled", "True", "Scheduled", "Every pod has a node.")
 
 
 def _requeue(cache: CachePlan, blocking: Finding | None) -> float | None:

@@ -15,12 +15,13 @@ from typing import Any
 
 from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
 from stoker_operator.diagnose import fetch_outcome, first_trouble, verify_failure
-from stoker_operator.manifests import claim_name, owns_claim, prefetch_job, source_id, volume_claim
+from stoker_operator.manifests import claim_name, is_repair, owns_claim, prefetch_job, source_id, volume_claim
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
 from stoker_operator.quantity import human_bytes
 from stoker_operator.settings import Settings
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, remembered_model
+from stoker_operator.wording import sentence
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0
@@ -123,7 +124,7 @@ def _from_jobs(
             return _waiting(observed, base, latest, due, now)
     why = _why_fetch(service, latest, broken, failed_at is not None)
     job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=broken is not None)
-    finding = Finding("CacheCorrupt" if broken else "Fetching", _sentence(f"Starting a prefetch Job: {why}"))
+    finding = Finding("CacheCorrupt" if broken else "Fetching", sentence(f"Starting a prefetch Job: {why}"))
     return replace(
         base,
         attempt=attempt + 1,
@@ -138,7 +139,8 @@ def _while_running(
     observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None, now: datetime
 ) -> CachePlan:
     """A prefetch runs: what it says of itself, or what keeps its pod from running."""
-    pods = _pods_of(observed, job)
+    pods, repairs = _pods_of(observed, job), is_repair(job)
+    reason = "CacheCorrupt" if repairs else "Fetching"
     running = replace(base, resolved=known, requeue_after=_poll(observed))
     trouble = first_trouble(
         pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
@@ -151,16 +153,18 @@ def _while_running(
     outcome = fetch_outcome(pods)
     if isinstance(outcome, FetchFailure):
         text = f"Job {name} tries again after {outcome.reason}: {outcome.message}"
-        return replace(running, finding=Finding("Fetching", _sentence(text)))
+        return replace(running, finding=Finding(reason, sentence(text)))
     progress = observed.progress
+    what = f"Job {name} fetches again what changed in the cache" if repairs else f"Job {name}"
     if progress is None:
-        return replace(running, finding=Finding("Fetching", f"Job {name} is starting."))
-    text = f"Job {name}: {progress.phase}"
+        text = f"{what}; it is starting." if repairs else f"{what} is starting."
+        return replace(running, finding=Finding(reason, text))
+    text = f"{what}: {progress.phase}"
     if progress.bytes_total:
         text += f", {human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
     if progress.eta_seconds:
         text += f", about {progress.eta_seconds} s to go"
-    return replace(running, finding=Finding("Fetching", _sentence(text)))
+    return replace(running, finding=Finding(reason, sentence(text)))
 
 
 def _poll(observed: Observed) -> float:
@@ -180,12 +184,12 @@ def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, no
     failure = outcome if isinstance(outcome, FetchFailure) else None
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
     text = (
-        f"{_sentence(failure.message)} {_ADVICE.get(failure.reason, '')}".strip()
+        f"{sentence(failure.message)} {_ADVICE.get(failure.reason, '')}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
     )
     return replace(
         base,
-        finding=Finding(failure.reason, _sentence(text), failure.reason in PERMANENT),
+        finding=Finding(failure.reason, sentence(text), failure.reason in PERMANENT),
         requeue_after=max((due - now).total_seconds(), 1.0),
     )
 
@@ -271,7 +275,3 @@ def _time(text: str) -> datetime | None:
 def _delete(item: Object, reason: str) -> Delete:
     meta = item["metadata"]
     return Delete("Job", meta["name"], meta["uid"], reason)
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."

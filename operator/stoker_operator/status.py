@@ -14,7 +14,8 @@ from typing import Any
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
 from stoker_operator.fit import USABLE, WORKSPACE_GIB
-from stoker_operator.plan import Plan, ready_conditions
+from stoker_operator.plan import Plan
+from stoker_operator.plan_conditions import ready_conditions
 from stoker_operator.plan_scaling import scaling_status
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
@@ -39,6 +40,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     revisions = {
         "current": state.current,
         "answered": plan.answered,
+        "rolledOut": plan.rolled_out,
         "previous": plan.previous,
         "failed": plan.failed,
         "waitingSince": plan.waiting_since,

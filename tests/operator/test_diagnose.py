@@ -19,15 +19,18 @@ def pod(
     verify: dict[str, Any] | None = None,
     fetch: dict[str, Any] | None = None,
     created: str = "2026-01-01T00:00:00Z",
+    unready_since: str = "",
     **status: Any,
 ) -> dict[str, Any]:
     found: dict[str, Any] = dict(status)
+    if unready_since:
+        found["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": unready_since}]
     if unschedulable:
         found["conditions"] = [{"type": "PodScheduled", "status": "False", "message": unschedulable}]
     named = {"engine": engine, "fetch": fetch}
     found["containerStatuses"] = [{"name": key, "image": "i:1"} | value for key, value in named.items() if value]
     found["initContainerStatuses"] = [{"name": "verify"} | verify] if verify else []
-    return {"metadata": {"name": name, "creationTimestamp": created}, "status": found}
+    return {"metadata": {"name": name, "creationTimestamp": created}, "spec": {"nodeName": "n1"}, "status": found}
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
@@ -36,6 +39,18 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
 
 def ended(code: int, message: str = "", **more: Any) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "message": message} | more}
+
+
+def running(restarts: int = 0, *, last: dict[str, Any] | None = None, ready: bool = False) -> dict[str, Any]:
+    """A container that runs since noon."""
+    state = {"running": {"startedAt": "2026-01-01T12:00:00Z"}}
+    return {"state": state, "restartCount": restarts, "ready": ready, "lastState": last or {}}
+
+
+MISMATCH = json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"})
+CRASHED = "2026-01-01T11:00:00Z"
+AN_HOUR = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T11:00:00Z"}
+A_MOMENT = {"startedAt": "2026-01-01T11:58:00Z", "finishedAt": "2026-01-01T11:59:00Z"}
 
 
 CASES = {
@@ -89,22 +104,71 @@ CASES = {
                 "CrashLoopBackOff", restartCount=4, lastState=ended(2, "starting\nConfigError: no such dtype\n")
             )
         ),
-        ("CrashLoop", True, ["ended 4 times", "exit code 2: ConfigError: no such dtype"]),
+        ("CrashLoop", True, ["ended 4 times", "exit code 2: ConfigError: no such dtype.", "kubectl logs p -c engine"]),
     ),
     "first crash": (
         pod(engine={"state": ended(1, "boom"), "restartCount": 0}),
-        ("CrashLoop", False, ["ended 1 times: exit code 1: boom"]),
+        ("PodRestarting", False, ["engine ended with exit code 1: boom. It starts again by itself."]),
+    ),
+    "crash of one that ran for long": (
+        pod(engine={"state": ended(1, "boom", **AN_HOUR), "restartCount": 7}),
+        ("PodRestarting", False, ["exit code 1: boom."]),
+    ),
+    "second crash at once": (
+        pod(engine={"state": ended(1, "boom", **A_MOMENT), "restartCount": 1}),
+        ("CrashLoop", True, ["ended 2 times, the last time with exit code 1: boom."]),
+    ),
+    "loads again": (
+        pod(engine=running(1, last=ended(1, "EngineDeadError: killed", **AN_HOUR)), unready_since=CRASHED),
+        ("PodRestarting", False, ["exit code 1: EngineDeadError: killed.", "--previous"]),
+    ),
+    "loads again in a loop": (
+        pod(engine=running(3, last=ended(1, "boom", **A_MOMENT)), unready_since=CRASHED),
+        ("CrashLoop", True, ["ended 3 times"]),
+    ),
+    "killed": (
+        pod(engine=running(1, last=ended(137, **AN_HOUR)), unready_since=CRASHED),
+        ("PodRestarting", False, ["ended with exit code 137 (SIGKILL). It starts"]),
+    ),
+    "ended well, but ended": (
+        pod(engine=running(1, last=ended(0, **AN_HOUR)), unready_since=CRASHED),
+        ("PodRestarting", False, ["ended with exit code 0."]),
+    ),
+    "hangs": (
+        pod(engine=running(), unready_since="2026-01-01T13:00:00Z"),
+        ("PodNotReady", False, ["was ready and is not any more", "/ready", "/health", "kubectl logs p -c engine"]),
+    ),
+    "hangs after a restart": (
+        pod(engine=running(1, last=ended(1, "boom", **AN_HOUR)), unready_since="2026-01-01T13:00:00Z"),
+        ("PodNotReady", False, ["was ready"]),
+    ),
+    "node lost": (
+        pod(engine=running(ready=True), unready_since="2026-01-01T13:00:00Z"),
+        ("PodNotReady", False, ["node n1 does not report", "kubectl describe node n1"]),
     ),
     "out of memory": (
         pod(engine=waiting("CrashLoopBackOff", restartCount=2, lastState=ended(137, reason="OOMKilled"))),
-        ("OutOfMemory", True, ["spec.resources.memory"]),
+        ("OutOfMemory", True, ["ended 2 times, the last time out of memory. Raise spec.resources.memory"]),
+    ),
+    "out of memory once": (
+        pod(engine=running(1, last=ended(137, reason="OOMKilled")), unready_since=CRASHED),
+        ("OutOfMemory", False, ["engine ended out of memory. Raise", "It starts again by itself."]),
     ),
     "verify": (
-        pod(
-            verify={"state": ended(3, json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"}))}
-            | {"restartCount": 0}
-        ),
-        ("CrashLoop", False, ["ChecksumMismatch: a.gguf differs"]),
+        pod(verify={"state": ended(3, MISMATCH), "restartCount": 0}),
+        ("CacheCorrupt", False, ["found the cache changed: ChecksumMismatch: a.gguf differs."]),
+    ),
+    "verify waits": (
+        pod(verify=waiting("CrashLoopBackOff", restartCount=5, lastState=ended(3, MISMATCH))),
+        ("CacheCorrupt", False, ["a.gguf differs."]),
+    ),
+    "verify runs again": (
+        pod(verify=running(1, last=ended(3, MISMATCH)), engine=waiting("PodInitializing")),
+        ("CacheCorrupt", False, ["a.gguf differs."]),
+    ),
+    "verify crashes": (
+        pod(verify=waiting("CrashLoopBackOff", restartCount=2, lastState=ended(1, "Traceback\nOSError: no"))),
+        ("CrashLoop", True, ["container verify ended 2 times", "exit code 1: OSError: no."]),
     ),
     "evicted": (
         pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),
@@ -129,7 +193,10 @@ def test_a_trouble_says_what_to_change(case: tuple[dict[str, Any], tuple[str, bo
         pod(engine={"state": {"running": {}}}),
         pod(engine=waiting("ContainerCreating")),
         pod(fetch={"state": ended(0, "{}")}, phase="Succeeded"),
-        pod(engine={"state": {"running": {}}, "restartCount": 3, "lastState": ended(1, "long ago")}),
+        pod(engine=running(3, last=ended(1, "long ago"), ready=True)),
+        pod(engine=running(), unready_since=CRASHED),
+        pod(verify={"state": ended(0), "restartCount": 1, "lastState": ended(3, MISMATCH)}, engine=running(ready=True)),
+        pod(verify=running(1, last=ended(0)), engine=waiting("PodInitializing")),
     ],
 )
 def test_a_healthy_pod_has_no_trouble(healthy: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def test_terminating_pods_hold_their_gpus(world: Any) -> None:
     there.pods.append({"metadata": {"name": "gone", "labels": {}, "deletionTimestamp": "t"}, "status": {}})
     found = ready(there)
     assert found.reason == "RollingOut"
-    assert "1 pods terminate and hold their GPUs" in found.message
+    assert "1 pod on the way out holds its GPU until it is gone" in found.message
 
 
 RECORDS: dict[str, tuple[Callable[[Any], Any], bool, str]] = {
@@ -317,7 +317,7 @@ def test_a_suspended_service_says_what_still_ends(world: Any) -> None:
     there = world(suspend=True).record("new", 1, served=True)
     there.pods.append({"metadata": {"name": "gone", "labels": {}, "deletionTimestamp": "t"}, "status": {}})
     assert ready(there).reason == "Suspended"
-    assert "1 pods finish their requests" in ready(there).message
+    assert "1 pod finishes its requests and ends" in ready(there).message
 
 
 def test_no_revision_is_given_up_while_suspended(world: Any) -> None:

@@ -177,6 +177,11 @@ def prefetch_job(
     return stamped(job)
 
 
+def is_repair(job: Mapping[str, Any]) -> bool:
+    """Whether a prefetch Job hashes what is published and fetches again what differs."""
+    return "--repair" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
 def models_volume(service: InferenceService) -> dict[str, Any]:
     """The pods' volume with the model. A claim of weights that are served where they lie is never written to."""
     source = {"claimName": claim_name(service)} | ({"readOnly": True} if service.in_place else {})

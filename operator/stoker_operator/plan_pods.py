@@ -1,0 +1,132 @@
+"""Why the pods are not what this generation asks for, once its Deployment is written.
+
+Invariants: pure. A revision that was rolled out once is not rolled out again by a pod that restarts, comes or goes:
+each of these has a reason of its own, and `RollingOut` is said of a change of revision alone.
+Knows nothing of the cache and of what else may keep a service from being ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_operator import manifests
+from stoker_operator.actions import Action, Apply, Finding
+from stoker_operator.diagnose import Trouble
+from stoker_operator.manifests.revision import read_record
+from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
+from stoker_operator.snapshot import Observed
+from stoker_operator.spec import InferenceService
+from stoker_operator.wording import counted
+
+# What passes by itself, and does not make a service unready that has as many ready pods as it needs without this one.
+PASSING = ("PodRestarting", "PodNotReady", "CacheCorrupt")
+
+
+def pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
+    """The pods whose trouble is this generation's: of the current revision where it is known, and not
+    going.
+    """
+    current = observed.rollout.current
+    live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
+    return [pod for pod in live if not current or template_hash(pod) == current]
+
+
+def rolled_out(service: InferenceService, state: Rollout, answered: str) -> str:
+    """The hash of the current revision if it was rolled out and answered, now or earlier while it was current;
+    else "".
+    """
+    earlier = str((service.status.get("revisions") or {}).get("rolledOut", ""))
+    if state.current and (earlier == state.current or (state.settled and state.ready and answered == state.current)):
+        return state.current
+    return "" if state.current else earlier
+
+
+def pods_finding(
+    service: InferenceService, observed: Observed, workload: tuple[Action, ...], trouble: Trouble | None, done: str
+) -> Finding | None:
+    """What keeps the pods from being what is asked for; None when nothing does.
+
+    `workload` is what is done to the Deployment now, `done` the revision that is rolled out already, "" = none.
+    """
+    state = observed.rollout
+    if workload:
+        return _written(observed, workload, done)
+    if trouble is not None and trouble.reason == "Unschedulable" and state.terminating:
+        holds = "holds its GPU until it is" if state.terminating == 1 else "hold their GPUs until they are"
+        text = f"{counted(state.terminating, 'pod')} on the way out {holds} gone; then a new pod starts"
+        return Finding("PodsStarting" if done else "RollingOut", f"{text}. {trouble.message}")
+    if trouble is not None and not (state.settled and trouble.reason in PASSING):
+        return _troubled(trouble)
+    if not state.current:
+        return _not_taken_up(observed, done)
+    if state.settled:
+        return Finding("ScaledToZero", "No replicas are asked for.") if state.desired == 0 else None
+    return _unsettled(service, observed, done)
+
+
+def _troubled(trouble: Trouble) -> Finding:
+    if trouble.reason == "CacheCorrupt":  # the cache is sound by now, or it would have been said before the pods
+        text = f"The cache is repaired; its pod goes on after a short wait. Before: {trouble.message}"
+        return Finding("PodRestarting", text)
+    return Finding(trouble.reason, trouble.message, trouble.permanent)
+
+
+def _written(observed: Observed, workload: tuple[Action, ...], done: str) -> Finding:
+    """The Deployment is written in this very reconcile: with another template, or another number of pods."""
+    [action] = workload
+    live = observed.child(action.manifest) if isinstance(action, Apply) else None
+    if isinstance(action, Apply) and live is not None and done:
+        wanted = int(action.manifest["spec"].get("replicas", observed.rollout.desired))
+        if manifests.live_template_key(live) == manifests.live_template_key(action.manifest):
+            if wanted > observed.rollout.total:
+                return Finding("PodsStarting", f"{counted(wanted, 'pod')} of revision {done} were just asked for.")
+            if wanted < observed.rollout.total:
+                text = f"{counted(wanted, 'pod')} of revision {done} were just asked for"
+                return Finding("PodsStopping", f"{text}; {counted(observed.rollout.total, 'pod')} run.")
+    return Finding("RollingOut", "The Deployment was just written; its pods follow.")
+
+
+def _not_taken_up(observed: Observed, done: str) -> Finding:
+    """The Deployment's controller has not seen the newest generation, which may only ask for another number of pods."""
+    state, wait = observed.rollout, "the Deployment's controller has not taken it up yet"
+    if done and _is_record_of_live(observed, done):
+        text = f"{counted(state.desired, 'pod')} of revision {done} were asked for; {wait}."
+        return Finding("PodsStarting" if state.desired >= state.total else "PodsStopping", text)
+    return Finding("RollingOut", "The Deployment's controller has not taken up the newest revision yet.")
+
+
+def _is_record_of_live(observed: Observed, template_hash: str) -> bool:
+    """Whether the Deployment was last applied with the template of this revision."""
+    live = {manifests.live_template_key(item) for (kind, _), item in observed.children.items() if kind == "Deployment"}
+    return any(record.hash == template_hash and record.key in live for record in map(read_record, observed.revisions))
+
+
+def _unsettled(service: InferenceService, observed: Observed, done: str) -> Finding:
+    state = observed.rollout
+    text = f"{state.updated_ready} of {state.desired} pods of revision {state.current} are ready"
+    old = state.total - state.updated
+    if old:
+        text += f"; {old} of an older revision still {'runs' if old == 1 else 'run'}"
+    if state.terminating:
+        text += f"; {state.terminating} {'is' if state.terminating == 1 else 'are'} on the way out"
+    if state.failed:
+        return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
+    keys = service.endpoint.api_keys
+    if keys is not None and any(_waits_for_volumes(pod) for pod in pods_that_count(observed)):
+        # A volume's Secret that is missing shows in no pod's status, only in the kubelet's events.
+        text += f". A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
+        return Finding("RollingOut", text)
+    if done != state.current or old:
+        return Finding("RollingOut", f"{text}.")
+    if state.total > state.desired:
+        return Finding("PodsStopping", f"{text}; {state.total - state.desired} more than asked for.")
+    return Finding("PodsStarting", f"{text}; the revision is rolled out, and what is missing starts.")
+
+
+def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
+    """Whether a node has the pod and none of its containers was ever started."""
+    status = pod.get("status", {})
+    statuses = status.get("initContainerStatuses") or ()
+    waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
+    return status.get("phase") == "Pending" and "PodInitializing" in waiting
