@@ -396,7 +396,13 @@ async def test_a_pod_that_does_not_run_says_why_and_recovers(
 
 
 async def test_a_corrupt_cache_is_fetched_anew(
-    serve: Callable[..., Any], look: Callable[..., Any], node: Node, cluster: Cluster, namespace: str
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    eventually: Callable[..., Any],
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
 ) -> None:
     await serve()
     [pod] = await node.pods("engine")
@@ -409,6 +415,79 @@ async def test_a_corrupt_cache_is_fetched_anew(
     jobs = await cluster.list_all(kinds.JOB, namespace)
     [repair] = [job for job in jobs if job["metadata"]["name"].endswith("-2")]
     assert "--repair" in repair["spec"]["template"]["spec"]["containers"][0]["args"]
+    for _ in range(2):
+        repairing = await look("CacheCorrupt")
+    assert "fetches again what changed in the cache" in condition(repairing, "Ready")["message"]
+    assert condition(repairing, "Degraded")["status"] == "True"
+    kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
+    await fetch_all(node, eventually)
+    assert "rolled out" in condition(await look("PodsStarting"), "Ready")["message"]
+    await run_all(node, eventually, 1)
+    await look("Serving")
+    reasons = json.loads(kubectl("get", "events", "-o", "json"))["items"]
+    assert not {"CrashLoop", "PodRestarting"} & {item["reason"] for item in reasons}
+
+
+def container(**status: Any) -> Object:
+    """The engine's entry in a pod's status."""
+    empty = {"name": "engine", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    return {"containerStatuses": [empty | {"state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}}} | status]}
+
+
+def unready(since: str) -> Object:
+    return {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": since}]}
+
+
+KILLED = {"exitCode": 1, "message": "EngineDeadError: the engine process was ended by SIGKILL"}
+AN_HOUR = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T11:00:00Z"}
+SETBACKS: dict[str, tuple[Object, str, str]] = {
+    # name: (status of one of two pods of a revision that serves, Ready's reason, what its message says)
+    "engine killed": (
+        container(state={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
+        "PodRestarting",
+        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. It starts again by itself.",
+    ),
+    "loads again": (
+        container(restartCount=1, lastState={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
+        "PodRestarting",
+        "It starts again by itself.",
+    ),
+    "hangs": (container() | unready("2026-01-01T13:00:00Z"), "PodNotReady", "was ready and is not any more"),
+    "gone": ({}, "PodsStarting", "1 of 2 pods of revision"),
+}
+
+
+async def test_what_befalls_a_pod_that_served_is_no_rollout(
+    serve: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    await serve(replicas=2)
+    for status, reason, says in SETBACKS.values():
+        pod = (await node.pods("engine"))[0]
+        if status:
+            node.patch(pod, status)
+        else:
+            kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
+        found = await look(reason)
+        assert says in condition(found, "Ready")["message"]
+        assert (condition(found, "Servable")["status"], found["status"]["readyReplicas"]) == ("True", 1)
+        assert condition(found, "Degraded")["status"] == str(bool(status))
+        for again in await node.pods("engine"):
+            node.patch(again, {"conditions": None, "containerStatuses": None})
+        await run_all(node, eventually, 2)
+        await look("Serving")
+    assert len(engine) == 1, "a revision that answered was asked again"
+    events = json.loads(kubectl("get", "events", "-o", "json"))["items"]
+    told = [item["reason"] for item in events if item["involvedObject"]["kind"] == "InferenceService"]
+    assert told.count("RollingOut") == 1
+    kinds_told = {item["reason"]: item["type"] for item in events}
+    assert [kinds_told[name] for name in ("PodRestarting", "PodNotReady", "PodsStarting")] == [
+        *("Warning", "Warning"), "Normal",
+    ]  # fmt: skip
 
 
 async def test_a_strangers_object_is_not_taken_over(
@@ -486,12 +565,12 @@ async def test_scale_and_suspend(
 ) -> None:
     await serve(replicas=1)
     kubectl("scale", "infsvc", "demo", "--replicas=2")
-    await look("RollingOut")
+    await look("PodsStarting")
     deployment = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
     assert deployment is not None
     assert deployment["spec"]["replicas"] == 2
     kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    await look("RollingOut")
+    await look("PodsStopping")
     kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
     found = await look("Suspended")
     assert found["status"]["replicas"] == 0
