@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+from e2e.scenarios.kube import Kube
+
 _VOLATILE = [
     (r"\b[0-9a-f]{40}\b", "COMMIT"),
     (r"sha256:[0-9a-f]{64}", "sha256:DIGEST"),
@@ -20,9 +22,14 @@ _VOLATILE = [
     (r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} +\d+ \d\d:\d\d:\d\d \d{4}", "TIME"),
     (r"\bmodels-[0-9a-f]{10}\b", "models-KEY"),
     (r"-fetch-[0-9a-f]{10}-(\d+)(-[a-z0-9]{5})?\b", r"-fetch-KEY-\1"),
-    (r"\bsmollm2-[0-9a-f]{8,10}(-[a-z0-9]{5})?\b", "smollm2-HASH"),
-    (r"\brevision [0-9a-f]{8,10}\b", "revision HASH"),
-    (r"(Answered|Current|Previous):( +)[0-9a-f]{8,10}\b", r"\1:\2HASH"),
+    (r"\b(smollm2|model)-[0-9a-f]{8,10}(-[a-z0-9]{5})?\b", r"\1-HASH"),
+    (r"\b([Rr])evision [0-9a-f]{8,10}\b", r"\1evision HASH"),
+    (r"\b\d\d:\d\d:\d\d UTC\b", "TIME"),
+    (r"\b10\.\d+\.\d+\.\d+\b", "ADDRESS"),
+    (r"\bnode1\b", "NODE"),
+    (r"\b[Pp]rocess \d+\b", "process PID"),
+    (r"\bended \d+ times\b", "ended N times"),
+    (r"(Answered|Current|Previous|Rolled Out):( +)[0-9a-f]{8,10}\b", r"\1:\2HASH"),
     (r"Source:( +)[0-9a-f]{10}\b", r"Source:\1KEY"),
     (r"(Short Revision:) +[0-9a-f]{7}\b", r"\1 COMMIT"),
     (r"\b[0-9a-f]{7}\b(?=  )", "COMMIT "),
@@ -42,6 +49,17 @@ def normalized(text: str) -> str:
         text = re.sub(pattern, word, text)
     lines = [re.sub(r"(?<=\S) {2,}", "   ", line).rstrip() for line in text.strip().splitlines()]
     return "\n".join(lines) + "\n"
+
+
+def situation(kube: Kube, name: str) -> str:
+    """What a person sees who looks at a service in trouble: its row, its conditions, and the event that told of it."""
+    conditions = {item["type"]: item for item in kube.get("infsvc", name)["status"]["conditions"]}
+    lines = [f"{kind}={item['status']} {item['reason']}: {item['message']}" for kind, item in conditions.items()]
+    reason = conditions["Ready"]["reason"]
+    events = [item for item in kube.items("events") if item["involvedObject"]["kind"] == "InferenceService"]
+    told = {normalized(f"{item['type']} {reason}: {item['message']}") for item in events if item["reason"] == reason}
+    row = kube.kubectl("get", "infsvc", name)
+    return "\n".join([row, "CONDITIONS", *lines, "", "EVENT", *sorted(line.strip() for line in told)])
 
 
 def check(path: Path, text: str) -> None:

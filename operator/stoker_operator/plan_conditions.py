@@ -53,9 +53,7 @@ def fit_condition(fit: Fit) -> Condition:
     return Condition("Fits", status, fit.verdict, fit.message)
 
 
-def pod_conditions(
-    observed: Observed, blocking: Finding | None, trouble: Trouble | None, done: str
-) -> list[Condition]:
+def pod_conditions(observed: Observed, blocking: Finding | None, trouble: Trouble | None, done: str) -> list[Condition]:
     """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in plan_pods.py."""
     state = observed.rollout
     servable = Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")

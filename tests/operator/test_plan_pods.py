@@ -56,6 +56,12 @@ def asked(there: Any, replicas: int) -> Any:
     return there
 
 
+def current(there: Any, template: str) -> Any:
+    """The Deployment rolls another revision out."""
+    there.current = template
+    return there
+
+
 def newer(there: Any) -> Any:
     """The Deployment's controller has not seen its newest generation."""
     there.children["Deployment", "demo"]["metadata"]["generation"] = 2
@@ -112,11 +118,11 @@ ROLLED_OUT: dict[str, tuple[Callable[[Any], Any], str, str, str, str, str]] = {
         lambda w: w.pod().pod().pod(), "PodsStopping", "1 more than asked for.", "True", "False", "True"
     ),
     "another revision": (
-        lambda w: setattr(w, "current", "newer") or w.pod().pod("newer", ready=False),
+        lambda w: current(w.pod(), "newer").pod("newer", ready=False),
         "RollingOut", "1 of an older revision still runs", "True", "False", "True",
     ),
     "another revision that crashes": (
-        lambda w: setattr(w, "current", "newer") or w.pod().pod("newer", ready=False, **KILLED),
+        lambda w: current(w.pod(), "newer").pod("newer", ready=False, **KILLED),
         "PodRestarting", "Pod p1", "True", "False", "True",
     ),
 }  # fmt: skip

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from e2e.cluster.backend import Given
-from e2e.scenarios import stoker
+from e2e.scenarios import golden, stoker
 from e2e.scenarios.faults.record import Fault, Record
 from e2e.scenarios.kube import Kube, eventually
 
+GOLDEN = Path(__file__).parent / "golden"
 FLIP = """
 import glob
 for path in glob.glob('/models/sha256-*/*.gguf'):
@@ -43,6 +45,7 @@ def test_token_wrong(place: Kube, private_hub: stoker.Hub, record: Record) -> No
     secret(place, "wrong-token-of-a-user")
     place.apply(stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}}))
     condition = stoker.wait_reason(place, "model", "TokenRejected")
+    golden.check(GOLDEN / "token-wrong.txt", golden.situation(place, "model"))
     text = json.dumps(place.get("infsvc", "model")) + place.kubectl("get", "events")
     assert "wrong-token-of-a-user" not in text
     watch = stoker.Stopwatch()
@@ -54,7 +57,7 @@ def test_token_wrong(place: Kube, private_hub: stoker.Hub, record: Record) -> No
 def test_revision_missing(place: Kube, record: Record) -> None:
     place.apply(stoker.service("model", model={"revision": "no-such-branch"}))
     condition = stoker.wait_reason(place, "model", "RevisionNotFound")
-    assert "no-such-branch" in condition["message"]
+    golden.check(GOLDEN / "revision-missing.txt", golden.situation(place, "model"))
     watch = stoker.Stopwatch()
     place.merge("infsvc", "model", {"spec": {"model": {"revision": "main"}}})
     stoker.wait_ready(place, "model")
@@ -66,6 +69,7 @@ def test_hub_down(place: Kube, hub: stoker.Hub, record: Record) -> None:
     try:
         place.apply(stoker.service("model"))
         condition = eventually("the status names the hub", lambda: _names(place, "HubUnreachable"), 180)
+        golden.check(GOLDEN / "hub-down.txt", golden.situation(place, "model"))
     finally:
         hub.kube.kubectl("scale", f"deployment/{hub.name}", "--replicas=1")
         hub.kube.kubectl("rollout", "status", f"deployment/{hub.name}", "--timeout=60s")
@@ -77,6 +81,7 @@ def test_hub_down(place: Kube, hub: stoker.Hub, record: Record) -> None:
 def test_volume_full(place: Kube, record: Record) -> None:
     place.apply(stoker.service("model", cache={"pvc": {"size": "60Mi", "storageClassName": "limited"}}))
     condition = stoker.wait_reason(place, "model", "VolumeFull")
+    golden.check(GOLDEN / "volume-full.txt", golden.situation(place, "model"))
     watch = stoker.Stopwatch()
     place.kubectl("delete", "infsvc/model", "--timeout=120s")
     eventually("the volume is gone", lambda: not place.items("persistentvolumeclaims"), 60)
@@ -92,6 +97,8 @@ def test_prefetch_killed_half_way(place: Kube, hub: stoker.Hub, record: Record) 
     done = eventually("a third is there", lambda: _bytes_done(place, 30_000_000), 60)
     watch = stoker.Stopwatch()
     place.kubectl("delete", "pods", "-l", "app.kubernetes.io/component=fetch", "--force", "--grace-period=0")
+    eventually("a new pod fetches", lambda: _bytes_done(place, done), 60)
+    assert stoker.conditions(place, "model")["Ready"]["reason"] == "Fetching"
     stoker.wait_ready(place, "model")
     resumed = [entry["range"] for entry in hub.downloads(start) if entry["range"]]
     assert resumed, "it was downloaded from the start"
@@ -108,22 +115,21 @@ def test_byte_of_the_cache_flipped(place: Kube, hub: stoker.Hub, record: Record,
     start = len(hub.log())
     watch = stoker.Stopwatch()
     place.kubectl("delete", "pods", "-l", "app.kubernetes.io/component=engine", "--wait=false")
-    told = eventually("an event tells of it", lambda: _event(place, "ChecksumMismatch"), 120)
+    hub.faults(bytes_per_second=8_000_000)
+    condition = eventually("it is being repaired", lambda: _names(place, " s to go"), 120, every=0.2)
+    golden.check(GOLDEN / "byte-flipped.txt", golden.situation(place, "model"))
+    hub.faults()
     stoker.wait_ready(place, "model")
+    told = {item["reason"] for item in place.items("events") if item["involvedObject"]["kind"] == "InferenceService"}
+    assert not told & {"CrashLoop", "RolloutFailed"}, "a broken file was called something else"
     assert len({entry["path"] for entry in hub.downloads(start)}) == 1, "not the one broken file was fetched again"
-    record.add(Fault("a byte of the cache flipped", seen(told), watch.seconds))
+    record.add(Fault("a byte of the cache flipped", seen(condition), watch.seconds))
 
 
 def _names(kube: Kube, reason: str) -> dict[str, str] | None:
     """Ready, once its reason or the message of a try that failed names this."""
     ready = stoker.conditions(kube, "model").get("Ready", {})
     return ready if reason in f"{ready.get('reason')} {ready.get('message')}" else None
-
-
-def _event(kube: Kube, word: str) -> dict[str, str] | None:
-    """The first event on a service whose message has this word."""
-    found = [item for item in kube.items("events") if word in item["message"]]
-    return next((item for item in found if item["involvedObject"]["kind"] == "InferenceService"), None)
 
 
 def _bytes_done(kube: Kube, least: int) -> int | None:

@@ -6,9 +6,10 @@ The scheduler counts them like real ones: that is all a rollout depends on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from e2e.scenarios import stoker
+from e2e.scenarios import golden, stoker
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming
 
@@ -40,6 +41,7 @@ def test_a_pod_that_does_not_fit_names_the_resource(place: Kube, gpus: int) -> N
     place.apply(stoker.service("model", replicas=gpus + 1, resources={"gpus": 1}))
     condition = stoker.wait_reason(place, "model", "Unschedulable")
     assert GPU in condition["message"], condition["message"]
+    golden.check(Path(__file__).parent / "golden" / "unschedulable.txt", golden.situation(place, "model"))
     place.kubectl("scale", "infsvc/model", f"--replicas={gpus}")
     stoker.wait_ready(place, "model")
     eventually("only what serves holds GPUs", lambda: held(place) == gpus, 60)
