@@ -25,6 +25,7 @@ from stoker_operator.spec_endpoint import (
     read_observability,
     read_secret_ref,
 )
+from stoker_operator.spec_later import name_later
 from stoker_operator.spec_operations import (
     Autoscaling,
     Disruption,
@@ -216,6 +217,7 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
         status=reader.mapping("status").raw,
     )
     spec.finish()
+    problems = name_later(raw, problems)
     if not problems:
         problems.extend(_cross_field_problems(service))
     if problems:

@@ -51,8 +51,9 @@ class HttpRoute:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How clients reach the service. `api_keys`: the Secret's key holds one API key a line."""
+    """How clients reach the service, at `port` of its name. `api_keys`: the Secret's key holds one API key a line."""
 
+    port: int = 8000
     ingress: Ingress | None = None
     http_route: HttpRoute | None = None
     tls_secret: str = ""
@@ -85,6 +86,7 @@ def read_endpoint(r: Reader) -> Endpoint:
     """spec.endpoint."""
     auth, tls = r.mapping("auth"), r.mapping("tls")
     endpoint = Endpoint(
+        port=r.integer("port", least=1, most=65535, default=8000),
         ingress=_ingress(r.mapping("ingress")) if "ingress" in r.raw else None,
         http_route=_http_route(r.mapping("httpRoute")) if "httpRoute" in r.raw else None,
         tls_secret=tls.text("secretName", pattern=DNS_NAME_PATTERN, longest=253, required="tls" in r.raw),

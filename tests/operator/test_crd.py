@@ -37,6 +37,7 @@ GOOD: list[dict[str, Any]] = [
     {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}},
     {"endpoint": {"ingress": {"host": "*.a.b"}, "tls": {"secretName": "t"}, "networkPolicy": False}},
     {"endpoint": {"httpRoute": {"parentRefs": [{"name": "gw", "port": 443}], "hostnames": ["a.b"]}}},
+    {"endpoint": {"port": 80}},
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},
     {"model": {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}},

@@ -79,6 +79,7 @@ EVERYTHING: dict[str, Any] = {
         "spec": {"imagePullSecrets": [{"name": "registry"}]},
     },
     "drain": {"preStop": "20s", "timeout": "300s"},
+    "endpoint": {"port": 80},
 }
 
 
@@ -191,7 +192,10 @@ def test_gpu_requests_equal_limits(service: Build, settings: Settings, model: Fe
     "endpoint",
     [
         {"ingress": {"className": "nginx", "host": "llm.example.com"}, "tls": {"secretName": "llm-tls"}},
-        {"httpRoute": {"parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["llm.example.com"]}},
+        {
+            "httpRoute": {"parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["llm.example.com"]},
+            "port": 80,
+        },
     ],
     ids=["ingress", "http-route"],
 )
@@ -213,6 +217,7 @@ def test_what_prometheus_is_told(service: Build, golden: Any) -> None:
     ("endpoint", "url"),
     [
         ({}, "http://demo.default.svc:8000/v1"),
+        ({"port": 80}, "http://demo.default.svc:80/v1"),
         ({"ingress": {"host": "a.b"}}, "http://a.b/v1"),
         ({"ingress": {"host": "a.b"}, "tls": {"secretName": "t"}}, "https://a.b/v1"),
         ({"httpRoute": {"parentRefs": [{"name": "g"}]}}, "http://demo.default.svc:8000/v1"),

@@ -73,7 +73,7 @@ def http_route(service: InferenceService, wanted: HttpRoute) -> Manifest:
         parents.append({"name": parent.name} | {key: value for key, value in fields.items() if value})
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [{"name": service.name, "port": PORT}],
+        "backendRefs": [{"name": service.name, "port": service.endpoint.port}],
         "timeouts": {"request": "0s"},
     }
     spec: dict[str, Any] = {"parentRefs": parents, "rules": [rule]}

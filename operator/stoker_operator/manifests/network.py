@@ -15,13 +15,14 @@ SERVICE = ("v1", "Service")
 
 def service_url(service: InferenceService) -> str:
     """The OpenAI base URL inside the cluster."""
-    return f"http://{service.name}.{service.namespace}.svc:{PORT}/v1"
+    return f"http://{service.name}.{service.namespace}.svc:{service.endpoint.port}/v1"
 
 
 def web_service(service: InferenceService) -> Manifest:
     """The Service under the object's own name."""
     front = child(service, SERVICE, service.name, "engine")
-    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
+    number = service.endpoint.port
+    port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     return stamped(front | {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}})
 
 

@@ -1,0 +1,43 @@
+"""Fields that InferenceService is to have and this version has not: refused by name, with what to do in their place.
+
+Invariants: the CRD refuses the same fields with the same words (a test compares them), so none is dropped unseen, as
+Kubernetes does with a field that a CRD does not know.
+Knows nothing of the fields that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LATER = {
+    "spec.canary": "not supported yet: a change goes to all pods, and back by itself where it never becomes ready",
+    "spec.parallelism": "not supported yet: the engine runs on one GPU",
+    "spec.model.adapters": "not supported yet: serve a model into which the adapter is merged",
+    "spec.model.updatePolicy": "not supported yet: the revision is resolved once and stays; name another to change it",
+    "spec.runtime.warmup": "not supported yet: a pod is ready after a warm-up completion, always",
+    "spec.resources.claims": "not supported yet: ask for GPUs with gpus and gpuResource",
+    "spec.resources.nodes": "not supported yet: a pod runs on one node",
+    "spec.autoscaling.scaleToZero": "not supported yet: min is 1 or more; suspend: true runs no pods",
+    "spec.endpoint.inferencePool": "not supported yet: use httpRoute",
+    "spec.endpoint.rateLimit": "not supported yet: limit the rate where requests enter the cluster",
+    "spec.observability.otlpEndpoint": "not supported yet: metrics are scraped from /metrics",
+    "spec.podTemplate.spec.containers": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
+    "spec.podTemplate.spec.initContainers": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
+    "spec.podTemplate.spec.volumes": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
+    "spec.podTemplate.spec.securityContext": "not supported: pods meet the restricted Pod Security profile, always",
+    "spec.podTemplate.spec.hostNetwork": "not supported: pods meet the restricted Pod Security profile, always",
+}
+
+
+def name_later(raw: Mapping[str, Any], problems: list[str]) -> list[str]:
+    """The problems of a manifest, with its fields of a later version refused by their own words."""
+    found = [path for path in LATER if _has(raw, path.split("."))]
+    rest = [text for text in problems if not any(text.startswith(f"{path}: is not a field") for path in found)]
+    return [*(f"{path}: {LATER[path]}" for path in found), *rest]
+
+
+def _has(raw: Any, names: list[str]) -> bool:
+    if not isinstance(raw, Mapping) or names[0] not in raw:
+        return False
+    return len(names) == 1 or _has(raw[names[0]], names[1:])
