@@ -29,6 +29,8 @@ _VOLATILE = [
     (r"\bnode1\b", "NODE"),
     (r"\b[Pp]rocess \d+\b", "process PID"),
     (r"\bended \d+ times\b", "ended N times"),
+    (r"\b((?:Schedule|Fetch|Verify|Load) Seconds): +\d+", r"\1: N"),
+    (r"(?m)^( +Revision:) +[0-9a-f]{8,10}$", r"\1 HASH"),
     (r"(Answered|Current|Previous|Rolled Out):( +)[0-9a-f]{8,10}\b", r"\1:\2HASH"),
     (r"Source:( +)[0-9a-f]{10}\b", r"Source:\1KEY"),
     (r"(Short Revision:) +[0-9a-f]{7}\b", r"\1 COMMIT"),

@@ -14,6 +14,7 @@ from stoker_operator import manifests
 from stoker_operator.actions import Action, Condition, Delete, ensure
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import InferenceService
+from stoker_operator.wording import listed
 
 Object = Mapping[str, Any]
 _KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap")
@@ -107,11 +108,12 @@ def _monitored(service: InferenceService, observed: Observed) -> Condition:
     if not names:
         return Condition("Monitored", "False", "Off", "spec.observability turns it off.")
     if not {"PodMonitor", "PrometheusRule"} & observed.served:
-        text = f"No API serves monitoring.coreos.com/v1, so no {', '.join(names)} is made"
+        text = f"No API serves monitoring.coreos.com/v1, so no {listed(names, 'or')} is made"
         text += ". The pods' own /metrics is always there."
         return Condition("Monitored", "False", "PrometheusOperatorMissing", text)
     needs = {"dashboard ConfigMap": "PodMonitor"}
     lacking = [name for name in names if needs.get(name, name) not in observed.served]
     if lacking:
-        return Condition("Monitored", "False", "KindMissing", f"No API serves what {', '.join(lacking)} needs.")
+        text = f"No API serves what is needed for: {', '.join(lacking)}."
+        return Condition("Monitored", "False", "KindMissing", text)
     return Condition("Monitored", "True", "Applied", f"Made: {', '.join(names)}.")

@@ -193,8 +193,7 @@ def _records(
         now = Record(state.current, key, state.number, template, served)
         if known is None or known.key == key:
             manifest = manifests.record_manifest(service, now)
-            why = "it served" if served else "it is rolled out"
-            why = f"revision {state.current}: {why}"
+            why = f"revision {state.current} {'has served' if served else 'is being rolled out'}"
             there = live.get(manifest["metadata"]["name"])
             actions += [replace(action, reason=why) for action in ensure(there, manifest, why)]
     old = [record for record in records[:-KEPT_RECORDS] if record.hash != state.current]

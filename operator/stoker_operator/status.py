@@ -19,6 +19,7 @@ from stoker_operator.plan_conditions import ready_conditions
 from stoker_operator.plan_scaling import scaling_status
 from stoker_operator.snapshot import Observed
 from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
+from stoker_operator.startup import startup
 
 Status = dict[str, Any]
 
@@ -52,6 +53,9 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     elif remembered_model(service.status) is not None:
         # What the running pods serve, and what a return to the earlier source would find in place.
         status["model"] = dict(service.status["model"])
+    measured = startup(service.status.get("startup") or {}, observed, plan.rolled_out, plan.cache.source)
+    if measured:
+        status["startup"] = measured
     scaling = scaling_status(service, observed)
     if scaling:
         status["scaling"] = scaling

@@ -5,12 +5,19 @@ Invariants: pure. Knows nothing of what the sentences are about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _LONGEST = 400
 
 
 def counted(number: int, noun: str) -> str:
     """The number with its noun: "1 pod", "2 pods"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str], word: str) -> str:
+    """Names in a sentence: "a", "a or b", "a, b or c"."""
+    return f" {word} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def sentence(text: str) -> str:

@@ -124,7 +124,7 @@ def test_each_revision_is_recorded(world: Any, case: tuple[Callable[[Any], Any],
 
 def test_a_record_that_changes_says_what_of_it(world: Any) -> None:
     [change] = [a for a in world().pod().record("new", 1).plan().actions if a.manifest["kind"] == "ControllerRevision"]
-    assert change.event == ("Updated", "Updated ControllerRevision demo-new: revision new: it served.")
+    assert change.event == ("Updated", "Updated ControllerRevision demo-new: revision new has served.")
 
 
 def test_old_records_go_the_current_one_never(world: Any) -> None:
