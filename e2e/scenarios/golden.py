@@ -56,12 +56,22 @@ def normalized(text: str) -> str:
 def situation(kube: Kube, name: str) -> str:
     """What a person sees who looks at a service in trouble: its row, its conditions, and the event that told of it."""
     conditions = {item["type"]: item for item in kube.get("infsvc", name)["status"]["conditions"]}
-    lines = [f"{kind}={item['status']} {item['reason']}: {item['message']}" for kind, item in conditions.items()]
-    reason = conditions["Ready"]["reason"]
-    events = [item for item in kube.items("events") if item["involvedObject"]["kind"] == "InferenceService"]
-    told = {normalized(f"{item['type']} {reason}: {item['message']}") for item in events if item["reason"] == reason}
+    ready = conditions.pop("Ready")
+    others = [
+        f"{kind}={item['status']} {item['reason']}: {_unless(item['message'], ready['message'])}"
+        for kind, item in conditions.items()
+    ]
+    own = [item for item in kube.items("events") if item["involvedObject"]["kind"] == "InferenceService"]
+    told = {normalized(_unless(item["message"], ready["message"])) for item in own if item["reason"] == ready["reason"]}
+    kind = next((item["type"] for item in own if item["reason"] == ready["reason"]), "No")
     row = kube.kubectl("get", "infsvc", name)
-    return "\n".join([row, "CONDITIONS", *lines, "", "EVENT", *sorted(line.strip() for line in told)])
+    first = f"Ready={ready['status']} {ready['reason']}: {ready['message']}"
+    return "\n".join([row, first, *others, f"{kind} event:", *sorted(line.strip() for line in told)])
+
+
+def _unless(text: str, said: str) -> str:
+    """The text, or that it was said already."""
+    return "(as Ready)" if normalized(text) == normalized(said) else text
 
 
 def check(path: Path, text: str) -> None:

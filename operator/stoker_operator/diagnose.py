@@ -26,11 +26,20 @@ _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something."""
+    """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something.
+
+    `advice` holds good while the pod is there; `said` stays true when it is gone.
+    """
 
     reason: str
-    message: str
+    said: str
     permanent: bool
+    advice: str = ""
+
+    @property
+    def message(self) -> str:
+        """What a condition says."""
+        return f"{self.said} {self.advice}".rstrip()
 
 
 def first_trouble(pods: Iterable[Object]) -> Trouble | None:
@@ -53,11 +62,8 @@ def trouble_of(pod: Object) -> Trouble | None:
                 return trouble
     if _lost(pod):
         node = pod["spec"]["nodeName"]
-        text = (
-            f"Pod {name} is not ready although its containers are: node {node} does not report, or a readiness gate "
-            f"is not met. See kubectl describe node {node}"
-        )
-        return Trouble("PodNotReady", f"{text}.", False)
+        text = f"Pod {name} is not ready although its containers are: node {node} does not report, or a readiness gate "
+        return Trouble("PodNotReady", f"{text}is not met.", False, f"More: kubectl describe node {node}.")
     if status.get("phase") == "Failed" and status.get("reason"):
         message = f"Pod {name} was ended: {status['reason']}: {short(str(status.get('message', '')))}"
         return Trouble(str(status["reason"]), message, False)
@@ -120,11 +126,9 @@ def _container_trouble(pod: str, container: Object, *, init: bool, was_ready: bo
     if ended is not None:
         return _restarting(pod, container, ended, looping=reason == "CrashLoopBackOff")
     if was_ready and container["name"] == "engine":
-        text = (
-            f"Pod {pod} was ready and is not any more: its engine does not answer /ready with 200. It is restarted "
-            f"once it fails /health too. What it says: kubectl logs {pod} -c engine"
-        )
-        return Trouble("PodNotReady", f"{text}.", False)
+        text = f"Pod {pod} was ready and is not any more: its engine does not answer /ready with 200."
+        more = f"It is restarted once it fails /health too. More: kubectl logs {pod} -c engine."
+        return Trouble("PodNotReady", text, False, more)
     return None
 
 
@@ -181,11 +185,9 @@ def _restarting(pod: str, container: Object, ended: Object, *, looping: bool) ->
     looping = looping or (ends > 1 and _brief(ended))
     how = _ending(ended) if ended.get("reason") == "OOMKilled" else f"with {_ending(ended)}"
     text = f"{where} ended {ends} times, the last time {how}" if looping else f"{where} ended {how}"
-    text = sentence(text) if looping else f"{sentence(text)} It starts again by itself."
-    text = f"{text} More: kubectl logs {pod} -c {name} --previous."
-    if ended.get("reason") == "OOMKilled":
-        return Trouble("OutOfMemory", text, looping)
-    return Trouble("CrashLoop" if looping else "PodRestarting", text, looping)
+    more = f"{'' if looping else 'It starts again by itself. '}More: kubectl logs {pod} -c {name} --previous."
+    reason = "CrashLoop" if looping else "PodRestarting"
+    return Trouble("OutOfMemory" if ended.get("reason") == "OOMKilled" else reason, sentence(text), looping, more)
 
 
 def _brief(ended: Object) -> bool:

@@ -67,7 +67,7 @@ def pods_finding(
 
 def _troubled(trouble: Trouble) -> Finding:
     if trouble.reason == "CacheCorrupt":  # the cache is sound by now, or it would have been said before the pods
-        text = f"The cache is repaired; its pod goes on after a short wait. Before: {trouble.message}"
+        text = f"The cache is repaired; its pod goes on after a short wait. Before: {trouble.said}"
         return Finding("PodRestarting", text)
     return Finding(trouble.reason, trouble.message, trouble.permanent)
 

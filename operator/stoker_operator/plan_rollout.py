@@ -144,7 +144,7 @@ def _given_up(service: InferenceService, observed: Observed, records: list[Recor
     if current is None or current.served or not state.deadline_exceeded:
         return None
     trouble = first_trouble(pod for pod in observed.engine_pods if template_hash(pod) == state.current)
-    return current.failing(trouble.message if trouble is not None else state.failed)
+    return current.failing(trouble.said if trouble is not None else state.failed)
 
 
 def _finding(
