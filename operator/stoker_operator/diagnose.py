@@ -18,6 +18,9 @@ from stoker_operator.spec import FetchedModel, FetchFailure, parse_fetch_result
 from stoker_operator.wording import sentence, short
 
 Object = Mapping[str, Any]
+# The end of a log stands in for last words: of its lines, what `stoker serve` logs in its daily business says nothing.
+_CHATTER = re.compile(r"\d\d:\d\d:\d\d\.\d+ (DEBUG|INFO|WARNING) ")
+_LOGGED = re.compile(r"^\d\d:\d\d:\d\d\.\d+ (ERROR|CRITICAL) (\[[^]]*\] )?[\w.]+: ")
 # A container that ran so long is no crash loop: the kubelet forgets its back-off then, too.
 _STEADY = timedelta(minutes=10)
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -203,11 +206,14 @@ def _ending(ended: Object) -> str:
     outcome = parse_fetch_result(str(ended.get("message", "")))
     if isinstance(outcome, FetchFailure):
         return f"{outcome.reason}: {short(outcome.message)}"
-    lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]
-    last = f": {short(lines[-1].strip())}" if lines else ""
+    lines = [_LOGGED.sub("", line.strip()) for line in str(ended.get("message", "")).splitlines() if line.strip()]
+    spoken = [line for line in lines if not _CHATTER.match(line)]
+    last = f": {short(spoken[-1])}" if spoken else ""
     if ended.get("reason") == "OOMKilled":
         return f"out of memory{last}. Raise spec.resources.memory or lower runtime.contextLength"
     code = int(ended.get("exitCode", 0))
+    if not code:
+        return "exit code 0, as one that is told to end because it failed its startup or liveness probe"
     by = f" ({signal.Signals(code - 128).name})" if code - 128 in signal.valid_signals() else ""
     return f"exit code {code}{by}{last}"
 

@@ -47,6 +47,10 @@ def running(restarts: int = 0, *, last: dict[str, Any] | None = None, ready: boo
     return {"state": state, "restartCount": restarts, "ready": ready, "lastState": last or {}}
 
 
+LOG = """22:42:06.060 INFO server: ready
+22:42:06.061 ERROR [api 0] server: The engine process ended with signal SIGKILL.
+22:42:11.067 INFO server: stopped
+"""
 MISMATCH = json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"})
 CRASHED = "2026-01-01T11:00:00Z"
 AN_HOUR = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T11:00:00Z"}
@@ -126,13 +130,25 @@ CASES = {
         pod(engine=running(3, last=ended(1, "boom", **A_MOMENT)), unready_since=CRASHED),
         ("CrashLoop", True, ["ended 3 times"]),
     ),
+    "last words are the last that matter": (
+        pod(engine={"state": ended(1, LOG), "restartCount": 0}),
+        ("PodRestarting", False, ["exit code 1: The engine process ended with signal SIGKILL. It starts"]),
+    ),
+    "nothing that matters": (
+        pod(engine={"state": ended(1, "22:42:11.067 INFO server: stopped\n"), "restartCount": 0}),
+        ("PodRestarting", False, ["ended with exit code 1. It starts"]),
+    ),
     "killed": (
         pod(engine=running(1, last=ended(137, **AN_HOUR)), unready_since=CRASHED),
         ("PodRestarting", False, ["ended with exit code 137 (SIGKILL). It starts"]),
     ),
     "ended well, but ended": (
         pod(engine=running(1, last=ended(0, **AN_HOUR)), unready_since=CRASHED),
-        ("PodRestarting", False, ["ended with exit code 0."]),
+        (
+            "PodRestarting",
+            False,
+            ["ended with exit code 0, as one that is told to end because it failed its startup or liveness probe."],
+        ),
     ),
     "hangs": (
         pod(engine=running(), unready_since="2026-01-01T13:00:00Z"),
