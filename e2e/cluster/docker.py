@@ -99,10 +99,9 @@ class Docker:
             "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LABEL stoker.stand-in=true",
         ]
-        pack = subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE)
         command = [self._client(), "import", *[f"--change={change}" for change in changes], "-", name]
-        done = subprocess.run(command, stdin=pack.stdout, env=self._environment(), capture_output=True, text=True)
-        pack.wait()
+        with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as pack:
+            done = subprocess.run(command, stdin=pack.stdout, env=self._environment(), capture_output=True, text=True)
         shutil.rmtree(root)
         if done.returncode or pack.returncode:
             raise StartError(f"docker import: {done.stderr.strip()}")

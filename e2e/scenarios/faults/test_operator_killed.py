@@ -136,9 +136,9 @@ def test_update(updated: Kube, installed: Kube, record: Record, name: str) -> No
         record.add(Fault(f"operator killed in an update when {name}", GOES_ON, watch.seconds))
     else:
         condition = stoker.wait_reason(updated, "model", "RolledBack")
-        seconds = watch.seconds
         stoker.ask(stoker.url(updated, "model"), "model")
         eventually("only the old pods are left", lambda: settled(updated) and uids(updated) == pods, 120)
+        seconds = watch.seconds
         golden.check(GOLDEN / "rolled-back.txt", golden.situation(updated, "model"))
         assert updated.get("infsvc", "model")["status"]["revisions"]["current"] == old
         record.add(Fault(f"operator killed in an update when {name}", seen(condition), seconds))

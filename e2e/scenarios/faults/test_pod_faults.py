@@ -134,7 +134,8 @@ def test_etcds_leases_lost(serving: Kube, given: Given, record: Record) -> None:
     assert revoked, "etcd had no lease"
     assert not serving.items("events"), "events outlived their lease"
     watch = stoker.Stopwatch()
-    serving.kubectl("delete", "leases", "--all", "--all-namespaces")
+    for lease in json.loads(serving.kubectl("get", "leases", "--all-namespaces", "-o", "json"))["items"]:
+        serving.within(lease["metadata"]["namespace"]).kubectl("delete", "lease", lease["metadata"]["name"])
     assert answers(serving)
     serving.kubectl("scale", "infsvc/model", "--replicas=2")
     stoker.wait_ready(serving, "model")
