@@ -39,6 +39,13 @@ def left(kube: Kube) -> list[str]:
     return [f"{item['kind']}/{item['metadata']['name']}" for item in ours]
 
 
+def owners(kube: Kube) -> list[dict[str, str]]:
+    """Whom the namespace's one volume belongs to."""
+    (claim,) = kube.items("persistentvolumeclaims")
+    found: list[dict[str, str]] = claim["metadata"].get("ownerReferences", [])
+    return found
+
+
 def wait_gone(kube: Kube) -> None:
     eventually("nothing is left", lambda: not left(kube) or None, 120)
 
@@ -47,6 +54,20 @@ def wait_gone(kube: Kube) -> None:
 def test_delete_leaves_nothing(serving: Kube, cascade: str) -> None:
     serving.kubectl("delete", "infsvc/model", f"--cascade={cascade}", "--timeout=120s")
     wait_gone(serving)
+
+
+def test_delete_leaves_what_retain_keeps(serving: Kube, hub: stoker.Hub) -> None:
+    """The volume alone; a service made anew from the same source downloads nothing."""
+    serving.merge("infsvc", "model", {"spec": {"cache": {"retain": "1h"}}})
+    eventually("the volume has no owner", lambda: not owners(serving), 60)
+    serving.kubectl("delete", "infsvc/model", "--timeout=120s")
+    (claim,) = serving.items("persistentvolumeclaims")
+    name = f"PersistentVolumeClaim/{claim['metadata']['name']}"
+    eventually("the volume alone is left", lambda: left(serving) == [name], 120)
+    start = len(hub.log())
+    serving.apply(stoker.service("model"))
+    stoker.wait_ready(serving, "model")
+    assert not hub.downloads(start), "the retained volume was filled again"
 
 
 def test_orphans_keep_serving_and_are_not_taken_over(serving: Kube) -> None:
