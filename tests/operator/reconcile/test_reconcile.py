@@ -7,27 +7,19 @@ from a real HTTP server on loopback.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
+from tests.operator.reconcile.kubelet import REPORT, UNSCHEDULED, Node, condition
 
 from stoker_operator import cluster as kinds
 from stoker_operator.cluster import Cluster
-from stoker_operator.manifests import cache, workload
 from stoker_operator.reconcile import ApplyFailed, Reconciler
 from stoker_operator.rollout import is_ready
 
 pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]
-REPORT = {
-    "resolvedRevision": "c0ffee0123456789",
-    "digest": "sha256:" + "ab" * 32,
-    "bytes": 98362432,
-    "path": "sha256-abab",
-    "serve": "sha256-abab/m.gguf",
-}
 EVERY_KIND = (
     kinds.INFERENCE_SERVICE,
     kinds.SERVICE_ACCOUNT,
@@ -43,121 +35,6 @@ EVERY_KIND = (
     kinds.NETWORK_POLICY,
     kinds.AUTOSCALER,
 )
-UNSCHEDULED = {"schedulerName": "nobody"}
-
-
-@pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Object]]:
-    """What engines and prefetches would answer, from one server whose port the manifests name; the requests it got."""
-    asked: list[Object] = []
-
-    async def complete(request: web.Request) -> web.Response:
-        asked.append(await request.json())
-        return web.json_response({"choices": [{"text": "!"}]})
-
-    async def progress(_: web.Request) -> web.Response:
-        answer = {"phase": "download", "bytesDone": 25_000_000, "bytesTotal": 100_000_000, "etaSeconds": 9}
-        return web.json_response(answer)
-
-    app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.get("/progress", progress)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setattr(workload, "PORT", runner.addresses[0][1])
-    monkeypatch.setattr(cache, "PROGRESS_PORT", runner.addresses[0][1])
-    yield asked
-    await runner.cleanup()
-
-
-class Node:
-    """The kubelet's part: statuses of pods that no kubelet runs."""
-
-    def __init__(self, cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> None:
-        self.cluster = cluster
-        self.namespace = namespace
-        self.kubectl = kubectl
-
-    async def pods(self, component: str) -> list[Object]:
-        found = await self.cluster.list_all(kinds.POD, self.namespace, f"app.kubernetes.io/component={component}")
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-    def patch(self, pod: Object, status: Object) -> None:
-        name = pod["metadata"]["name"]
-        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-
-    def run(self, pod: Object) -> None:
-        status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
-        self.patch(pod, status | {"conditions": [{"type": "Ready", "status": "True"}]})
-
-    def end(self, pod: Object, code: int, report: Object) -> None:
-        ended = {"exitCode": code, "message": json.dumps(report), "finishedAt": "2026-01-01T00:00:00Z"}
-        container = {"name": "fetch", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-        status = container | {"state": {"terminated": ended}}
-        self.patch(pod, {"phase": "Failed" if code else "Succeeded", "containerStatuses": [status]})
-
-
-@pytest.fixture
-def node(cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> Node:
-    return Node(cluster, namespace, kubectl)
-
-
-@pytest.fixture
-def look(reconciler: Reconciler, namespace: str, eventually: Callable[..., Any]) -> Callable[..., Any]:
-    """Reconcile `name` until its Ready condition has `reason`; returns the whole object."""
-
-    async def until(reason: str, name: str = "demo") -> Object:
-        async def there() -> Object | None:
-            await reconciler.reconcile(namespace, name)
-            found = await reconciler.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
-            assert found is not None
-            return found if condition(found, "Ready")["reason"] == reason else None
-
-        found: Object = await eventually(there)
-        return found
-
-    return until
-
-
-@pytest.fixture
-def serve(
-    create: Callable[..., Any],
-    look: Callable[..., Any],
-    node: Node,
-    eventually: Callable[..., Any],
-    engine: list[Object],
-) -> Callable[..., Any]:
-    """Create a service and play it to Ready."""
-
-    async def run(name: str = "demo", /, **spec: Any) -> Object:
-        await create(name, placement=UNSCHEDULED, **spec)
-        await look("Fetching", name)
-        await fetch_all(node, eventually)
-        await look("RollingOut", name)
-        await run_all(node, eventually, spec.get("replicas", 1))
-        return await look("Serving", name)  # type: ignore[no-any-return]
-
-    return run
-
-
-async def fetch_all(node: Node, eventually: Callable[..., Any]) -> None:
-    for pod in await eventually(lambda: node.pods("fetch")):
-        node.end(pod, 0, REPORT)
-
-
-async def run_all(node: Node, eventually: Callable[..., Any], count: int) -> None:
-    async def there() -> list[Object]:
-        pods = await node.pods("engine")
-        return pods if len(pods) >= count else []
-
-    for pod in await eventually(there):
-        if not is_ready(pod):
-            node.run(pod)
-
-
-def condition(service: Object, kind: str) -> Object:
-    found = (item for item in service.get("status", {}).get("conditions", []) if item["type"] == kind)
-    return next(found, {"status": "", "reason": "", "message": ""})
 
 
 async def versions(cluster: Cluster, namespace: str) -> dict[tuple[str, str], str]:
@@ -195,7 +72,7 @@ async def test_from_apply_to_serving(
     rolling = await look("RollingOut")
     assert condition(rolling, "ModelCached")["status"] == "True"
     assert rolling["status"]["model"]["resolvedRevision"] == REPORT["resolvedRevision"]
-    await run_all(node, eventually, 2)
+    await node.run_all(2)
     ready = await look("Serving")
 
     assert [request["model"] for request in engine] == ["demo"]
@@ -282,7 +159,7 @@ async def test_a_new_revision_is_not_ready_until_it_is_rolled_out_and_answers(
     rolling = await look("RollingOut")
     assert rolling["status"]["observedGeneration"] == 2
     assert condition(rolling, "Servable")["status"] == "True"
-    await run_all(node, eventually, 2)  # the old pod, still there, and the new one
+    await node.run_all(2)  # the old pod, still there, and the new one
     second = await look("Serving")
     assert second["status"]["revisions"]["answered"] != first["status"]["revisions"]["answered"]
     assert len(engine) == 2
@@ -322,172 +199,6 @@ async def test_a_prefetch_that_cannot_succeed_says_what_to_change(
     kubectl("delete", "jobs", "--all", "--cascade=background")
     again = await look("Fetching")
     assert again["status"]["cache"]["attempt"] == 2
-
-
-POD_FAILURES: dict[str, tuple[str, Object]] = {
-    "unschedulable": (
-        "Unschedulable",
-        {
-            "conditions": [
-                {
-                    "type": "PodScheduled",
-                    "status": "False",
-                    "reason": "Unschedulable",
-                    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
-                }
-            ]
-        },
-    ),
-    "crash loop": (
-        "CrashLoop",
-        {
-            "containerStatuses": [
-                {
-                    "name": "engine",
-                    "image": "i",
-                    "imageID": "",
-                    "ready": False,
-                    "restartCount": 3,
-                    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                    "lastState": {"terminated": {"exitCode": 2, "message": "ConfigError: --dtype is 'bf'"}},
-                }
-            ]
-        },
-    ),
-    "image": (
-        "ImagePullFailed",
-        {
-            "containerStatuses": [
-                {
-                    "name": "engine",
-                    "image": "stoker/nowhere:1",
-                    "imageID": "",
-                    "ready": False,
-                    "restartCount": 0,
-                    "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
-                }
-            ]
-        },
-    ),
-}
-
-
-async def test_a_pod_that_does_not_run_says_why_and_recovers(
-    create: Callable[..., Any],
-    look: Callable[..., Any],
-    node: Node,
-    eventually: Callable[..., Any],
-    engine: list[Object],
-) -> None:
-    await create("demo", placement=UNSCHEDULED)
-    await look("Fetching")
-    await fetch_all(node, eventually)
-    await look("RollingOut")
-    [pod] = await eventually(lambda: node.pods("engine"))
-    for reason, status in POD_FAILURES.values():
-        node.patch(pod, {"conditions": None, "containerStatuses": None} | status)
-        found = await look(reason)
-        assert pod["metadata"]["name"] in condition(found, "Ready")["message"]
-        if reason == "Unschedulable":
-            assert condition(found, "Scheduled")["status"] == "False"
-    node.patch(pod, {"conditions": None, "containerStatuses": None})
-    node.run(pod)
-    await look("Serving")
-
-
-async def test_a_corrupt_cache_is_fetched_anew(
-    serve: Callable[..., Any],
-    look: Callable[..., Any],
-    node: Node,
-    eventually: Callable[..., Any],
-    cluster: Cluster,
-    namespace: str,
-    kubectl: Callable[..., str],
-) -> None:
-    await serve()
-    [pod] = await node.pods("engine")
-    message = json.dumps({"reason": "ChecksumMismatch", "message": "m.gguf is not what was published"})
-    ended = {"exitCode": 3, "message": message, "finishedAt": "2099-01-01T00:00:00Z"}
-    verify = {"name": "verify", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-    node.patch(pod, {"initContainerStatuses": [verify | {"state": {"terminated": ended}}]})
-    found = await look("CacheCorrupt")
-    assert "m.gguf is not what was published" in condition(found, "ModelCached")["message"]
-    jobs = await cluster.list_all(kinds.JOB, namespace)
-    [repair] = [job for job in jobs if job["metadata"]["name"].endswith("-2")]
-    assert "--repair" in repair["spec"]["template"]["spec"]["containers"][0]["args"]
-    for _ in range(2):
-        repairing = await look("CacheCorrupt")
-    assert "fetches again what changed in the cache" in condition(repairing, "Ready")["message"]
-    assert condition(repairing, "Degraded")["status"] == "True"
-    kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
-    await fetch_all(node, eventually)
-    assert "rolled out" in condition(await look("PodsStarting"), "Ready")["message"]
-    await run_all(node, eventually, 1)
-    await look("Serving")
-    reasons = json.loads(kubectl("get", "events", "-o", "json"))["items"]
-    assert not {"CrashLoop", "PodRestarting"} & {item["reason"] for item in reasons}
-
-
-def container(**status: Any) -> Object:
-    """The engine's entry in a pod's status."""
-    empty = {"name": "engine", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-    return {"containerStatuses": [empty | {"state": {"running": {"startedAt": "2026-01-01T12:00:00Z"}}} | status]}
-
-
-def unready(since: str) -> Object:
-    return {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": since}]}
-
-
-KILLED = {"exitCode": 1, "message": "EngineDeadError: the engine process was ended by SIGKILL"}
-AN_HOUR = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T11:00:00Z"}
-SETBACKS: dict[str, tuple[Object, str, str]] = {
-    # name: (status of one of two pods of a revision that serves, Ready's reason, what its message says)
-    "engine killed": (
-        container(state={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
-        "PodRestarting",
-        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. It starts again by itself.",
-    ),
-    "loads again": (
-        container(restartCount=1, lastState={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
-        "PodRestarting",
-        "It starts again by itself.",
-    ),
-    "hangs": (container() | unready("2026-01-01T13:00:00Z"), "PodNotReady", "was ready and is not any more"),
-    "gone": ({}, "PodsStarting", "1 of 2 pods of revision"),
-}
-
-
-async def test_what_befalls_a_pod_that_served_is_no_rollout(
-    serve: Callable[..., Any],
-    look: Callable[..., Any],
-    node: Node,
-    kubectl: Callable[..., str],
-    eventually: Callable[..., Any],
-    engine: list[Object],
-) -> None:
-    await serve(replicas=2)
-    for status, reason, says in SETBACKS.values():
-        pod = (await node.pods("engine"))[0]
-        if status:
-            node.patch(pod, status)
-        else:
-            kubectl("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
-        found = await look(reason)
-        assert says in condition(found, "Ready")["message"]
-        assert (condition(found, "Servable")["status"], found["status"]["readyReplicas"]) == ("True", 1)
-        assert condition(found, "Degraded")["status"] == str(bool(status))
-        for again in await node.pods("engine"):
-            node.patch(again, {"conditions": None, "containerStatuses": None})
-        await run_all(node, eventually, 2)
-        await look("Serving")
-    assert len(engine) == 1, "a revision that answered was asked again"
-    events = json.loads(kubectl("get", "events", "-o", "json"))["items"]
-    told = [item["reason"] for item in events if item["involvedObject"]["kind"] == "InferenceService"]
-    assert told.count("RollingOut") == 1
-    kinds_told = {item["reason"]: item["type"] for item in events}
-    assert [kinds_told[name] for name in ("PodRestarting", "PodNotReady", "PodsStarting")] == [
-        *("Warning", "Warning"), "Normal",
-    ]  # fmt: skip
 
 
 async def test_a_strangers_object_is_not_taken_over(
@@ -742,7 +453,7 @@ async def test_a_claim_of_ones_own(
     kubectl("create", "-f", "-", stdin=claim)
     await look("Fetching")
     before = await cluster.get(kinds.CLAIM, namespace, "weights")
-    await fetch_all(node, eventually)
+    await node.fetch_all()
     found = await look("RollingOut")
     assert condition(found, "ModelCached")["reason"] == status
     assert found["status"]["cache"]["claim"] == "weights"
