@@ -150,11 +150,10 @@ def _while_running(
     if trouble and not (young and trouble.reason == "Unschedulable"):
         return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
     name = job["metadata"]["name"]
-    outcome = fetch_outcome(pods)
-    if isinstance(outcome, FetchFailure):
-        text = f"Job {name} tries again after {outcome.reason}: {outcome.message}"
-        return replace(running, finding=Finding(reason, sentence(text)))
-    progress = observed.progress
+    outcome, progress = fetch_outcome(pods), observed.progress
+    # Until the next try knows what there is to fetch, the one before is the news.
+    if isinstance(outcome, FetchFailure) and not (progress and progress.bytes_total):
+        return replace(running, finding=_failed_try(name, outcome, reason))
     what = f"Job {name} fetches again what changed in the cache" if repairs else f"Job {name}"
     if progress is None:
         text = f"{what}; it is starting." if repairs else f"{what} is starting."
@@ -165,6 +164,14 @@ def _while_running(
     if progress.eta_seconds:
         text += f", about {progress.eta_seconds} s to go"
     return replace(running, finding=Finding(reason, sentence(text)))
+
+
+def _failed_try(job: str, failure: FetchFailure, reason: str) -> Finding:
+    """A pod of a Job failed, and the Job is not over."""
+    if failure.reason in PERMANENT:  # its controller is about to end it
+        return Finding(reason, f"Job {job} gives up: {sentence(failure.message)}")
+    text = f"{sentence(failure.message)} Job {job} tries again by itself."
+    return Finding(reason if reason == "CacheCorrupt" else failure.reason, text)
 
 
 def _poll(observed: Observed) -> float:

@@ -45,9 +45,9 @@ class World:
         self.engine_pods: list[Object] = []
         self.progress: Progress | None = None
 
-    def job(self, attempt: int = 1, *, ended: str = "", seconds_ago: float = 10) -> World:
+    def job(self, attempt: int = 1, *, ended: str = "", seconds_ago: float = 10, repair: bool = False) -> World:
         uid = self.claim["metadata"]["uid"]
-        found = self.live(manifests.prefetch_job(self.service, Settings(), uid, attempt))
+        found = self.live(manifests.prefetch_job(self.service, Settings(), uid, attempt, repair=repair))
         if ended:
             condition = {"type": ended, "status": "True", "lastTransitionTime": stamp(seconds_ago)}
             found["status"] = {"conditions": [condition]}
@@ -236,12 +236,29 @@ def test_a_volume_that_was_just_asked_for_is_given_time(world: World, age: float
     assert reason(there.plan()) == expected
 
 
-def test_a_try_that_failed_within_a_running_job_is_told(world: World) -> None:
-    failure = {"reason": "HubUnreachable", "message": "timed out"}
-    plan = world.job().pod(failure, code=1, phase="Failed").plan()
+RESOLVING, DOWNLOADING = Progress("resolve", 0, 0, 0), Progress("download", 10**8, 10**9, 9)
+TRIES: dict[str, tuple[str, Progress | None, bool, str, str]] = {
+    # name: (why the pod before failed, what the next one says, whether it repairs, the reason, what the message says)
+    "nothing new yet": ("HubUnreachable", None, False, "HubUnreachable", "timed out. Job demo-fetch-"),
+    "not there yet": ("HubUnreachable", RESOLVING, False, "HubUnreachable", "tries again by itself."),
+    "it goes on": ("HubUnreachable", DOWNLOADING, False, "Fetching", "download, 100.0 MB of 1.0 GB"),
+    "it is over": ("TokenRejected", None, False, "Fetching", "gives up: timed out."),
+    "a repair": ("HubUnreachable", None, True, "CacheCorrupt", "tries again by itself."),
+    "a repair goes on": ("Interrupted", DOWNLOADING, True, "CacheCorrupt", "fetches again what changed in the cache"),
+}
+
+
+@pytest.mark.parametrize("case", TRIES.values(), ids=TRIES)
+def test_a_try_that_failed_is_told_until_the_next_one_gets_further(
+    world: World, case: tuple[str, Progress | None, bool, str, str]
+) -> None:
+    why, progress, repairs, expected, says = case
+    world.job(repair=repairs).pod({"reason": why, "message": "timed out"}, code=1, phase="Failed")
+    world.progress = progress
+    plan = world.plan()
     assert plan.finding is not None
-    assert "tries again after HubUnreachable: timed out." in plan.finding.message
-    assert not plan.finding.stalled
+    assert (plan.finding.reason, plan.finding.stalled) == (expected, False)
+    assert says in plan.finding.message
 
 
 def test_a_corrupt_cache_is_repaired(world: World) -> None:

@@ -68,7 +68,7 @@ def test_hub_down(place: Kube, hub: stoker.Hub, record: Record) -> None:
     hub.kube.kubectl("scale", f"deployment/{hub.name}", "--replicas=0", "--timeout=60s")
     try:
         place.apply(stoker.service("model"))
-        condition = eventually("the status names the hub", lambda: _names(place, "HubUnreachable"), 180)
+        condition = stoker.wait_reason(place, "model", "HubUnreachable")
         golden.check(GOLDEN / "hub-down.txt", golden.situation(place, "model"))
     finally:
         hub.kube.kubectl("scale", f"deployment/{hub.name}", "--replicas=1")
