@@ -29,6 +29,8 @@ _VOLATILE = [
     (r"\bnode1\b", "NODE"),
     (r"\b[Pp]rocess \d+\b", "process PID"),
     (r"\bended \d+ times\b", "ended N times"),
+    # A registry that says no and one that is out of reach are both without the image.
+    (r"cannot be pulled: .*?\. Check", "cannot be pulled: CAUSE. Check"),
     (r"\b((?:Schedule|Fetch|Verify|Load) Seconds): +\d+", r"\1: N"),
     (r"(?m)^( +Revision:) +[0-9a-f]{8,10}$", r"\1 HASH"),
     (r"(Answered|Current|Previous|Rolled Out):( +)[0-9a-f]{8,10}\b", r"\1:\2HASH"),
@@ -36,7 +38,7 @@ _VOLATILE = [
     (r"(Short Revision:) +[0-9a-f]{7}\b", r"\1 COMMIT"),
     (r"\b[0-9a-f]{7}\b(?=  )", "COMMIT "),
     (r"(Resource Version|Generation): +\d+", r"\1: N"),
-    (r"\b\d+\.\d MB of \d+\.\d MB, about \d+ s to go", "SOME MB of ALL MB, about N s to go"),
+    (r"\b[\d.]+ [kMG]?B of [\d.]+ [kMG]?B, about \d+ s to go", "SOME MB of ALL MB, about N s to go"),
     (r"\b\d+(\.\d+)?% +", "PERCENT  "),
 ]
 _AGES = [
