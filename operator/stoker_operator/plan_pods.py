@@ -112,16 +112,18 @@ def _unsettled(service: InferenceService, observed: Observed, done: str) -> Find
         text += f"; {state.terminating} {'is' if state.terminating == 1 else 'are'} on the way out"
     if state.failed:
         return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
+    reason = "RollingOut" if done != state.current or old else "PodsStarting"
     keys = service.endpoint.api_keys
     if keys is not None and any(_waits_for_volumes(pod) for pod in pods_that_count(observed)):
         # A volume's Secret that is missing shows in no pod's status, only in the kubelet's events.
-        text += f". A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
-        return Finding("RollingOut", text)
-    if done != state.current or old:
-        return Finding("RollingOut", f"{text}.")
+        return Finding(
+            reason, f"{text}. A pod waits for its volumes: is there a Secret {keys.name} with a key {keys.key}?"
+        )
+    if reason == "RollingOut":
+        return Finding(reason, f"{text}.")
     if state.total > state.desired:
         return Finding("PodsStopping", f"{text}; {state.total - state.desired} more than asked for.")
-    return Finding("PodsStarting", f"{text}; the revision is rolled out, and what is missing starts.")
+    return Finding(reason, f"{text}; the revision is rolled out, and what is missing starts.")
 
 
 def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
