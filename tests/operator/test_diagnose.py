@@ -112,7 +112,7 @@ CASES = {
     ),
     "first crash": (
         pod(engine={"state": ended(1, "boom"), "restartCount": 0}),
-        ("PodRestarting", False, ["engine ended with exit code 1: boom. It starts again by itself."]),
+        ("PodRestarting", False, ["engine ended with exit code 1: boom. The container starts again by itself."]),
     ),
     "crash of one that ran for long": (
         pod(engine={"state": ended(1, "boom", **AN_HOUR), "restartCount": 7}),
@@ -132,15 +132,15 @@ CASES = {
     ),
     "last words are the last that matter": (
         pod(engine={"state": ended(1, LOG), "restartCount": 0}),
-        ("PodRestarting", False, ["exit code 1: The engine process ended with signal SIGKILL. It starts"]),
+        ("PodRestarting", False, ["exit code 1: The engine process ended with signal SIGKILL. The container starts"]),
     ),
     "nothing that matters": (
         pod(engine={"state": ended(1, "22:42:11.067 INFO server: stopped\n"), "restartCount": 0}),
-        ("PodRestarting", False, ["ended with exit code 1. It starts"]),
+        ("PodRestarting", False, ["ended with exit code 1. The container starts"]),
     ),
     "killed": (
         pod(engine=running(1, last=ended(137, **AN_HOUR)), unready_since=CRASHED),
-        ("PodRestarting", False, ["ended with exit code 137 (SIGKILL). It starts"]),
+        ("PodRestarting", False, ["ended with exit code 137 (SIGKILL). The container starts"]),
     ),
     "ended well, but ended": (
         pod(engine=running(1, last=ended(0, **AN_HOUR)), unready_since=CRASHED),
@@ -168,7 +168,7 @@ CASES = {
     ),
     "out of memory once": (
         pod(engine=running(1, last=ended(137, reason="OOMKilled")), unready_since=CRASHED),
-        ("OutOfMemory", False, ["engine ended out of memory. Raise", "It starts again by itself."]),
+        ("OutOfMemory", False, ["engine ended out of memory. Raise", "The container starts again by itself."]),
     ),
     "verify": (
         pod(verify={"state": ended(3, MISMATCH), "restartCount": 0}),

@@ -135,12 +135,12 @@ SETBACKS: dict[str, tuple[Object, str, str]] = {
     "engine killed": (
         container(state={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
         "PodRestarting",
-        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. It starts again by itself.",
+        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. The container starts again by itself.",
     ),
     "loads again": (
         container(restartCount=1, lastState={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
         "PodRestarting",
-        "It starts again by itself.",
+        "The container starts again by itself.",
     ),
     "hangs": (container() | unready("2026-01-01T13:00:00Z"), "PodNotReady", "was ready and is not any more"),
     "gone": ({}, "PodsStarting", "1 of 2 pods of revision"),
