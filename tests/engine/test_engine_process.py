@@ -16,6 +16,7 @@ import pytest_asyncio
 from uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine import engine as front
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.engine.process import process_exists, processor_seconds
 from stoker_runtime.engine.stream import TokenStream
@@ -136,6 +137,20 @@ async def test_crash_ends_every_stream_within_two_seconds(start: Starter) -> Non
         engine.check_health()
     with pytest.raises(EngineDeadError):
         engine.submit([request("late")])
+
+
+async def test_a_dead_engine_is_not_said_to_hang(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(front, "SILENCE_SECONDS", 1.0)
+    engine = await start()
+    os.kill(engine.ready.pid, signal.SIGKILL)
+    death = await engine.died()
+    await asyncio.sleep(2.0)
+    assert "SIGKILL" in death.message
+    assert "hangs" not in caplog.text
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        engine.check_health()
 
 
 async def test_stopped_engine_is_found_and_may_recover(start: Starter) -> None:
