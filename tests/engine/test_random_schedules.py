@@ -11,7 +11,7 @@ from uniform_executor import UniformExecutor
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, RequestError
-from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
 
@@ -32,7 +32,7 @@ class Received:
 class Scenario:
     """One random world: sizes, arrivals, aborts; runs to idle and verifies every request's whole output."""
 
-    def __init__(self, seed: int, policy: str) -> None:
+    def __init__(self, seed: int, policy: str, *, swap: bool = False) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
         self.executor = UniformExecutor(
@@ -42,6 +42,8 @@ class Scenario:
             max_model_len=rng.choice([24, 64, 200]),
             max_num_batched_tokens=slots + rng.choice([0, 1, 7, 32]),
             vocab_size=rng.choice([8, 40]),
+            host_pages=rng.choice([1, 3, 12, 100]) if swap else 0,
+            host_page_tokens=rng.choice([0.0, 0.0, 1.5]) if swap else 0.0,
         )
         config = EngineConfig(
             model="uniform",
@@ -162,19 +164,23 @@ class Scenario:
             assert ranks == request.prompt_token_ids[1:], "prompt log-probabilities: each once and in order"
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
 @pytest.mark.parametrize("block", range(4))
-def test_random_schedules(policy: str, block: int) -> None:
-    preemptions = hits = 0
+def test_random_schedules(policy: str, block: int, swap: bool) -> None:
+    total = EngineStats()
     for seed in range(block * SCHEDULES_PER_CASE, (block + 1) * SCHEDULES_PER_CASE):
-        scenario = Scenario(seed, policy)
+        scenario = Scenario(seed, policy, swap=swap)
         try:
             scenario.run()
         except AssertionError as error:
-            raise AssertionError(f"schedule {policy}/{seed}: {error}") from error
+            raise AssertionError(f"schedule {policy}/{seed}, swap {swap}: {error}") from error
         stats = scenario.loop.stats()
-        preemptions += stats.preemptions
-        hits += stats.prefix_hits
-        assert stats.running == stats.waiting == stats.pages_used == 0
-    assert preemptions > 100, "the worlds are too roomy to test preemption"
-    assert hits > 100, "the worlds share too little to test the prefix cache"
+        for name in ("preemptions", "prefix_hits", "host_hits", "pages_swapped_out", "pages_swapped_in"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        assert stats.running == stats.waiting == stats.pages_used == stats.swapped == stats.host_pages_used == 0
+    assert total.preemptions > 100, "the worlds are too roomy to test preemption"
+    assert total.prefix_hits > 100, "the worlds share too little to test the prefix cache"
+    if swap:
+        assert total.pages_swapped_out > total.pages_swapped_in > 100, "too little goes to the host and back"
+        assert total.host_hits > 100, "too few cached pages come back from the host"
