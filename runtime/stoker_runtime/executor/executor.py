@@ -22,7 +22,9 @@ from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
+from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.launched import Launched
+from stoker_runtime.executor.page_swap import PageSwap
 from stoker_runtime.executor.resolve import MemoryPlan
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
@@ -52,13 +54,22 @@ KV_TORCH_DTYPES = {
 class Executor:
     """Implements the engine's `Executor` protocol for one device."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, plan: MemoryPlan, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        decoder: Decoder,
+        plan: MemoryPlan,
+        device: torch.device,
+        host: HostPlan = NO_HOST_POOL,
+    ) -> None:
         spec = decoder.spec
         self.config = config
         self.decoder = decoder
         self.plan = plan
         self.device = device
         self.num_pages = plan.pages
+        self.host_pages = host.pages
+        self.host_page_tokens = host.page_tokens
         self.page_size = config.page_size
         self.max_num_seqs = config.max_num_seqs
         self.max_model_len = config.max_model_len
@@ -69,6 +80,7 @@ class Executor:
         shape = (spec.num_layers, 2, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
+        self._swap = PageSwap(self.arena, host) if host.pages else None
         self.body = StepBody(config, decoder, self.arena, device)
         self._decodes: tuple[int, ...] = ()
         self._updates = torch.zeros((MAX_UPDATES, 3), dtype=torch.int32, device=device)
@@ -95,7 +107,10 @@ class Executor:
         return self._mixed(batch)
 
     def _apply(self, batch: Batch) -> None:
-        """Page copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
+        """Page moves and copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
+        if batch.swap_outs or batch.swap_ins:
+            assert self._swap is not None, "pages move to a host pool that there is not"
+            self._swap.move(batch.swap_outs, batch.swap_ins)
         for at in range(0, len(batch.copies), COPIED_PAGES):
             source, target = torch.tensor(batch.copies[at : at + COPIED_PAGES], device=self.device).unbind(1)
             self.arena[:, :, target] = self.arena[:, :, source]
@@ -209,6 +224,7 @@ class Executor:
             "quantization": self.config.quantization,
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
+            "host_pages": str(self.host_pages),
             "graphs": str(self._graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in dispatch.chosen().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
@@ -247,8 +263,10 @@ class Executor:
         self._decodes = ()
 
     def close(self) -> None:
-        """Release graphs and device memory."""
+        """Release graphs, device memory and the host pool."""
         self._graphs.clear()
+        if self._swap is not None:
+            self._swap.close()
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -26,7 +26,7 @@ from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a sequence need not compute: its first `device` pages, then copies on `host` pages, to position `covered`."""
+    """What a sequence need not compute: its first pages on the `device`, the next on the `host`, up to `covered`."""
 
     device: list[int]
     host: list[int]
@@ -97,16 +97,25 @@ class Placement:
         fresh = self.pages.pages_for(total) - len(found.device) + (len(found.device) * size == total)
         return fresh + self.pages.idle_among(found.device)
 
-    def place(self, sequence: Sequence, found: Found, reserve: int, draft: Draft) -> bool:
-        """Give a slot and pages for every known token; False when pages are short of that by `reserve`.
+    @property
+    def room(self) -> int:
+        """Pages that a new sequence may take: not the last ones, lest it is preempted right after its prefill."""
+        running = self.num_slots - len(self.free_slots)
+        return self.pages.available - min(running, self.pages.num_pages // 100)
 
+    def place(self, sequence: Sequence, found: Found, source: Sequence | None, draft: Draft) -> bool:
+        """Give a slot and pages for every known token; False when there is no room.
+
+        What needs no computing comes from `source`, another sequence of the same prompt, or else from what was `found`.
         When all tokens are cached the last one still runs, for its logits. It would write to the last cached
         page, so that page is copied; if there is no page for the copy, its tokens are computed again instead.
         """
+        if source is not None:
+            return self._fork(sequence, source, draft)
         pages, total = self.pages, len(sequence.tokens)
         cached, covered = found.device, found.covered
         whole = len(cached) * pages.page_size == total
-        room = pages.available - reserve
+        room = self.room
         if whole and room - pages.idle_among(cached) < 1:
             cached, whole, covered = cached[:-1], False, total - pages.page_size
         fresh = pages.pages_for(total) - len(cached)
@@ -136,8 +145,8 @@ class Placement:
             self.swapped -= 1
         return blank
 
-    def fork(self, sequence: Sequence, source: Sequence, reserve: int, draft: Draft) -> bool:
-        """Give a slot and the prompt's pages of `source`; False when pages are short of that by `reserve`.
+    def _fork(self, sequence: Sequence, source: Sequence, draft: Draft) -> bool:
+        """Give a slot and the prompt's pages of `source`; False when there is no room.
 
         The prompt's last token runs again, for its logits. The page that it lies in is copied, those before are shared.
         """
@@ -145,7 +154,7 @@ class Placement:
         covered = sequence.prompt_length - 1
         whole, rest = divmod(covered, pages.page_size)
         fresh = pages.pages_for(len(sequence.tokens)) - whole
-        if fresh > pages.available - reserve:
+        if fresh > self.room:
             return False
         shared = source.pages[:whole]
         pages.acquire(shared)
@@ -251,7 +260,7 @@ class Placement:
             stats.pages_swapped_out, stats.pages_swapped_in = host.moved_out, host.moved_in
 
     def check(self, sequences: list[Sequence], waiting: list[Sequence]) -> None:
-        """Raise AssertionError unless slots and pages are exactly those of `sequences`, host pages of those `waiting`."""
+        """Raise AssertionError unless slots and pages are those of `sequences`, and the host's of those `waiting`."""
         slots = [sequence.slot for sequence in sequences]
         assert NO_SLOT not in slots, "a sequence is placed without a slot"
         assert sorted(slots + self.free_slots) == list(range(self.num_slots)), "slots are lost or shared"

@@ -249,7 +249,7 @@ class Scheduler:
         if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
             return
         crossing = sum(each.computed == len(each.pages) * self.config.page_size for each in self._decoding)
-        room = Clearance(self._placement, (*self._decoding, *self._prefilling), crossing + self._reserve())
+        room = Clearance(self._placement, (*self._decoding, *self._prefilling), crossing)
         room.make(self._waiting, self.config.max_num_batched_tokens - len(self._decoding), partial(self._wants, draft))
         for victim in room.victims:
             self._preempt(victim, draft)
@@ -304,7 +304,7 @@ class Scheduler:
             source = self._source(sequence, found, draft)
             if source is sequence or placement.is_being_computed(sequence, found, draft):
                 deferred.append(sequence)
-            elif self._place(sequence, source, found, draft):
+            elif placement.place(sequence, found, source, draft):
                 self._note_admission(sequence)
                 self._add_chunk(sequence, draft)
             else:
@@ -320,16 +320,6 @@ class Scheduler:
             return None
         source = self._families.source(sequence, draft)
         return sequence if source is None and self._families.is_coming(sequence) else source
-
-    def _place(self, sequence: Sequence, source: Sequence | None, found: Found, draft: Draft) -> bool:
-        if source is not None:
-            return self._placement.fork(sequence, source, self._reserve(), draft)
-        return self._placement.place(sequence, found, self._reserve(), draft)
-
-    def _reserve(self) -> int:
-        # Pages left for those who run, so that a new sequence is not preempted right after its prefill.
-        running = self.config.max_num_seqs - len(self._placement.free_slots)
-        return min(running, self.config.num_pages // 100)
 
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admitted is None:
@@ -408,4 +398,3 @@ def _order(sequence: Sequence) -> tuple[float, ...]:
 
 def _is_ready(sequence: Sequence) -> bool:
     return not sequence.held and len(sequence.tokens) >= sequence.awaited
-

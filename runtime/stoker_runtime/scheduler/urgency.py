@@ -29,13 +29,11 @@ class Clearance:
         self.victims: list[Sequence] = []
         self._pages = placement.pages
         self._left = sorted(running, key=lambda each: each.order)
-        self._room = placement.pages.available - reserved
+        self._room = placement.room - reserved
         self._slots = len(placement.free_slots)
         self._released: Counter[int] = Counter()
 
-    def make(
-        self, waiting: WaitingQueue, budget: int, wants: Callable[[Sequence], tuple[int, int] | None]
-    ) -> None:
+    def make(self, waiting: WaitingQueue, budget: int, wants: Callable[[Sequence], tuple[int, int] | None]) -> None:
         """Claim room for those who wait, in order, for as long as `budget` tokens last and others can leave.
 
         `wants` tells how many pages a sequence needs and how many tokens it will compute; None: it cannot run now.
