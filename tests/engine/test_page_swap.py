@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import torch
 
+from stoker_runtime import LLM
 from stoker_runtime.bench.engine_mode import default_epsilon
 from stoker_runtime.bench.verify import verify_greedy
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import KV_TORCH_DTYPES, Executor
@@ -212,6 +215,28 @@ def test_tokens_are_the_same_with_and_without_a_host_pool(policy: str, kv_dtype:
         tokens[blocks] = [list(each.tokens[each.prompt_length :]) for each in sequences]
         built.close()
     assert tokens[0] == tokens[40]
+
+
+async def test_the_engine_process_swaps_and_stops_with_sequences_on_the_host() -> None:
+    tiny = EngineConfig(model="shape:tiny", device="cpu", max_model_len=256, page_size=16, max_num_seqs=6)
+    asked = requests(16, 256, GREEDY)
+    with LLM.over(build_executor(tiny), tiny) as llm:
+        expected = llm.generate_tokens([each.prompt_token_ids for each in asked], [GREEDY] * len(asked))
+    crowded = replace(tiny, num_gpu_blocks=16, num_cpu_blocks=64)
+    async with await AsyncEngine.start(crowded, log_level="error") as engine:
+        assert engine.ready.description["host_pages"] == "64"
+        stream, tokens, left = engine.submit(asked), [list[int]() for _ in asked], len(asked)
+        while left:
+            for output in await stream.next():
+                tokens[int(output.request_id)] += output.tokens
+                left -= output.finish is not None
+        assert engine.stats().pages_swapped_in > 0
+        again = engine.submit([replace(each, id=f"{each.id}b") for each in asked])
+        left = len(asked)
+        while left and not engine.stats().swapped:
+            left -= sum(output.finish is not None for output in await again.next())
+        assert left, "nobody was on the host"
+    assert tokens == expected
 
 
 @pytest.mark.gpu

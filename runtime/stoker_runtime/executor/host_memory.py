@@ -12,6 +12,7 @@ Knows nothing of how memory is allocated or copied.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,9 @@ def plan_host(config: EngineConfig, spec: ModelSpec, free: int) -> HostPlan:
 
 def free_host_memory() -> int:
     """Bytes that this process can still take: by the machine, and by its control group (v2) where that has a limit."""
+    if not MEMINFO.exists():
+        # Not Linux, so no control group either.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
     free = int(fields["MemAvailable"].split()[0]) * 1024
     limit = CGROUP / "memory.max"
