@@ -24,7 +24,10 @@ def fcfs(request: Request, serial: int) -> Order:
 
 
 def priority(request: Request, serial: int) -> Order:
-    """Lower `priority` first; equals by arrival. A low priority may starve: that is what it asks for."""
+    """Lower `priority` first; equals by arrival, so nobody starves for want of his equals.
+
+    A low priority may starve while more urgent requests keep coming: that is what it asks for.
+    """
     return (request.priority, request.arrival, serial)
 
 

@@ -232,7 +232,7 @@ class Scheduler:
         draft.budget -= len(draft.decodes)
 
     def _cross(self, sequence: Sequence, draft: Draft) -> None:
-        # Victims come from the end of the order, so they are never sequences that this step has decided on.
+        # Victims come from the end of the order: never sequences that this step has decided on.
         if sequence.computed == len(sequence.pages) * self.config.page_size:
             while not self._placement.grow(sequence, draft):
                 members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
@@ -249,14 +249,16 @@ class Scheduler:
         if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
             return
         crossing = sum(each.computed == len(each.pages) * self.config.page_size for each in self._decoding)
-        room = Clearance(self._placement, (*self._decoding, *self._prefilling), crossing)
+        # Whose last token runs in this step is out of the way after it.
+        staying = [each for each in (*self._decoding, *self._prefilling) if each.computed < each.limit - 2]
+        room = Clearance(self._placement, staying, crossing)
         room.make(self._waiting, self.config.max_num_batched_tokens - len(self._decoding), partial(self._wants, draft))
         for victim in room.victims:
             self._preempt(victim, draft)
 
     def _wants(self, draft: Draft, sequence: Sequence) -> tuple[int, int] | None:
         """Pages that `sequence` needs to run now and tokens that it would compute; None when it has to wait anyway."""
-        if not _is_ready(sequence):
+        if not sequence.is_ready:
             return None
         found = self._placement.lookup(sequence)
         if self._source(sequence, found, draft) is sequence:
@@ -297,7 +299,7 @@ class Scheduler:
                 break
             sequence = waiting.pop()
             assert sequence is best
-            if not _is_ready(sequence):
+            if not sequence.is_ready:
                 deferred.append(sequence)
                 continue
             found = placement.lookup(sequence)
@@ -394,7 +396,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[float, ...]:
     return sequence.order
-
-
-def _is_ready(sequence: Sequence) -> bool:
-    return not sequence.held and len(sequence.tokens) >= sequence.awaited

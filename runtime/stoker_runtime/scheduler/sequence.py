@@ -103,6 +103,11 @@ class Sequence:
         self.admitted: float | None = None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it may be admitted: its constraint is compiled, and what was in flight is known."""
+        return not self.held and len(self.tokens) >= self.awaited
+
+    @property
     def penalized(self) -> bool:
         """Whether sampling depends on the tokens so far."""
         params = self.params

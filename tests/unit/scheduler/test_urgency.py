@@ -68,6 +68,19 @@ def test_several_come_in_one_step() -> None:
     assert min(each.slot for each in urgent) >= 0
 
 
+def test_one_that_is_about_to_end_is_left_to_end() -> None:
+    harness, (low, middle) = full()
+    for _ in range(18):
+        harness.step()
+    assert low.computed == low.limit - 2
+    urgent = harness.add(prompt(3), priority=0, arrival=3.0)
+    harness.step()
+    assert (low.finish, middle.finish) == (FinishReason.LENGTH, FinishReason.LENGTH)
+    harness.step()
+    assert urgent.slot >= 0
+    assert harness.scheduler.stats().preemptions == 0
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "sjf"])
 def test_other_policies_displace_nobody(policy: str) -> None:
     harness, (low, _) = full(policy=policy)
@@ -181,7 +194,7 @@ def test_random_priorities(seed: int, host_pages: int) -> None:
             )
         batch = harness.scheduler.schedule()
         harness.scheduler.check()
-        running = [each.request.priority for each in everyone if each.slot >= 0]
+        running = [each.request.priority for each in everyone if each.slot >= 0 and each.computed < each.limit - 1]
         ready = [each for each in everyone if each.queued and len(each.tokens) >= each.awaited]
         if ready and running:
             assert min(each.request.priority for each in ready) >= max(running), "less urgent ones run before it"
