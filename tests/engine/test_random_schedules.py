@@ -6,12 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from uniform_executor import UniformExecutor
+from uniform_executor import UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import CapacityError, RequestError
+from stoker_runtime.errors import CapacityError, EngineError, RequestError
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.scheduler.batch import Batch
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
 
@@ -29,13 +30,29 @@ class Received:
     finish: FinishReason | None = None
 
 
+class StumblingExecutor(UniformExecutor):
+    """Fails the next step when told to; what that step would have written is not to be trusted."""
+
+    stumbles = False
+
+    def execute(self, batch: Batch) -> UniformLaunched:
+        """Run the batch, or fail and go on."""
+        if not self.stumbles:
+            return super().execute(batch)
+        self.stumbles = False
+        self.batches += 1
+        self.sampled = self.batches
+        self.unread.clear()
+        raise EngineError("the device stumbled")
+
+
 class Scenario:
-    """One random world: sizes, arrivals, aborts; runs to idle and verifies every request's whole output."""
+    """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
 
     def __init__(self, seed: int, policy: str, *, swap: bool = False) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
-        self.executor = UniformExecutor(
+        self.executor = StumblingExecutor(
             num_pages=rng.choice([3, 6, 12, 24, 48]),
             page_size=rng.choice([1, 2, 4, 8]),
             max_num_seqs=slots,
@@ -96,7 +113,12 @@ class Scenario:
 
     def step(self) -> None:
         """One step and the integrity check."""
-        self.take(self.loop.step())
+        try:
+            self.take(self.loop.step())
+        except EngineError as error:
+            for sequence in self.loop.fail(error):
+                assert self.received[sequence].finish is None, "failed after its end"
+                self.received[sequence].finish = FinishReason.ERROR
         self.loop.scheduler.check()
 
     def take(self, output: StepOutput) -> None:
@@ -132,6 +154,7 @@ class Scenario:
                 self.arrive()
             if self.random.random() < 0.1:
                 self.abort_some()
+            self.executor.stumbles = self.random.random() < 0.01
             self.step()
         bound = self.executor.batches + 200 * (len(self.received) + 1)
         while self.loop.has_work:
@@ -147,7 +170,7 @@ class Scenario:
         request, params = mine.sequence.request, mine.sequence.params
         expected = self.executor.expected_output(request.prompt_token_ids, params, self.capacity)
         assert mine.finish is not None, "a request without an answer"
-        if mine.finish is FinishReason.ABORT:
+        if mine.finish in (FinishReason.ABORT, FinishReason.ERROR):
             assert mine.tokens == expected[: len(mine.tokens)]
             return
         assert mine.tokens == expected
