@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
+from streams import Device, Memory
 
 from stoker_runtime import LLM
 from stoker_runtime.bench.engine_mode import default_epsilon
@@ -74,15 +74,15 @@ def random_moves(seed: int, steps: int) -> Iterator[tuple[Moves, Moves]]:
         yield outs[: rng.choice([0, 0, 1, 8])], ins[: rng.choice([0, 0, 1, 8])]
 
 
-def check_order(memory: torch.Tensor, step: Callable[[], None], seed: int) -> None:
-    """Every step changes every page, so a copy at the wrong time carries the wrong number."""
-    swap = swap_of(memory)
-    words = by_page(memory)
-    numbers = count(1)
-    device, host = [next(numbers) * 1000 for _ in range(PAGES)], [0] * HOST_PAGES
+def follow(swap: PageSwap, words: torch.Tensor, step: Callable[[], None], seed: int, steps: int) -> list[int]:
+    """Move pages between steps that change every page, so that a copy at the wrong time carries the wrong number.
+
+    Returns the number that each page has to carry in the end; at last the whole host pool comes back.
+    """
+    device, host = [1000 * page for page in range(1, PAGES + 1)], [0] * HOST_PAGES
     for page, value in enumerate(device):
         words[page] = value
-    for outs, ins in random_moves(seed, 300):
+    for outs, ins in random_moves(seed, steps):
         swap.move(outs, ins)
         step()
         for page, kept in outs:
@@ -90,14 +90,15 @@ def check_order(memory: torch.Tensor, step: Callable[[], None], seed: int) -> No
         for kept, page in ins:
             device[page] = host[kept]
         device = [value + 1 for value in device]
-    swap.move([(page, page) for page in range(HOST_PAGES)], [])
-    host = device[:HOST_PAGES]
     swap.move([], [(page, PAGES - 1 - page) for page in range(HOST_PAGES)])
     for page, value in enumerate(host):
         device[PAGES - 1 - page] = value
-    for page, value in enumerate(device):
-        assert words[page].unique().tolist() == [value], f"page {page} carries the bits of another time"
-    swap.close()
+    return device
+
+
+def carried(words: torch.Tensor) -> list[int]:
+    """The number that each page carries; -1 for one with several."""
+    return [int(page[0, 0]) if bool((page == page[0, 0]).all()) else -1 for page in words.cpu()]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,7 +109,42 @@ def test_moves_are_in_order_on_the_cpu(seed: int) -> None:
     def step() -> None:
         words.add_(1)
 
-    check_order(memory, step, seed)
+    swap = swap_of(memory)
+    assert follow(swap, words, step, seed, 300) == carried(words)
+
+
+def right_order(monkeypatch: pytest.MonkeyPatch, device: Device, seed: int) -> bool:
+    """Whether all pages carry the right number on a device that runs streams in any order that events allow."""
+    memory = arena(CPU, words=8)
+    words = by_page(memory)
+    swap = swap_of(memory)
+    with monkeypatch.context() as patch:
+        device.install(patch)
+        swap._pages, swap._host = Memory(device, swap._pages), Memory(device, swap._host)  # type: ignore[assignment]
+        swap._on_gpu = True
+        swap._open_lanes(3)
+
+        def step() -> None:
+            device.launch(lambda: words.add_(1))
+            device.run(device.random.choice([0, 0, 3, 30]))
+
+        expected = follow(swap, words, step, seed, 60)
+        device.run()
+    return expected == carried(words)
+
+
+def test_no_order_of_streams_that_events_allow_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(100):
+        assert right_order(monkeypatch, Device(seed), seed), f"order {seed}"
+
+
+def test_every_wait_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the test above would see it if one were missing."""
+    device = Device(0)
+    right_order(monkeypatch, device, 0)
+    assert len(device.waits) == 5
+    for line in device.waits:
+        assert not all(right_order(monkeypatch, Device(seed, line), seed) for seed in range(50)), f"line {line}"
 
 
 @pytest.mark.gpu
@@ -129,7 +165,9 @@ def test_moves_are_in_order_beside_cuda_graphs(seed: int) -> None:
     with torch.cuda.graph(graph):
         words.add_(1)
     memory.zero_()
-    check_order(memory, graph.replay, seed)
+    swap = swap_of(memory)
+    assert follow(swap, words, graph.replay, seed, 300) == carried(words)
+    swap.close()
 
 
 @pytest.mark.gpu
