@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_kernels import reference_slots
 from stoker_runtime.executor import page_swap
 
 
@@ -80,9 +81,6 @@ class Memory:
         assert non_blocking, "the host would wait"
         self.machine.launch(lambda: self.data.copy_(source.data))
 
-    def index_copy_(self, dim: int, numbers: torch.Tensor, source: Memory) -> None:
-        self.machine.launch(lambda: self.data.index_copy_(dim, numbers, source.data))
-
 
 class Device:
     """All streams; `steps` is that of the steps."""
@@ -120,8 +118,8 @@ class Device:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of torch in `page_swap`."""
 
-        def index_select(source: Memory, dim: int, numbers: torch.Tensor, *, out: Memory) -> None:
-            self.launch(lambda: torch.index_select(source.data, dim, numbers, out=out.data))
+        def copy_pages(source: Memory, target: Memory, pairs: torch.Tensor) -> None:
+            self.launch(lambda: reference_slots.copy_pages(source.data, target.data, pairs))
 
         cuda = SimpleNamespace(
             Stream=lambda device: Stream(self),
@@ -134,5 +132,6 @@ class Device:
         def zeros(shape: Any, **kind: Any) -> Memory:
             return Memory(self, torch.zeros(shape, **kind))
 
-        monkeypatch.setattr(page_swap, "torch", SimpleNamespace(cuda=cuda, zeros=zeros, index_select=index_select))
-        monkeypatch.setattr(page_swap.PageSwap, "_upload", lambda swap, pages: torch.tensor(pages))
+        names = SimpleNamespace(cuda=cuda, zeros=zeros, tensor=torch.tensor, int32=torch.int32)
+        monkeypatch.setattr(page_swap, "torch", names)
+        monkeypatch.setattr(page_swap, "copy_pages", copy_pages)

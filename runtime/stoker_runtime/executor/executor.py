@@ -17,6 +17,7 @@ import torch
 
 from stoker_kernels import dispatch
 from stoker_kernels.aot_index import compiled_at_start
+from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
@@ -24,7 +25,7 @@ from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.launched import Launched
-from stoker_runtime.executor.page_swap import PageSwap
+from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.resolve import MemoryPlan
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
@@ -41,8 +42,6 @@ from stoker_runtime.scheduler.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
 MAX_UPDATES = 16384
-# Pages copied at once pass through memory of their own: for a 7B model with pages of 64 tokens 29 MB.
-COPIED_PAGES = 8
 KV_TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -80,6 +79,7 @@ class Executor:
         shape = (spec.num_layers, 2, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
+        self._pages = by_page(self.arena)
         self._swap = PageSwap(self.arena, host) if host.pages else None
         self.body = StepBody(config, decoder, self.arena, device)
         self._decodes: tuple[int, ...] = ()
@@ -111,9 +111,8 @@ class Executor:
         if batch.swap_outs or batch.swap_ins:
             assert self._swap is not None, "pages move to a host pool that there is not"
             self._swap.move(batch.swap_outs, batch.swap_ins)
-        for at in range(0, len(batch.copies), COPIED_PAGES):
-            source, target = torch.tensor(batch.copies[at : at + COPIED_PAGES], device=self.device).unbind(1)
-            self.arena[:, :, target] = self.arena[:, :, source]
+        if batch.copies:
+            copy_pages(self._pages, self._pages, upload(batch.copies, self.device))
         if batch.assigns:
             self.body.sampler.assign(batch.assigns)
             # The same slots may hold other sequences now: the next decode selects its way anew.
@@ -233,7 +232,11 @@ class Executor:
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:
-        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch."""
+        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch.
+
+        And copy a page that is blank still, onto itself.
+        """
+        copy_pages(self._pages, self._pages, upload([(0, 0)], self.device))
         for shape in self._graphs.missing(self._shapes.planned((GREEDY,))):
             if shape.prefills == 0 and shape.rows in sizes:
                 self._quiesce(shape)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker_kernels.pages import copy_pages
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.host_memory import LANES, HostPlan
 
@@ -87,10 +88,10 @@ class PageSwap:
 
     def _move_out(self, outs: Moves) -> None:
         steps = torch.cuda.current_stream()
-        numbers = self._upload([page for page, _ in outs])
+        pairs = upload([(page, at % self._out_lanes.size) for at, (page, _) in enumerate(outs)], self._pages.device)
         for at, lane, part in self._out_lanes.cut(outs):
             steps.wait_event(lane.empty)
-            torch.index_select(self._pages, 0, numbers[at : at + len(part)], out=lane.pages[: len(part)])
+            copy_pages(self._pages, lane.pages, pairs[at : at + len(part)])
             lane.filled.record(steps)
             self._out_stream.wait_event(lane.filled)
             with torch.cuda.stream(self._out_stream):
@@ -101,7 +102,7 @@ class PageSwap:
 
     def _move_in(self, ins: Moves, written: torch.cuda.Event) -> None:
         steps = torch.cuda.current_stream()
-        numbers = self._upload([page for _, page in ins])
+        pairs = upload([(at % self._in_lanes.size, page) for at, (_, page) in enumerate(ins)], self._pages.device)
         self._in_stream.wait_event(written)
         for at, lane, part in self._in_lanes.cut(ins):
             self._in_stream.wait_event(lane.empty)
@@ -110,12 +111,8 @@ class PageSwap:
                     lane.pages[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
             lane.filled.record(self._in_stream)
             steps.wait_event(lane.filled)
-            self._pages.index_copy_(0, numbers[at : at + len(part)], lane.pages[: len(part)])
+            copy_pages(lane.pages, self._pages, pairs[at : at + len(part)])
             lane.empty.record(steps)
-
-    def _upload(self, pages: list[int]) -> torch.Tensor:
-        # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
-        return torch.tensor(pages, dtype=torch.int64, pin_memory=True).to(self._pages.device, non_blocking=True)
 
     def close(self) -> None:
         """Wait for copies and let go of the host's memory. Idempotent."""
@@ -129,15 +126,16 @@ class Rotation:
     """Lanes that take turns."""
 
     def __init__(self, lanes: list[Lane]) -> None:
+        self.size = len(lanes[0].pages)
+        """Pages of a lane."""
         self._lanes = lanes
         self._turn = 0
 
     def cut(self, moves: Moves) -> Iterator[tuple[int, Lane, Moves]]:
         """Parts of `moves` that fit a lane each: where it starts, the lane whose turn it is, the part."""
-        size = len(self._lanes[0].pages)
-        for at in range(0, len(moves), size):
+        for at in range(0, len(moves), self.size):
             self._turn = (self._turn + 1) % len(self._lanes)
-            yield at, self._lanes[self._turn], moves[at : at + size]
+            yield at, self._lanes[self._turn], moves[at : at + self.size]
 
 
 def by_page(arena: torch.Tensor) -> torch.Tensor:
@@ -148,6 +146,13 @@ def by_page(arena: torch.Tensor) -> torch.Tensor:
     layers, halves, pages = arena.shape[:3]
     words = arena.view(torch.int64 if arena.shape[-1] * arena.itemsize % 8 == 0 else torch.uint8)
     return words.view(layers * halves, pages, -1).transpose(0, 1)
+
+
+def upload(pairs: Moves, device: torch.device) -> torch.Tensor:
+    """`pairs` on the device, `[n, 2]` int32, without waiting for it."""
+    host = torch.tensor(pairs, dtype=torch.int32)
+    # Pinned by torch's allocator, which gives the buffer to nobody else before the copy is over.
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def runs(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
