@@ -1,6 +1,7 @@
 """Page copies in Triton: a program a block of a row of a page.
 
-Invariants: offsets are 64 bits wide, for an arena has more words than 32 count; nothing is read back to the host.
+Invariants: offsets are 64 bits wide, for an arena has more words than 32 bits count; nothing is read back to the host.
+It starts when all before it in the stream is over, other streams' events included: no programmatic launch.
 Knows nothing of why pages are copied.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -12,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker_kernels.aot_registry import I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.triton_kernel import kernel
 
 _BLOCK = 1024
@@ -29,10 +29,7 @@ def _copy_pages_kernel(
     target_page,
     target_row,
     BLOCK: tl.constexpr,
-    LAUNCH_PDL: tl.constexpr,
 ):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.program_id(2)
@@ -59,7 +56,6 @@ def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:
         words,
         *(stride // words for stride in strides),
         BLOCK=_BLOCK,
-        **launch_options(source.device),
     )
 
 
