@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker_runtime import info
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor import host_memory
-from stoker_runtime.executor.host_memory import LANE_BYTES, NO_HOST_POOL, free_host_memory, plan_host
+from stoker_runtime.executor.build import log_host_pool
+from stoker_runtime.executor.host_memory import LANE_BYTES, NO_HOST_POOL, HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.resolve import GIB, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -85,3 +87,25 @@ def test_a_control_groups_limit_counts_but_not_its_clean_files(
     (tmp_path / "memory.current").write_text("1000000\n")
     (tmp_path / "memory.stat").write_text("anon 600000\ninactive_file 400000\n")
     assert free_host_memory() == free
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "none (--swap-space, --num-cpu-blocks): preempted sequences are computed again"),
+        (("--num-cpu-blocks", "64"), "64 pages, 1,024 tokens; bringing a page back takes the time of 0.8 of its 16"),
+    ],
+)
+def test_info_shows_the_pool(flags: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert info.main(["shape:tiny", "--device", "cpu", *flags]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "host pool" in line]
+    assert says in line
+
+
+def test_a_pool_that_does_not_pay_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
+    slow = HostPlan(10, 1 << 20, 70.0, 1)
+    assert "not used" in info.describe_host(slow, 64)
+    with caplog.at_level("INFO"):
+        log_host_pool(slow, 64)
+    assert "host pool 0.01 GiB (10 pages of 64 tokens)" in caplog.text
+    assert "in the time in which this model computes 70" in caplog.text
