@@ -239,4 +239,6 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         what, advice = "every node that would do is cordoned", "Run kubectl uncordon, or add a node"
     else:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
-    return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({short(text)})", False)
+    # What the scheduler thought of evicting others is nothing that the reader can change.
+    words = short(re.split(r" (?:no new claims to deallocate|preemption:)", text)[0])
+    return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({words})", False)

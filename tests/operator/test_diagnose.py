@@ -219,6 +219,13 @@ def test_a_healthy_pod_has_no_trouble(healthy: dict[str, Any]) -> None:
     assert trouble_of(healthy) is None
 
 
+def test_of_the_schedulers_words_what_matters_is_quoted() -> None:
+    text = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available."
+    trouble = trouble_of(pod(unschedulable=text))
+    assert trouble is not None
+    assert trouble.message.endswith("(0/1 nodes are available: 1 Insufficient cpu.)")
+
+
 def test_a_permanent_trouble_comes_first() -> None:
     found = first_trouble([CASES["no GPU"][0], CASES["image"][0]])
     assert found is not None
