@@ -188,7 +188,8 @@ def _restarting(pod: str, container: Object, ended: Object, *, looping: bool) ->
     looping = looping or (ends > 1 and _brief(ended))
     how = _ending(ended) if ended.get("reason") == "OOMKilled" else f"with {_ending(ended)}"
     text = f"{where} ended {ends} times, the last time {how}" if looping else f"{where} ended {how}"
-    more = f"{'' if looping else 'The container starts again by itself. '}More: kubectl logs {pod} -c {name} --previous."
+    more = "" if looping else "The container starts again by itself. "
+    more += f"More: kubectl logs {pod} -c {name} --previous."
     reason = "CrashLoop" if looping else "PodRestarting"
     return Trouble("OutOfMemory" if ended.get("reason") == "OOMKilled" else reason, sentence(text), looping, more)
 

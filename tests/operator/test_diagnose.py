@@ -220,7 +220,7 @@ def test_a_healthy_pod_has_no_trouble(healthy: dict[str, Any]) -> None:
 
 
 def test_of_the_schedulers_words_what_matters_is_quoted() -> None:
-    text = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available."
+    text = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes."
     trouble = trouble_of(pod(unschedulable=text))
     assert trouble is not None
     assert trouble.message.endswith("(0/1 nodes are available: 1 Insufficient cpu.)")

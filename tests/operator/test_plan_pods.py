@@ -74,7 +74,7 @@ ROLLED_OUT: dict[str, tuple[Callable[[Any], Any], str, str, str, str, str]] = {
     "engine killed": (
         lambda w: w.pod().pod(ready=False, **KILLED),
         "PodRestarting",
-        "Pod p1, container engine ended with exit code 1: EngineDeadError: signal 9. The container starts again by itself.",
+        "Pod p1, container engine ended with exit code 1: EngineDeadError: signal 9. The container starts again",
         "True", "True", "False",
     ),
     "both killed": (

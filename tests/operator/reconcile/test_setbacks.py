@@ -135,7 +135,7 @@ SETBACKS: dict[str, tuple[Object, str, str]] = {
     "engine killed": (
         container(state={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
         "PodRestarting",
-        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. The container starts again by itself.",
+        "ended with exit code 1: EngineDeadError: the engine process was ended by SIGKILL. The container starts again",
     ),
     "loads again": (
         container(restartCount=1, lastState={"terminated": KILLED | AN_HOUR}) | unready("2026-01-01T11:00:00Z"),
