@@ -155,8 +155,6 @@ class StructuredOutputs(Body):
     disable_fallback: bool | None = None
     disable_additional_properties: bool | None = None
 
-    UNSUPPORTED: ClassVar = {"disable_additional_properties": (None, False)}
-
 
 class SamplingFields(Body):
     """What every generating route knows of sampling; None means the model's or the server's default."""
