@@ -100,7 +100,7 @@ class ServerConfig:
     `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
     folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
-    `response_store_bytes` bounds the answers of /v1/responses that are kept; 0, or several API processes, keep none.
+    `response_store_bytes` bounds the answers of /v1/responses that are kept, by all API processes together; 0: none.
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
     `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
