@@ -184,6 +184,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("chat-template", "chat_template", text, MODEL, "Jinja file or source, in place of the model's own", "FILE"),
     Flag(
+        "trust-request-chat-template",
+        "trust_request_chat_template",
+        switch,
+        MODEL,
+        "take a chat_template from requests, however long it runs",
+    ),
+    Flag(
         "tool-call-parser",
         "tool_call_parser",
         text,

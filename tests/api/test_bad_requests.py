@@ -108,6 +108,7 @@ CASES = [
         "messages[0].tool_calls[0].function.arguments",
     ),
     chat("chat_template_kwargs", {"messages": []}, "must not hold messages"),
+    chat("chat_template", "{{ messages }}", "--trust-request-chat-template"),
     chat("truncate_prompt_tokens", -2, "greater than or equal to -1"),
     case(
         CHAT,
@@ -124,21 +125,22 @@ CASES = [
 UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
-        "spaces_between_special_tokens": False,
         "logits_processors": ["x"],
         "kv_transfer_params": {"a": 1},
+        "ec_transfer_params": {"a": 1},
         "prompt_embeds": "AAAA",
+        "logprob_token_ids": [1],
+        "thinking_token_budget": 5,
+        "repetition_detection": {"max_pattern_size": 3},
+        "watermarking": True,
     },
     CHAT: {
         "functions": [],
-        "chat_template": "{{ messages }}",
-        "echo": True,
-        "reasoning_effort": "high",
         "modalities": ["audio"],
-        "store": True,
-        "service_tier": "flex",
+        "audio": {"voice": "x"},
         "web_search_options": {},
-        "verbosity": "low",
+        "moderation": {},
+        "thinking_token_budget": 5,
     },
 }
 

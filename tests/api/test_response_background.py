@@ -27,12 +27,13 @@ def endless(calling: Running) -> None:
 
 
 def test_background(calling: Running, client: openai.OpenAI) -> None:
-    calling.engine.delay = 0.005
-    says(calling, "Slow.")
+    endless(calling)
     queued = client.responses.create(model=MODEL, input="a", background=True)
     assert queued.status == "queued"
     with pytest.raises(openai.BadRequestError, match="is not finished"):
         client.responses.create(model=MODEL, input="a", previous_response_id=queued.id)
+    says(calling, "Slow.")
+    queued = client.responses.create(model=MODEL, input="a", background=True)
     assert wait_until(lambda: client.responses.retrieve(queued.id).status == "completed")
     assert client.responses.retrieve(queued.id).output_text == "Slow."
     with pytest.raises(openai.BadRequestError) as caught:

@@ -2,6 +2,8 @@
 
 Invariants: strict types (a string is no number), and an unknown field is an error. A field that is known but not
 supported stands in the body's `UNSUPPORTED` table with the values that mean "off"; any other value is refused by name.
+A field that asks for nothing that could come out differently here (who asks, which backend, how soon, media of a model
+that reads text) is taken, because clients of vLLM and OpenAI send it.
 Knows nothing of engines, tokens or HTTP.
 """
 
@@ -182,12 +184,18 @@ class SamplingFields(Body):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    watermarking: bool | None = None
     use_beam_search: bool | None = None
     early_stopping: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
@@ -201,19 +209,25 @@ class SamplingFields(Body):
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    return_mm_kwargs: bool | None = None
+    routed_experts_prompt_start: int | None = None
     logits_processors: list[Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     user: str | None = None
 
     SAMPLING_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "spaces_between_special_tokens": (None, True),
         "early_stopping": (None, False),
-        "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),
         "logits_processors": (None, []),
+        "logprob_token_ids": (None,),
+        "thinking_token_budget": (None, -1),
+        "repetition_detection": (None,),
+        "watermarking": (None, False),
         "kv_transfer_params": (None, {}),
-        "vllm_xargs": (None, {}),
+        "ec_transfer_params": (None, {}),
     }

@@ -48,11 +48,19 @@ class ChatMessage(Body):
     audio: dict[str, Any] | None = None
     annotations: list[Any] | None = None
     tools: list[Any] | None = None
+    # What clients keep of other servers' answers and send back.
+    id: str | None = None
+    images: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
 
     UNSUPPORTED: ClassVar = {
         "function_call": (None,),
         "audio": (None,),
         "tools": (None, []),
+        "images": (None, []),
     }
 
 
@@ -71,6 +79,7 @@ class ChatBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -78,7 +87,6 @@ class ChatBody(SamplingFields):
     function_call: Any = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -88,26 +96,21 @@ class ChatBody(SamplingFields):
     media_io_kwargs: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
+    moderation: Any = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
     UNSUPPORTED: ClassVar = {
         **SamplingFields.SAMPLING_UNSUPPORTED,
-        "chat_template": (None,),
-        "echo": (None, False),
         "functions": (None,),
         "function_call": (None, "none", "auto"),
-        "thinking_token_budget": (None,),
         "modalities": (None, ["text"]),
         "audio": (None,),
-        "prediction": (None,),
-        "verbosity": (None,),
         "web_search_options": (None,),
-        "mm_processor_kwargs": (None, {}),
-        "media_io_kwargs": (None, {}),
-        "store": (None, False),
-        "service_tier": (None, "auto", "default"),
+        "moderation": (None,),
     }
 
 
@@ -125,8 +128,6 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     tools: list[ToolSpec] | None = None
-
-    UNSUPPORTED: ClassVar = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
 
 
 class DetokenizeBody(Body):

@@ -107,6 +107,8 @@ class MessagesBody(PromptFields):
     inference_geo: str | None = None
     speed: str | None = None
     diagnostics: Any = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
     UNSUPPORTED: ClassVar = {
         **PromptFields.PROMPT_UNSUPPORTED,

@@ -18,6 +18,7 @@ from stoker_runtime.api.chat import create_chat_completion
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
 from stoker_runtime.api.paging import page
+from stoker_runtime.api.prompts import effort_variables
 from stoker_runtime.api.protocol import TokenizeBody
 from stoker_runtime.api.responses.background import EventReplay, end_job, start_job
 from stoker_runtime.api.responses.body import ResponsesBody
@@ -60,8 +61,8 @@ async def count_input_tokens(state: ServerState, request: Request) -> Response:
     if asked.payload.get("tool_choice") == "none":
         payload.pop("tools", None)
     if "reasoning_effort" in asked.payload:
-        effort = {"reasoning_effort": asked.payload["reasoning_effort"]}
-        payload["chat_template_kwargs"] = {**(payload.get("chat_template_kwargs") or {}), **effort}
+        given = payload.get("chat_template_kwargs") or {}
+        payload["chat_template_kwargs"] = {**given, **effort_variables(asked.payload["reasoning_effort"], given)}
     with renamed(asked.names):
         found = await ask(tokenize, state, inner_request(request, "/tokenize", payload))
     return json_response({"object": "response.input_tokens", "input_tokens": found["count"]})
@@ -167,14 +168,14 @@ def _beginning(state: ServerState, body: ResponsesBody, model: str, name: str, k
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": keep,
@@ -184,7 +185,7 @@ def _beginning(state: ServerState, body: ResponsesBody, model: str, name: str, k
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }
