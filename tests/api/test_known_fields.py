@@ -95,6 +95,7 @@ TAKEN: dict[str, dict[str, Any]] = {
                 "thinking_blocks": [],
                 "reasoning_details": [],
                 "images": [],
+                "parsed": {"a": 1},
             },
             *USER,
         ],

@@ -32,6 +32,7 @@ def test_background(calling: Running, client: openai.OpenAI) -> None:
     assert queued.status == "queued"
     with pytest.raises(openai.BadRequestError, match="is not finished"):
         client.responses.create(model=MODEL, input="a", previous_response_id=queued.id)
+    client.responses.cancel(queued.id)
     says(calling, "Slow.")
     queued = client.responses.create(model=MODEL, input="a", background=True)
     assert wait_until(lambda: client.responses.retrieve(queued.id).status == "completed")

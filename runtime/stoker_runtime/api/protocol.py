@@ -48,7 +48,8 @@ class ChatMessage(Body):
     audio: dict[str, Any] | None = None
     annotations: list[Any] | None = None
     tools: list[Any] | None = None
-    # What clients keep of other servers' answers and send back.
+    # What clients keep of answers, other servers' too, and send back.
+    parsed: Any = None
     id: str | None = None
     images: list[Any] | None = None
     cache_control: dict[str, Any] | None = None
