@@ -130,6 +130,22 @@ def test_taken(http: httpx.Client, path: str, field: str, value: Any) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_numbers_without_a_fraction_are_integers(server: Running, http: httpx.Client) -> None:
+    raw = b'{"prompt": "hi", "max_tokens": 3.0, "seed": 1e5, "top_k": 2.0, "stop_token_ids": [7.0]}'
+    assert http.post(COMPLETIONS, content=raw).json()["usage"]["completion_tokens"] == 3
+    params = server.engine.requests[-1].params
+    assert (params.seed, params.top_k, params.stop_token_ids) == (100_000, 2, (7,))
+    assert http.post(COMPLETIONS, content=b'{"prompt": "hi", "max_tokens": 3.5}').status_code == 400
+
+
+def test_parts_may_be_plain_texts(server: Running, http: httpx.Client) -> None:
+    content = ["a", {"type": "text", "text": "b"}]
+    assert (
+        http.post(CHAT, json={"messages": [{"role": "user", "content": content}], "max_tokens": 1}).status_code == 200
+    )
+    assert bytes(server.engine.requests[-1].prompt_token_ids).decode() == "[user]a\nb\n[assistant]"
+
+
 def test_truncation_from_either_side(server: Running, http: httpx.Client) -> None:
     for side, kept in (("left", "def"), ("right", "abc"), (None, "def")):
         body = {"prompt": "abcdef", "max_tokens": 1, "truncate_prompt_tokens": 3, "truncation_side": side}

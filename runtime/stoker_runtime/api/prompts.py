@@ -109,6 +109,8 @@ def content_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     for at, part in enumerate(content):
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
+        if kind is None:
+            raise RequestError(f"{where}[{at}].type is required.", param=f"{where}[{at}].type")
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise RequestError(
                 f"{where}[{at}].type is {kind!r}; this model reads text only.", param=f"{where}[{at}].type"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Prompt, SamplingFields
+from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Integer, Prompt, SamplingFields
 from stoker_runtime.api.tools import ToolSpec
 
 
@@ -19,9 +19,9 @@ class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    max_tokens: Annotated[Integer, Field(ge=0)] | None = 16
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
     prompt_embeds: Any = None
@@ -69,10 +69,10 @@ class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -135,4 +135,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Integer]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, SamplingFields, StreamOptions
+from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Integer, SamplingFields, StreamOptions
 from stoker_runtime.api.fields import Schema as JsonSchema
 
 MAX_METADATA = 16
@@ -95,8 +95,8 @@ class ResponsesBody(SamplingFields):
 
     input: Input
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: int | None = None
+    max_output_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_tool_calls: Integer | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
@@ -109,7 +109,7 @@ class ResponsesBody(SamplingFields):
     text: TextOptions | None = None
     tool_choice: Any = None
     tools: list[dict[str, Any]] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     include: list[Include] | None = None
