@@ -23,7 +23,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import RequestError
+from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
 from stoker_runtime.llm_options import engine_options
 from stoker_runtime.llm_record import Record, Task, as_output, gather
@@ -52,19 +52,25 @@ UNBOUNDED = 1 << 62
 class LLM:
     """A model and its engine in this process."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, generation_config: str = "auto", **options: Any) -> None:
         """`options` are the fields of EngineConfig, or vLLM's names for them (see llm_options.py).
 
-        Raises ConfigError (ModelError, KernelUnavailableError too).
+        `generation_config` "auto": where no sampling parameters are given, those of the model's folder count; "vllm" or
+        "none": those of SamplingParams do. Raises ConfigError (ModelError, KernelUnavailableError too).
         """
         from stoker_runtime.executor.build import build_model
 
         config = EngineConfig(model=model, **engine_options(options)).validate()
+        if generation_config not in ("auto", "vllm", "none"):
+            raise ConfigError(
+                f"generation_config is {generation_config!r}; it must be auto, vllm or none.", param="generation_config"
+            )
         executor = build_model(config)
         if isinstance(executor, PoolingExecutor):
             self._open_pooling(executor, config)
         else:
             self._open(executor, config)
+        self._own_defaults = generation_config == "auto"
 
     @classmethod
     def over(cls, executor: Executor, config: EngineConfig) -> LLM:
@@ -90,6 +96,7 @@ class LLM:
 
     def _keep(self, config: EngineConfig) -> None:
         self._config = config
+        self._own_defaults = True
         self._names = itertools.count()
         self._tokenizer: Tokenizer | None = None
         self._alphabet: LLTokenizer | None = None
@@ -242,8 +249,8 @@ class LLM:
         return [records[each].logprobs[0] for each in running]
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json says, where it says anything."""
-        return model_params(self._config.model)
+        """What the model's generation_config.json says, where it counts and says anything."""
+        return model_params(self._config.model) if self._own_defaults else SamplingParams()
 
     def get_tokenizer(self) -> ScriptTokenizer:
         """The tokenizer under the names that scripts know from transformers."""

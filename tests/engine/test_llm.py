@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from uniform_executor import UniformExecutor
 
 from stoker_runtime import LLM, SamplingParams
@@ -216,6 +219,9 @@ def test_parameters_become_the_engines() -> None:
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"enable_lora": True}, "enable_lora=True"),
         ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
+        ({"task": "transcription"}, "task='transcription'"),
+        ({"max_logprobs": 50}, "between 0 and 20"),
+        ({"generation_config": "somewhere"}, "auto, vllm or none"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
@@ -226,3 +232,22 @@ def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
 def test_options_under_vllms_names() -> None:
     given = {"block_size": 32, "tensor_parallel_size": 1, "trust_remote_code": True, "max_model_len": None, "seed": 4}
     assert engine_options(given) == {"page_size": 32, "seed": 4}
+    assert engine_options({"dtype": torch.float16, "task": "embed", "compilation_config": 3}) == {
+        "dtype": "float16",
+        "runner": "pooling",
+    }
+    assert engine_options({"dtype": "half", "pooler_config": {"normalize": False}, "convert": None}) == {
+        "dtype": "float16",
+        "pooler_config": '{"normalize": false}',
+        "runner": "auto",
+    }
+
+
+def test_a_models_own_defaults(tmp_path: Path, executor: UniformExecutor) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7, "max_new_tokens": 3}')
+    llm = LLM.over(executor, EngineConfig(model=str(tmp_path), tokenizer="shape:uniform"))
+    found = llm.get_default_sampling_params()
+    assert (found.temperature, found.top_k, found.max_tokens) == (0.25, 7, 3)
+    assert len(llm.generate([(1, 2)])[0].token_ids) == 3
+    llm._own_defaults = False
+    assert llm.get_default_sampling_params() == SamplingParams()
