@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from stoker_runtime import vllm_flags
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 
@@ -48,38 +49,22 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "chat_template": (None,),
 }
 """What asks for nothing: a model's own code is never run, prefill is always chunked, and so on."""
-INNER = frozenset(
-    [
-        "allowed_local_media_path",
-        "async_scheduling",
-        "attention_backend",
-        "attention_config",
-        "compilation_config",
-        "cuda_graph_sizes",
-        "disable_async_output_proc",
-        "disable_cascade_attn",
-        "disable_custom_all_reduce",
-        "disable_mm_preprocessor_cache",
-        "distributed_executor_backend",
-        "guided_decoding_backend",
-        "limit_mm_per_prompt",
-        "max_parallel_loading_workers",
-        "max_seq_len_to_capture",
-        "mm_processor_kwargs",
-        "model_impl",
-        "num_scheduler_steps",
-        "optimization_level",
-        "preemption_mode",
-        "served_model_name",
-        "structured_outputs_config",
-        "use_v2_block_manager",
-        "worker_cls",
-    ]
-)
+INNER = {name.replace("-", "_") for name in vllm_flags.INNER} | {
+    "allowed_local_media_path",
+    "async_scheduling",
+    "disable_async_output_proc",
+    "disable_cascade_attn",
+    "disable_custom_all_reduce",
+    "disable_mm_preprocessor_cache",
+    "num_scheduler_steps",
+    "preemption_mode",
+    "served_model_name",
+    "use_v2_block_manager",
+    "worker_cls",
+}
 """How vLLM is to do its work, or how to read media: what comes out does not depend on it, so any value is taken."""
 MAX_LOGPROBS = 20
 TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embedding", "score", "pooling"), "pooling")
-DTYPES = {"half": "float16", "float": "float32"}
 
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +96,7 @@ def _ours(name: str, value: Any) -> Any:
     """A value as EngineConfig spells it: types by name, settings as JSON."""
     if name == "dtype":
         spelled = str(value).removeprefix("torch.")
-        return DTYPES.get(spelled, spelled)
+        return vllm_flags.SPELLINGS["dtype"].get(spelled, spelled)
     return json.dumps(value) if name == "pooler_config" and isinstance(value, Mapping) else value
 
 
