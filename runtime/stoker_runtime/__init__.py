@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker_runtime.batched_sampling import sample
     from stoker_runtime.inputs import PromptType, TextPrompt, TokensPrompt
     from stoker_runtime.llm import LLM
     from stoker_runtime.outputs import (
@@ -51,9 +52,11 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "sample",
 ]
 
 _MODULES = {
+    "stoker_runtime.batched_sampling": ("sample",),
     "stoker_runtime.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "stoker_runtime.llm": ("LLM",),
     "stoker_runtime.sampling_params": (
