@@ -231,7 +231,7 @@ def test_a_gpu_gives_an_encoders_vectors(dtype: str, tmp_path: Path) -> None:
         with LLM(str(folder), device="cuda", dtype=dtype, pooler_config=given) as llm:
             vectors = torch.tensor(embed(llm, many))
         assert (exact * vectors).sum(1).min() > {"float32": 0.99999, "float16": 0.9999, "bfloat16": 0.99}[dtype], kind
-    assert dispatch.chosen()["bidirectional_attention"].startswith("triton")
+    assert "triton" in dispatch.chosen()["bidirectional_attention"]
 
 
 @pytest.mark.gpu
