@@ -116,7 +116,7 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
 
 def _by_shares(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, streams: int) -> bool:
     """Whether the decode rows of a step are planned for `attention_sm90`."""
-    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(kv_dtype.itemsize, streams)
+    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(streams)
 
 
 def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:

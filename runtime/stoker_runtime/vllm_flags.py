@@ -33,7 +33,6 @@ ONE_VALUE = {
     "chat-template-content-format": (("auto", "string"), "templates get a message's parts as one text"),
     "response-role": (("assistant",), "answers are the assistant's"),
     "max-logprobs": (("20",), "it is what a step has room for"),
-    "swap-space": (("0", "4"), "pages are computed again, not swapped"),
     "cpu-offload-gb": (("0",), "weights stay on the device"),
     "root-path": (("",), "routes begin at the root; let the proxy cut the prefix off"),
 }

@@ -252,3 +252,8 @@ def test_info_says_what_a_model_pools(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "BertModel, 2 layers, hidden 32" in shown
     assert "embed: cls, normalized, texts of up to 40 tokens" in shown
     assert "bidirectional_attention  reference" in shown
+
+
+def test_a_model_without_kv_wants_no_host_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert info.main([str(encoder_folder(tmp_path, "BertModel")), "--device", "cpu", "--swap-space", "1"]) == 2
+    assert "keeps no KV cache; leave --swap-space out" in capsys.readouterr().err
