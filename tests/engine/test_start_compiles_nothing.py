@@ -150,9 +150,8 @@ def make_body(model: str, quantization: str, kv: str) -> tuple[StepBody, ShapeTa
     dtype = KV_TORCH_DTYPES[config.kv_cache_dtype]
     shape = (spec.num_layers, 2, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
     body = StepBody(config, decoder, torch.empty(shape, dtype=dtype), device)
-    table = ShapeTable(
-        config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2, padded=True
-    )
+    table = ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2,
+                       padded=True)
     return body, table
 
 

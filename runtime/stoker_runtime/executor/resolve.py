@@ -75,7 +75,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
-    """ "none" or "fp8". Raises ConfigError for weights that are FP8 already and are asked to be something else."""
+    """"none" or "fp8". Raises ConfigError for weights that are FP8 already and are asked to be something else."""
     if spec.checkpoint is None:
         return "none" if asked == "auto" else asked
     if asked == "none":

@@ -29,7 +29,9 @@ class TensorEntry:
     encoding: str
 
 
-def find_entry(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], architecture: str) -> TensorEntry:
+def find_entry(
+    entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], architecture: str
+) -> TensorEntry:
     """The entry called `name`. Raises ModelError where it is missing, with the nearest name, or has another shape."""
     entry = entries.get(name)
     if entry is None:
