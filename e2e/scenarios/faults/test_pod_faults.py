@@ -53,7 +53,10 @@ def restarts(kube: Kube) -> int:
     return int(pod["status"]["containerStatuses"][0]["restartCount"])
 
 
-@pytest.mark.parametrize(("name", "number"), [("engine process killed", "SIGKILL"), ("engine hung", "SIGSTOP")])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [pytest.param("engine process killed", "SIGKILL", marks=pytest.mark.ci), ("engine hung", "SIGSTOP")],
+)
 def test_engine(serving: Kube, record: Record, name: str, number: str) -> None:
     watch = stoker.Stopwatch()
     signal_engine(serving, number)
@@ -80,14 +83,13 @@ def test_image_missing(serving: Kube, record: Record) -> None:
     record.add(Fault("image missing", seen(condition), watch.seconds, "after the image was corrected"))
 
 
-def test_node_cordoned(place: Kube, record: Record) -> None:
-    node = place.items("nodes")[0]["metadata"]["name"]
-    place.kubectl("cordon", node)
+def test_node_cordoned(place: Kube, only_node: str, record: Record) -> None:
+    place.kubectl("cordon", only_node)
     try:
         place.apply(stoker.service("model"))
         condition = stoker.wait_reason(place, "model", "Unschedulable")
     finally:
-        place.kubectl("uncordon", node)
+        place.kubectl("uncordon", only_node)
     watch = stoker.Stopwatch()
     stoker.wait_ready(place, "model")
     record.add(Fault("node cordoned", seen(condition), watch.seconds, "by itself once a node takes pods"))
@@ -114,7 +116,10 @@ STEPS: dict[str, Callable[[Kube], bool]] = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+IN_CI = pytest.param("the fetch runs", marks=pytest.mark.ci)
+
+
+@pytest.mark.parametrize("step", [IN_CI if step in IN_CI.values else step for step in STEPS])
 def test_operator_killed(place: Kube, installed: Kube, record: Record, step: str) -> None:
     place.apply(stoker.service("model"))
     eventually(step, lambda: STEPS[step](place), 120, every=0.1)

@@ -56,6 +56,7 @@ def test_a_typo_in_the_values_is_refused(kube: Kube, typo: str) -> None:
         kube.helm("template", "stoker", CHART, f"--set={typo}")
 
 
+@pytest.mark.ci
 def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> None:
     """The whole life of one service, in the words that a person reads."""
     session = Session(demo, tmp_path)
