@@ -30,6 +30,8 @@ FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "he
 
 def build(options: argparse.Namespace) -> int:
     """Build binaries and print where they are."""
+    # So that the compiler ends too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = options.names or ([*FOR_NODE, "helm", "kubeconform"] if options.node else FOR_TESTS)
     for name, path in ensure(names).items():
         print(f"{name}: {path}")
@@ -106,6 +108,8 @@ def main() -> int:
     except (BuildError, MissingCommand, StartError) as error:
         print(f"rig: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
