@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from e2e.cluster.node import Node
 from e2e.cluster.processes import StartError, uninterrupted
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = Path("/run/lock/stoker-e2e")
+LOCK = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "stoker-e2e"
 SELECTION = "ci"
 # What scenarios call themselves, whoever made the cluster.
 TOOLS = ["kubectl", "helm", "kubeconform"]
@@ -156,8 +157,7 @@ def _end(process: subprocess.Popen[bytes], interrupt: signal.Signals) -> None:
 @contextmanager
 def alone() -> Iterator[None]:
     """Hold this machine's lock. Raises Skipped when another run has it."""
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
-    with open(LOCK, "w") as stream:
+    with open(LOCK, "a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
