@@ -16,9 +16,10 @@ from e2e.cluster import backend, probe
 
 @pytest.fixture(autouse=True)
 def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of this test's own, no cluster of the user's, and nobody's remains are cleared."""
+    """A lock of this test's own, no cluster of the user's, and whatever runs on this machine is left alone."""
     monkeypatch.setattr(run, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(backend, "clear", lambda: None)
+    monkeypatch.setattr(run.Node, "running", lambda node: False)
     monkeypatch.setattr(backend, "takes_kind", lambda docker: False)
     for name in ("KUBECONFIG", "STOKER_E2E_IMAGES"):
         monkeypatch.delenv(name, raising=False)
