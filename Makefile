@@ -57,6 +57,8 @@ $(VENV)/bin/python:
 	 { echo "Python's venv module is missing. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "install: making $(VENV) with `$(PYTHON) --version`"
 	@$(PYTHON) -m venv $(VENV)
+	@# The pip that Debian's Python bundles may search for minutes where a current one takes seconds.
+	@$(PIP) install -q --upgrade 'pip>=25.1,<27'
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
 	@echo "install: Stoker, its dependencies (PyTorch is the large one) and the openai client into $(VENV); minutes, the first time"; date +'install: started %T'

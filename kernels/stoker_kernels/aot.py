@@ -137,7 +137,7 @@ def write_variant(variant: Variant, folder: Path) -> Path:
         options=dict(variant.spec.options),
     )
     cubin.write_bytes(compiled.asm["cubin"])
-    description.write_text(json.dumps(asdict(record), indent=1, sort_keys=True) + "\n")
+    description.write_text(json.dumps(asdict(record), indent=1) + "\n")
     return cubin
 
 

@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 import stoker_kernels
 from stoker_kernels import aot
+from stoker_kernels.aot_index import INDEX
 from stoker_kernels.aot_registry import SMS, AotSpec, register_aot, specs
 
 EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel", "typical_kernel"}
@@ -85,6 +86,14 @@ def test_files_are_the_same_at_every_run(tmp_path: Path) -> None:
     assert record["entry"] == "best_tile_kernel"
     assert (record["threads"], record["launch_pdl"], record["constants"]["TILES"]) == (32, False, 64)
     assert str(tmp_path) not in first[1]
+
+
+def test_the_index_keeps_the_order_in_which_a_kernel_takes_its_arguments(tmp_path: Path) -> None:
+    variant = next(v for v in _mine(80) if v.spec.kernel.__name__ == "best_tile_kernel")
+    aot.write_all([variant], tmp_path, jobs=1)
+    (cubin,) = json.loads((tmp_path / INDEX).read_text())
+    assert [*cubin["arguments"]] == [name for name in variant.spec.kernel.arg_names if name not in cubin["constants"]]
+    assert [*cubin["arguments"]] != sorted(cubin["arguments"])
 
 
 def test_the_registry_keeps_what_it_is_given() -> None:
