@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from e2e.cluster import binaries
@@ -15,7 +16,7 @@ def number(text: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.parent.name)
-def test_no_module_asks_for_a_newer_go(file: binaries.Path) -> None:
+def test_no_module_asks_for_a_newer_go(file: Path) -> None:
     """The Go that builds them may not fetch another (GOTOOLCHAIN=local)."""
     found = re.search(r"^go (\S+)$", file.read_text(), re.MULTILINE)
     assert found is not None
