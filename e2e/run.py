@@ -92,7 +92,7 @@ def _prepare_machine(clock: Clock) -> None:
         build_binaries(TOOLS, clock)
         return
     if missing := probe.lacks():
-        raise Skipped(f"this machine cannot carry a node; it lacks {'; '.join(missing)}")
+        raise Skipped(probe.refusal(missing))
     build_binaries(["--node"], clock)
     if images.lending():
         with docker.running():

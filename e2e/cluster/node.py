@@ -55,7 +55,7 @@ class Node:
             raise StartError("the node is up already; `rig.py down` ends it")
         self.down()
         if missing := probe.lacks(self.layout, self._say):
-            raise StartError(f"this machine cannot carry a node; it lacks {'; '.join(missing)}")
+            raise StartError(probe.refusal(missing))
         self._binaries = ensure(BINARIES, self._say)
         started = time.monotonic()
         try:

@@ -59,6 +59,11 @@ def lacks(layout: Layout | None = None, say: Say = to_stderr) -> list[str]:
     return [*found, *_kernel(layout.cache)]
 
 
+def refusal(missing: list[str]) -> str:
+    """What `lacks` found, as a sentence."""
+    return f"this machine cannot carry a node; it lacks {'; '.join(missing)}"
+
+
 def sizes(folder: Path) -> list[str]:
     """Whether memory and disk are enough."""
     found = []

@@ -39,9 +39,9 @@ def build(options: argparse.Namespace) -> int:
 
 
 def lacking(options: argparse.Namespace) -> int:
-    """Print what this machine lacks, a line each; status 1 when there is any."""
+    """Say what this machine lacks; status 1 when that is anything."""
     missing = probe.lacks()
-    print("\n".join(missing) if missing else "this machine can carry a node")
+    print(probe.refusal(missing) if missing else "this machine can carry a node")
     return 1 if missing else 0
 
 
