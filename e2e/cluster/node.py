@@ -80,8 +80,8 @@ class Node:
             shutil.rmtree(self.layout.run, ignore_errors=True)
 
     def running(self) -> bool:
-        """Whether a node is up on this machine."""
-        return self.processes.alive("kubelet")
+        """Whether a node is up on this machine, and the process that made it is there to take it down."""
+        return self.processes.alive("kubelet") and self.processes.owned()
 
     def ctr(self, *arguments: str) -> str:
         """Run containerd's client in the namespace of Kubernetes' images."""
@@ -102,6 +102,7 @@ class Node:
 
     def _up(self, mounts: dict[Path, str]) -> None:
         remains.note(self.layout.run / "absent.json", remains.NODE_FOLDERS)
+        self.processes.own()
         network.up(self.layout)
         control_plane.start(self.layout, self.processes, self._binaries)
         plugins = self._collect_plugins()
