@@ -37,6 +37,7 @@ KERNEL_MODULES = (
     "layer_norm_triton",
     "logprobs_triton",
     "norm_triton",
+    "pages_triton",
     "quant_triton",
     "ragged_triton",
     "rope_triton",

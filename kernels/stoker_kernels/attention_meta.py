@@ -43,7 +43,8 @@ class AttentionMeta:
     are token offsets; `seq_lens [S]` int32 count the keys including this step's tokens (0 = padded row).
     `max_query_len` and `max_seq_len` are host bounds, at least as large as any real value.
     `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step, by shares
-    (`attention_shares`) where `planned_shares`.
+    (`attention_shares`) where `planned_shares`. `settled`: these tensors and the plan are complete before any kernel of
+    attention can start (`pdl.pdl_settle`), so that one may read them, and keys of earlier steps, ahead of its turn.
     """
 
     page_table: Tensor
@@ -56,6 +57,7 @@ class AttentionMeta:
     workspace: AttentionWorkspace
     planned_window: int | None = None
     planned_shares: bool = False
+    settled: bool = False
 
 
 def attention_workspace(

@@ -36,12 +36,12 @@ LOG2E = math.log2(math.e)
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 _POINTERS = (
-    *("out", "q", "k", "v", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
+    *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
     *("k_scale", "v_scale", "sinks"),
 )
 _NUMBERS = (
     *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
-    *("page_rows", "head_rows", "pages", "box_rows", "stages", "prefetch"),
+    *("page_rows", "head_rows", "box_rows", "stages", "settled"),
 )
 
 
@@ -120,8 +120,13 @@ def plan_shares(meta: AttentionMeta, num_kv_heads: int, window: int, config: Str
     )
 
 
-def launch_streams(inputs: Inputs, meta: AttentionMeta, plan_window: int, config: StreamConfig) -> None:
-    """Run the planned shares. The plan must be of the same configuration, number of KV heads and `plan_window`."""
+def launch_streams(
+    inputs: Inputs, meta: AttentionMeta, plan_window: int, config: StreamConfig, *, settled: bool
+) -> None:
+    """Run the planned shares. The plan must be of the same configuration, number of KV heads and `plan_window`.
+
+    `settled`: `meta.settled` holds of the plan too.
+    """
     k, v = inputs.k_cache, inputs.v_cache
     device = inputs.q.device
     kv_bytes = 1 if inputs.fp8 else 2
@@ -131,13 +136,13 @@ def launch_streams(inputs: Inputs, meta: AttentionMeta, plan_window: int, config
     box_rows = min(UNIT, page)
     arguments = DecodeArguments(
         *(_address(t) for t in (
-            inputs.out, inputs.q, k, v, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.partial,
+            inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.partial,
             space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
         )),
         inputs.scale * LOG2E, inputs.softcap,
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
-        meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, pages, box_rows, config.stages,
-        config.prefetch,
+        meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, box_rows, config.stages,
+        int(settled),
     )  # fmt: skip
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
     maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]

@@ -100,12 +100,13 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     streams = meta.num_decodes * num_kv_heads
     shared = _by_shares(device, inputs.kv_dtype, head_dim, inputs.group, streams)
     if shared and attention_sm90.cache_refusal(inputs) is None:
-        shares = stream_config(kv_bytes, streams)
+        shares = stream_config(kv_bytes)
         plan_window = meta.planned_window if meta.planned_shares else None
+        settled = meta.settled and plan_window is not None
         if plan_window is None:
             plan_window = inputs.window
             attention_sm90.plan_shares(meta, num_kv_heads, plan_window, shares)
-        attention_sm90.launch_streams(inputs, meta, plan_window, shares)
+        attention_sm90.launch_streams(inputs, meta, plan_window, shares, settled=settled)
         return
     config = decode_config(head_dim, kv_bytes, sm_of(device), streams)
     if meta.planned_window is None or meta.planned_shares:
@@ -115,7 +116,7 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
 
 def _by_shares(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, streams: int) -> bool:
     """Whether the decode rows of a step are planned for `attention_sm90`."""
-    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(kv_dtype.itemsize, streams)
+    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(streams)
 
 
 def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
@@ -138,7 +139,7 @@ def plan_attention(
     group = meta.workspace.partial.shape[1] // num_kv_heads
     shares = _by_shares(device, kv_dtype, head_dim, group, streams)
     if streams > 0 and shares:
-        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize, streams))
+        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize))
     elif streams > 0:
         launch_plan(meta, num_kv_heads, window, decode_config(head_dim, kv_dtype.itemsize, sm_of(device), streams))
     return replace(meta, planned_window=window, planned_shares=shares)

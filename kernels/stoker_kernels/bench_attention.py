@@ -67,25 +67,25 @@ class Work:
 QWEN_7B = Heads("7B", 28, 4, 128)
 QWEN_06B = Heads("0.6B", 16, 8, 128)
 
-STREAM_BF16 = StreamConfig(3, 2, 4, 4)
+STREAM_BF16 = StreamConfig(3, 2, 4)
 FEW_BF16 = DecodeConfig(64, 4, 7, 256, 1024, 2)
 DECODE_BF16: tuple[Config, ...] = (
     FEW_BF16,
     DecodeConfig(32, 2, 5, 128, 1024, 4),
     DecodeConfig(64, 4, 5, 128, 1024, 3),
     STREAM_BF16,
-    StreamConfig(3, 2, 2, 4),
-    StreamConfig(3, 2, 6, 4),
-    StreamConfig(2, 3, 4, 4),
-    StreamConfig(6, 1, 4, 4),
+    StreamConfig(3, 2, 2),
+    StreamConfig(3, 2, 6),
+    StreamConfig(2, 3, 4),
+    StreamConfig(6, 1, 4),
 )
 DECODE_FP8: tuple[Config, ...] = (
     DecodeConfig(64, 4, 5, 128, 1024, 5),
     DecodeConfig(64, 4, 5, 128, 1024, 5, cvt=True),
-    StreamConfig(6, 2, 4, 8),
-    StreamConfig(6, 2, 2, 8),
-    StreamConfig(4, 3, 4, 8),
-    StreamConfig(12, 1, 4, 8),
+    StreamConfig(6, 2, 4),
+    StreamConfig(6, 2, 2),
+    StreamConfig(4, 3, 4),
+    StreamConfig(12, 1, 4),
 )
 PREFILL_BF16: tuple[Config, ...] = (PrefillConfig(128, 64, 8, 5), PrefillConfig(64, 64, 4, 5), TileKernel())
 PREFILL_FP8: tuple[Config, ...] = (
@@ -182,7 +182,7 @@ def runner(case: Case, config: Config) -> Callable[[AttentionMeta], None]:
         return lambda meta: attention_sm90_prefill.launch_tiles(inputs, meta)
     plan_decode(case.metas[0], case.work.heads.kv, config)
     if isinstance(config, StreamConfig):
-        return lambda meta: attention_sm90.launch_streams(inputs, meta, 0, config)
+        return lambda meta: attention_sm90.launch_streams(inputs, meta, 0, config, settled=True)
     return lambda meta: launch_decode(inputs, meta, config)
 
 
@@ -277,14 +277,14 @@ def _compile(job: Job) -> None:
 
 
 def label(config: Config) -> str:
-    """`64n4w7s/128m2p` for decode in Triton, `3s2c4u4f` for decode by shares, `128x64n8w5s` for prefill.
+    """`64n4w7s/128m2p` for decode in Triton, `3s2c4u` for decode by shares, `128x64n8w5s` for prefill.
 
     A trailing c: e4m3 goes by the conversion instruction.
     """
     if isinstance(config, TileKernel):
         return "sm90"
     if isinstance(config, StreamConfig):
-        return f"{config.stages}s{config.ctas_per_sm}c{config.min_units}u{config.prefetch}f"
+        return f"{config.stages}s{config.ctas_per_sm}c{config.min_units}u"
     unpack = "c" if config.cvt else ""
     if isinstance(config, DecodeConfig):
         return (

@@ -1,6 +1,7 @@
 """Embedding lookup in Triton: a copy of rows by id.
 
-Invariants: an id outside the table gives zeros, never a read outside it.
+Invariants: an id outside the table gives zeros, never a read outside it. What was written before the lookup is settled
+for the kernels behind it (`pdl_settle`): it is the first of a step's layers.
 Knows nothing of vocabulary sharding.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -13,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.pdl import launch_options, pdl_settle
 from stoker_kernels.triton_kernel import kernel
 
 _BLOCK = 1024
@@ -21,8 +22,7 @@ _BLOCK = 1024
 
 @kernel
 def _embed_kernel(ids, table, out, hidden, vocab, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
+    pdl_settle(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden

@@ -1,8 +1,9 @@
 """`linear_silu_mul`: silu(x · gateᵀ) · (x · upᵀ) for gate and up stacked in one weight.
 
-Implementations, for `--kernel linear_silu_mul=NAME`: `split` (`linear`, then `silu_and_mul`, on every device; the
-default) and `fused` (SM 9.0, bf16: one kernel of our own, which reads the halves side by side by TMA and never writes
-[T, 2F]; it rounds once, where `split` rounds gate and up first).
+Implementations, for `--kernel linear_silu_mul=NAME`: `fused` (SM 9.0, bf16; the default there: one kernel of our own
+where `gemm_table.GATED` has measured it to be faster, which reads the halves side by side by TMA and never writes
+[T, 2F]; it rounds once, where two kernels round gate and up first) and `split` (`linear`, then `silu_and_mul`, on
+every device).
 Invariants: the weight is stored as for `linear`, gate rows before up rows; each row of the result depends on its own
 row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves; biases and FP8, which take `linear` and an activation.
@@ -34,8 +35,8 @@ def _split_supports(target: Target) -> str | None:
     return None  # what `linear` and `silu_and_mul` lack they say themselves
 
 
-register("linear_silu_mul", "split", "stoker_kernels.gemm_gated:split", _split_supports)
 register("linear_silu_mul", "fused", "stoker_kernels.gemm_gated:fused", _fused_supports)
+register("linear_silu_mul", "split", "stoker_kernels.gemm_gated:split", _split_supports)
 register("linear_silu_mul", "reference", "stoker_kernels.reference_gemm:linear_silu_mul", reference_supports)
 
 

@@ -77,11 +77,14 @@ class GatedRow:
     wide: tuple[tuple[int, str | None], ...]
 
 
-# By the rows of BF16 and by arithmetic; not timed yet. `python -m stoker_kernels.bench_fused` prints what is faster.
+# By the layer's time of `python -m stoker_kernels.bench_fused` (H200).
 GATED: dict[tuple[int, int], GatedRow] = {
-    (37888, 3584): GatedRow(("64x1k2=", "64x1k2", "64x1k2", "128x1k2"), ((8192, "288"),)),
-    (17920, 1536): GatedRow(("64x2k2=", "64x2k2=", "64x2k2-", "128x1k2"), ((8192, "288"),)),
-    (6144, 1024): GatedRow(("64x2k1=", "64x2k1=", "64x2k1=", "64x1k1="), ((8192, "288"),)),
+    (37888, 3584): GatedRow(
+        ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),
+        ((128, "288r"), (256, "288t"), (512, "288r"), (2048, "256t"), (8192, "288t")),
+    ),
+    (17920, 1536): GatedRow(("64x1k2=", "128x1k1=", "128x1k1=", None), ((128, None), (256, "288t"), (1024, "288r"))),
+    (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
 }
 GATED_SMALL = 64
 

@@ -1,9 +1,10 @@
 """Programmatic dependent launch (SM 9.0 on): a kernel starts while its predecessor drains, and waits before
 it reads.
 
-Invariants: a kernel launched with it calls `pdl_wait` before its first access to memory, so that a chain of
-such kernels is ordered like plain launches; `pdl_trigger` may come at any point, since waiting means
-completion. Off until `enable_pdl(True)`; then on only where the device has it. Results do not depend on it.
+Invariants: a kernel launched with it calls `pdl_wait` before its first access to memory that is not settled
+(`pdl_settle`), so that a chain of such kernels is ordered like plain launches; `pdl_trigger` may come at any
+point, since waiting means completion. Off until `enable_pdl(True)`; then on only where the device has it.
+Results do not depend on it.
 Knows nothing of which kernels follow each other.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -47,6 +48,17 @@ def pdl_wait(LAUNCH_PDL: tl.constexpr):
         if TRIGGER_FIRST:
             gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def pdl_settle(LAUNCH_PDL: tl.constexpr):
+    """Wait, and only then let the next kernel be scheduled: all that was written before is settled for those behind.
+
+    One such kernel a step, after those that describe the step, lets later ones read the description before they wait.
+    """
+    if LAUNCH_PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

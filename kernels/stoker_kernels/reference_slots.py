@@ -1,6 +1,6 @@
-"""The slot-state ops in plain PyTorch: the oracle of the tests and the CPU backend.
+"""The slot-state ops and page copies in plain PyTorch: the oracle of the tests and the CPU backend.
 
-Invariants: the signatures and effects are those of `slots.py`; padding rows change no state.
+Invariants: the signatures and effects are those of `slots.py` and `pages.py`; padding rows change no state.
 Knows nothing of dispatch or of any GPU.
 """
 
@@ -52,3 +52,8 @@ def apply_updates(packed: Tensor, page_table: Tensor, position: Tensor, last_tok
         target[slot[mine]] = value[mine]
     page = index >= 0
     page_table[slot[page], index[page]] = value[page]
+
+
+def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+    """Copy whole pages; `pages.copy_pages`."""
+    target[pairs[:, 1].long()] = source[pairs[:, 0].long()]

@@ -51,8 +51,7 @@ def _qk_norm_rope_kv_write_kernel(
     HEADS: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
+    # Positions and places are settled since the step's embedding: only `qkv` has to be waited for.
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
     row = token.to(tl.int64)
@@ -64,6 +63,8 @@ def _qk_norm_rope_kv_write_kernel(
     angle = cos_sin + position.to(tl.int64)[:, None] * ROT + pair[None, :]
     cos = tl.load(angle, mask=inside, other=0.0)
     sin = tl.load(angle + ROT // 2, mask=inside, other=0.0)
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
     first = 2 * pair if INTERLEAVED else pair
     second = first + (1 if INTERLEAVED else ROT // 2)
     rest = ROT + tl.arange(0, REST)

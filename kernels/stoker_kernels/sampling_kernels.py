@@ -118,17 +118,18 @@ def tile_mass_kernel(
     row = tl.program_id(0)
     tile = tl.program_id(1)
     slot = tl.load(row_slots + row)
-    if slot >= 0 and float_param(fields, slot, TEMPERATURE) > 0.0:
-        each = tl.arange(0, TILES)
-        best = tl.load(tile_max + row * tiles + each, mask=each < tiles, other=float("-inf"))
-        peak = tl.max(best, axis=0)
-        if peak > float("-inf"):
-            value = adjusted_logits(
-                logits, row, slot, tile * TILE, vocab, tl.load(positions + row), fields, bias_ids, bias_values,
-                bias_until, counts, bitmask, MAX_BIAS, TILE, ADJUST,
-            )  # fmt: skip
-            factor, least = weight_scale(fields, slot)
-            tl.store(tile_mass + row * tiles + tile, tl.sum(integer_weights(value, peak, factor, least), axis=0))
+    if slot >= 0:  # noqa: SIM102 (an `and` would read the parameters of a slot that is not there)
+        if float_param(fields, slot, TEMPERATURE) > 0.0:
+            each = tl.arange(0, TILES)
+            best = tl.load(tile_max + row * tiles + each, mask=each < tiles, other=float("-inf"))
+            peak = tl.max(best, axis=0)
+            if peak > float("-inf"):
+                value = adjusted_logits(
+                    logits, row, slot, tile * TILE, vocab, tl.load(positions + row), fields, bias_ids, bias_values,
+                    bias_until, counts, bitmask, MAX_BIAS, TILE, ADJUST,
+                )  # fmt: skip
+                factor, least = weight_scale(fields, slot)
+                tl.store(tile_mass + row * tiles + tile, tl.sum(integer_weights(value, peak, factor, least), axis=0))
 
 
 @kernel

@@ -29,7 +29,9 @@ class EngineConfig:
 
     `model` is a folder of safetensors, or a .gguf file; or `shape:NAME` for random weights of a known shape.
     `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `page_size`, `num_gpu_blocks`: 0 = decided at start.
-    `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is.
+    `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is. `num_cpu_blocks`
+    pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
+    prefixes; 0: none.
     `kernels` pins implementations: {"gemm": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
@@ -48,6 +50,8 @@ class EngineConfig:
     max_queued: int = 4096
     page_size: int = 0
     num_gpu_blocks: int = 0
+    num_cpu_blocks: int = 0
+    swap_space: float = 0.0
     gpu_memory_utilization: float = 0.9
     gpu_memory_reserve_gb: float = 0.0
     cpu_kv_gb: float = 1.0
@@ -78,11 +82,17 @@ class EngineConfig:
             ("max_num_batched_tokens", self.max_num_batched_tokens, 0),
             ("max_queued", self.max_queued, 1),
             ("num_gpu_blocks", self.num_gpu_blocks, 0),
+            ("num_cpu_blocks", self.num_cpu_blocks, 0),
+            ("swap_space", self.swap_space, 0),
             ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
         ]
         for name, number, least in at_least:
             if number < least:
                 raise ConfigError(f"{name} is {number}; it must be at least {least}.", param=name)
+        if self.num_cpu_blocks and self.swap_space:
+            raise ConfigError(
+                "num_cpu_blocks and swap_space both size the host pool; give one of them.", param="num_cpu_blocks"
+            )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1].",

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from stoker_runtime.config import EngineConfig
+    from stoker_runtime.executor.host_memory import HostPlan
     from stoker_runtime.models.config_source import ModelSource
     from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
@@ -139,14 +141,17 @@ def pooling_lines(
 def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> list[Line]:
     """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
     from stoker_runtime.executor.device import device_memory
+    from stoker_runtime.executor.host_memory import free_host_memory, plan_host
     from stoker_runtime.executor.resolve import plan_memory
     from stoker_runtime.executor.state import state_bytes
 
     weights = spec.parameter_bytes(config.dtype, config.quantization)
-    plan = plan_memory(config, spec, device_memory(device), weights, state_bytes(config, spec))
+    host = plan_host(config, spec, free_host_memory())
+    state = state_bytes(config, spec) + host.device_bytes(device.type)
+    plan = plan_memory(config, spec, device_memory(device), weights, state)
     tokens = plan.pages * config.page_size
     # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
-    needed = plan.weights + plan.workspace + plan.state + plan.kv_bytes
+    needed = plan.weights + plan.workspace + plan.state + plan.kv_bytes + host.nbytes
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     shortage = f"no: it needs {gib(needed)} of {gib(memory)}" if device.type == "cpu" and needed > memory else ""
     quantized = "" if config.quantization == "none" else f", {config.quantization} weights"
@@ -160,8 +165,19 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
         ("workspace", gib(plan.workspace + plan.state)),
         ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
+        ("host pool", describe_host(host, config.page_size)),
         ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
     ]
+
+
+def describe_host(host: HostPlan, page_size: int) -> str:
+    """The pool of KV pages in host memory, and which sequences use it."""
+    if not host.pages:
+        return "none (--swap-space, --num-cpu-blocks): preempted sequences are computed again"
+    size = f"{gib(host.nbytes)}: {host.pages} pages, {host.pages * page_size:,} tokens"
+    if host.page_tokens > page_size:
+        return f"{size}; not used: this model computes a page sooner than it comes back"
+    return f"{size}; bringing a page back takes the time of {host.page_tokens:.1f} of its {page_size} tokens"
 
 
 def kernel_lines(dtype: str, device: torch.device) -> list[Line]:
@@ -174,6 +190,8 @@ def kernel_lines(dtype: str, device: torch.device) -> list[Line]:
 def _choices(device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
     from stoker_kernels import dispatch
 
+    # An op is known once a module that calls it was imported; this one brings all that an engine calls.
+    import_module("stoker_runtime.executor.build")
     for op in sorted(dispatch.ops()):
         try:
             yield op, dispatch.require(device, dtype, (op,))[op]

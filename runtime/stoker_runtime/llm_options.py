@@ -25,7 +25,6 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "load_format": ("auto",),
     "skip_tokenizer_init": (False,),
-    "swap_space": (0, 4),
     "cpu_offload_gb": (0,),
     "enable_lora": (False,),
     "revision": (None, "main"),

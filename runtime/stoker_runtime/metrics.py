@@ -75,12 +75,30 @@ GAUGES = (
         "KV cache in use, 1 is full",
         lambda s: s.pages_used / s.pages_total if s.pages_total else 0.0,
     ),
+    EngineGauge(
+        "vllm:num_requests_swapped",
+        "Sequences among the waiting whose KV rests in host memory",
+        lambda s: s.swapped,
+    ),
+    EngineGauge(
+        "vllm:cpu_cache_usage_perc",
+        "Host pool held by preempted sequences, 1 is full",
+        lambda s: s.host_pages_used / s.host_pages_total if s.host_pages_total else 0.0,
+    ),
     EngineGauge("stoker:step_seconds", "Duration of the engine's newest step", lambda s: s.step_seconds),
     EngineGauge("stoker:batch_tokens", "Tokens of the engine's newest step", lambda s: s.batch_tokens),
 )
 COUNTERS = (
     EngineGauge("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", lambda s: s.prefix_queries),
     EngineGauge("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", lambda s: s.prefix_hits),
+    EngineGauge(
+        "vllm:external_prefix_cache_queries",
+        "Prompt tokens not cached on the device, looked up in the host pool",
+        lambda s: s.host_queries,
+    ),
+    EngineGauge("vllm:external_prefix_cache_hits", "Prompt tokens found in the host pool alone", lambda s: s.host_hits),
+    EngineGauge("stoker:kv_pages_swapped_out", "KV pages copied to host memory", lambda s: s.pages_swapped_out),
+    EngineGauge("stoker:kv_pages_swapped_in", "KV pages copied back from host memory", lambda s: s.pages_swapped_in),
     EngineGauge("vllm:num_preemptions", "Sequences that gave up their pages to others", lambda s: s.preemptions),
     EngineGauge("vllm:prompt_tokens", "Prompt tokens processed", lambda s: s.prompt_tokens),
     EngineGauge("vllm:generation_tokens", "Tokens generated", lambda s: s.generation_tokens),
@@ -167,10 +185,9 @@ class ServerMetrics(Collector):
         rejected.add_metric([self.model_name], self.board.total(self._rejected))
         yield rejected
         if self.cache_config:
-            info = GaugeMetricFamily(
-                "vllm:cache_config_info", "KV cache configuration", labels=[*labels, *self.cache_config]
-            )
-            info.add_metric([self.model_name, *self.cache_config.values()], 1.0)
+            config = {**self.cache_config, "num_cpu_blocks": str(stats.host_pages_total)}
+            info = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration", labels=[*labels, *config])
+            info.add_metric([self.model_name, *config.values()], 1.0)
             yield info
         histograms = (self._first_token, self._inter_token, self._end_to_end, self._queue, self._per_token)
         for histogram in (*histograms, self._prompt, self._generated):

@@ -222,5 +222,12 @@ class EngineStats:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    swapped: int = 0
+    host_pages_used: int = 0
+    host_pages_total: int = 0
+    host_queries: int = 0
+    host_hits: int = 0
+    pages_swapped_out: int = 0
+    pages_swapped_in: int = 0
     step_seconds: float = 0.0
     batch_tokens: int = 0

@@ -28,7 +28,6 @@ ONE_VALUE = {
     "load-format": ("auto", "safetensors and GGUF are told apart by the files"),
     "tokenizer-mode": ("auto", "there is one kind of tokenizer"),
     "chat-template-content-format": ("auto", "it is read off the template"),
-    "swap-space": ("0", "pages are computed again, not swapped"),
     "cpu-offload-gb": ("0", "weights stay on the device"),
     "root-path": ("", "routes begin at the root; let the proxy cut the prefix off"),
 }

@@ -87,7 +87,17 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            steps=7, running=len(self._streams), pages_used=25, pages_total=100, prefix_queries=8, prefix_hits=4
+            steps=7,
+            running=len(self._streams),
+            pages_used=25,
+            pages_total=100,
+            prefix_queries=8,
+            prefix_hits=4,
+            swapped=2,
+            host_pages_used=10,
+            host_pages_total=20,
+            host_hits=3,
+            pages_swapped_out=9,
         )
 
     def check_health(self) -> None:

@@ -107,7 +107,12 @@ def test_metrics_have_vllms_names_and_count(server: Running, http: httpx.Client)
     assert grown("vllm:request_time_per_output_token_seconds_count") == 1
     assert grown("vllm:request_generation_tokens_sum") == 5
     assert grown("vllm:time_to_first_token_seconds_bucket{'le': '+Inf'}") == 1
-    assert after["vllm:cache_config_info{'block_size': '16', 'num_gpu_blocks': '100'}"] == 1
+    assert after["vllm:num_requests_swapped"] == 2
+    assert after["vllm:cpu_cache_usage_perc"] == 0.5
+    assert after["vllm:external_prefix_cache_hits_total"] == 3
+    assert after["stoker:kv_pages_swapped_out_total"] == 9
+    sizes = {"block_size": "16", "num_cpu_blocks": "20", "num_gpu_blocks": "100"}
+    assert after[f"vllm:cache_config_info{sizes}"] == 1
 
 
 def test_openapi_document_lists_the_routes_and_their_bodies(http: httpx.Client) -> None:

@@ -6,12 +6,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from uniform_executor import UniformExecutor
+from uniform_executor import UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import CapacityError, RequestError
-from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.errors import CapacityError, EngineError, RequestError
+from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+from stoker_runtime.scheduler.batch import Batch
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
 
@@ -29,19 +30,37 @@ class Received:
     finish: FinishReason | None = None
 
 
-class Scenario:
-    """One random world: sizes, arrivals, aborts; runs to idle and verifies every request's whole output."""
+class StumblingExecutor(UniformExecutor):
+    """Fails the next step when told to; what that step would have written is not to be trusted."""
 
-    def __init__(self, seed: int, policy: str) -> None:
+    stumbles = False
+
+    def execute(self, batch: Batch) -> UniformLaunched:
+        """Run the batch, or fail and go on."""
+        if not self.stumbles:
+            return super().execute(batch)
+        self.stumbles = False
+        self.batches += 1
+        self.sampled = self.batches
+        self.unread.clear()
+        raise EngineError("the device stumbled")
+
+
+class Scenario:
+    """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
+
+    def __init__(self, seed: int, policy: str, *, swap: bool = False) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
-        self.executor = UniformExecutor(
+        self.executor = StumblingExecutor(
             num_pages=rng.choice([3, 6, 12, 24, 48]),
             page_size=rng.choice([1, 2, 4, 8]),
             max_num_seqs=slots,
             max_model_len=rng.choice([24, 64, 200]),
             max_num_batched_tokens=slots + rng.choice([0, 1, 7, 32]),
             vocab_size=rng.choice([8, 40]),
+            host_pages=rng.choice([1, 3, 12, 100]) if swap else 0,
+            host_page_tokens=rng.choice([0.0, 0.0, 1.5]) if swap else 0.0,
         )
         config = EngineConfig(
             model="uniform",
@@ -94,7 +113,12 @@ class Scenario:
 
     def step(self) -> None:
         """One step and the integrity check."""
-        self.take(self.loop.step())
+        try:
+            self.take(self.loop.step())
+        except EngineError as error:
+            for sequence in self.loop.fail(error):
+                assert self.received[sequence].finish is None, "failed after its end"
+                self.received[sequence].finish = FinishReason.ERROR
         self.loop.scheduler.check()
 
     def take(self, output: StepOutput) -> None:
@@ -130,6 +154,7 @@ class Scenario:
                 self.arrive()
             if self.random.random() < 0.1:
                 self.abort_some()
+            self.executor.stumbles = self.random.random() < 0.01
             self.step()
         bound = self.executor.batches + 200 * (len(self.received) + 1)
         while self.loop.has_work:
@@ -145,7 +170,7 @@ class Scenario:
         request, params = mine.sequence.request, mine.sequence.params
         expected = self.executor.expected_output(request.prompt_token_ids, params, self.capacity)
         assert mine.finish is not None, "a request without an answer"
-        if mine.finish is FinishReason.ABORT:
+        if mine.finish in (FinishReason.ABORT, FinishReason.ERROR):
             assert mine.tokens == expected[: len(mine.tokens)]
             return
         assert mine.tokens == expected
@@ -162,19 +187,23 @@ class Scenario:
             assert ranks == request.prompt_token_ids[1:], "prompt log-probabilities: each once and in order"
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
 @pytest.mark.parametrize("block", range(4))
-def test_random_schedules(policy: str, block: int) -> None:
-    preemptions = hits = 0
+def test_random_schedules(policy: str, block: int, swap: bool) -> None:
+    total = EngineStats()
     for seed in range(block * SCHEDULES_PER_CASE, (block + 1) * SCHEDULES_PER_CASE):
-        scenario = Scenario(seed, policy)
+        scenario = Scenario(seed, policy, swap=swap)
         try:
             scenario.run()
         except AssertionError as error:
-            raise AssertionError(f"schedule {policy}/{seed}: {error}") from error
+            raise AssertionError(f"schedule {policy}/{seed}, swap {swap}: {error}") from error
         stats = scenario.loop.stats()
-        preemptions += stats.preemptions
-        hits += stats.prefix_hits
-        assert stats.running == stats.waiting == stats.pages_used == 0
-    assert preemptions > 100, "the worlds are too roomy to test preemption"
-    assert hits > 100, "the worlds share too little to test the prefix cache"
+        for name in ("preemptions", "prefix_hits", "host_hits", "pages_swapped_out", "pages_swapped_in"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        assert stats.running == stats.waiting == stats.pages_used == stats.swapped == stats.host_pages_used == 0
+    assert total.preemptions > 100, "the worlds are too roomy to test preemption"
+    assert total.prefix_hits > 100, "the worlds share too little to test the prefix cache"
+    if swap:
+        assert total.pages_swapped_out > total.pages_swapped_in > 100, "too little goes to the host and back"
+        assert total.host_hits > 100, "too few cached pages come back from the host"

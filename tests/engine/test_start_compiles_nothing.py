@@ -16,11 +16,13 @@ import torch
 from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attention_triton, dispatch, gemm_gated, pdl
 from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.gemm import LinearWeight
+from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_kernels.triton_kernel import PrecompiledKernel
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.executor import KV_TORCH_DTYPES, MAX_UPDATES
+from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
@@ -168,6 +170,13 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     body.sampler.assign([SlotAssign(slot, params, 1, (), (), 4) for slot in (0, 1)])
     body.sampler.assign([SlotAssign(0, SamplingParams(temperature=1.0, typical_p=0.5), 1, (), (), 4)])
     body(StepShape(4, 0, 0, TYPICAL))
+    layers, (keys, _) = len(body.kv), body.kv[0]
+    arena = by_page(torch.empty((layers, 2, *keys.shape), dtype=keys.dtype))
+    lane = torch.empty((3, *arena.shape[1:]), dtype=arena.dtype)
+    pairs = torch.zeros((4, 2), dtype=torch.int32)
+    for source, target in ((arena, arena), (arena, lane), (lane, arena)):
+        for at in range(4):
+            copy_pages(source, target, pairs[at:])
     updates = torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32)
     for rows in (1, 3, 16):
         apply_updates(updates[:rows], body.slots.page_table, body.slots.position, body.slots.last_token)

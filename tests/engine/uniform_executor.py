@@ -81,8 +81,12 @@ class UniformExecutor:
         vocab_size: int = 64,
         eos_token_ids: tuple[int, ...] = (0,),
         step_seconds: float = 0.0,
+        host_pages: int = 0,
+        host_page_tokens: float = 0.0,
     ) -> None:
         self.num_pages = num_pages
+        self.host_pages = host_pages
+        self.host_page_tokens = host_page_tokens
         self.page_size = page_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -93,6 +97,7 @@ class UniformExecutor:
         self.prompts: dict[int, tuple[int, ...]] = {}
         self.slots: dict[int, Slot] = {}
         self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self.host: list[list[int | None] | None] = [None] * host_pages
         self.unread: deque[UniformLaunched] = deque()
         self.batches = 0
         self.sampled = 0
@@ -113,6 +118,7 @@ class UniformExecutor:
             for index, page in enumerate(update.pages, update.start):
                 assert 0 <= page < self.num_pages, f"page {page} does not exist"
                 self.slots[update.slot].pages[index] = page
+        self._swap(batch)
         for source, destination in batch.copies:
             self.kv[destination] = list(self.kv[source])
         self._verify_writers(batch)
@@ -179,6 +185,19 @@ class UniformExecutor:
         if penalized and assign.seed in self.prompts:
             assert assign.history == self._true_tokens(assign, len(assign.history)), "wrong history"
             assert len(assign.history) >= assign.prompt_length, "history without the whole prompt"
+
+    def _swap(self, batch: Batch) -> None:
+        """Pages to the host, then back, each list in its own order."""
+        mapped = {page for update in batch.page_updates for page in update.pages}
+        for page, host in batch.swap_outs:
+            self.host[host] = list(self.kv[page])
+        targets = [page for _, page in batch.swap_ins]
+        assert len(set(targets)) == len(targets), "a page is filled twice"
+        assert mapped.issuperset(targets), "a page is filled that nobody asked for"
+        for host, page in batch.swap_ins:
+            kept = self.host[host]
+            assert kept is not None, f"host page {host} was never written"
+            self.kv[page] = list(kept)
 
     def _verify_writers(self, batch: Batch) -> None:
         written: dict[int, int] = {}

@@ -43,6 +43,9 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize("m", [1, 8, 9, 32, 64])
 def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
     tile = gemm_table.gated_tile(*shape, m)
+    if tile is None:
+        assert m > 32, "two kernels are faster for many tokens alone"
+        return
     assert isinstance(tile, Tile)
     assert tile.gated
     assert tile.tokens >= m
@@ -56,10 +59,10 @@ def test_a_wide_tile_fills_shared_memory(rows: int) -> None:
     assert SHARED_LIMIT - tile.stage_bytes < tile.shared_bytes <= SHARED_LIMIT
 
 
-def test_two_kernels_are_the_default_and_equal_their_ops() -> None:
+def test_two_kernels_serve_elsewhere_and_equal_their_ops() -> None:
     x, weight = operands(5, 48, 96)
     dense = LinearWeight(weight)
-    assert dispatch.implementations("linear_silu_mul") == ("split", "fused", "reference")
+    assert dispatch.implementations("linear_silu_mul") == ("fused", "split", "reference")
     assert torch.equal(linear_silu_mul(x, dense), silu_and_mul(linear(x, dense)))
     assert dispatch.require(x.device, x.dtype, ("linear_silu_mul",)) == {"linear_silu_mul": "split"}
 
@@ -99,7 +102,9 @@ def test_the_fused_kernels_equal_the_definition(f: int, k: int, m: int) -> None:
         got = linear_silu_mul(x, LinearWeight(weight))
     finally:
         dispatch.unpin("linear_silu_mul")
-    allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
+    # Two kernels round gate and up first.
+    rounding = 2.0**-6 if gemm_table.gated_tile(2 * f, k, m) is None else 2.0**-7
+    allowed = expected.abs() * rounding + 4e-3 * expected.abs().mean()
     assert ((got.double() - expected).abs() <= allowed).all()
 
 

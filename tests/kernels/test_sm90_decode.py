@@ -52,6 +52,23 @@ class Plan:
         return shares + [[9999, -5, 0, 0, 0, 0, 0, 0]] * self.idle
 
 
+class Region(ctypes.Structure):
+    """emulator::Region."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+def regions_of_this_step(batch: AttentionBatch) -> ctypes.Array[Region]:
+    """What the kernel before writes: all queries, and each row's last key and value."""
+    found = [Region(batch.q.data_ptr(), batch.q.nbytes)]
+    for (_, keys), slot in zip(batch.rows, batch.meta.seq_slots.tolist(), strict=True):
+        if keys:
+            page, token = batch.meta.page_table[slot, (keys - 1) // batch.k.shape[2]], (keys - 1) % batch.k.shape[2]
+            heads = (cache[page, head, token] for cache in (batch.k, batch.v) for head in range(cache.shape[1]))
+            found += [Region(row.data_ptr(), row.nbytes) for row in heads]
+    return (Region * len(found))(*found)
+
+
 def run(
     kernels: ctypes.CDLL,
     batch: AttentionBatch,
@@ -62,9 +79,10 @@ def run(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    settled: bool = True,
 ) -> torch.Tensor:
     fp8 = batch.k.dtype is FP8
-    pages, kv_heads, page, dim = batch.k.shape
+    _, kv_heads, page, dim = batch.k.shape
     group = batch.q.shape[1] // kv_heads
     shares = torch.tensor(plan.shares(batch), dtype=torch.int32)
     ctas = len(shares)
@@ -74,15 +92,17 @@ def run(
     arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
     box = min(64, page)
     m = batch.meta
-    tensors = (out, batch.q, batch.k, batch.v, m.page_table, m.seq_lens, m.seq_slots, shares, partial, lse, arrivals,
+    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, partial, lse, arrivals,
                batch.k_scale, batch.v_scale, sinks)  # fmt: skip
     arguments = DecodeArguments(
         *(None if t is None else t.data_ptr() for t in tensors),
         batch.scale * LOG2E, softcap,
         window, plan.window, len(batch.rows), kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
-        page.bit_length() - 1, kv_heads * page, page, pages, box, stages, 2,
+        page.bit_length() - 1, kv_heads * page, page, box, stages, settled,
     )  # fmt: skip
-    kernels.decode(fp8, ctas, seed, *(ctypes.byref(item) for item in (*cache_maps(batch), arguments)))
+    written = regions_of_this_step(batch)
+    by_address = (ctypes.byref(item) for item in (*cache_maps(batch), arguments))
+    kernels.decode(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
     assert not arrivals.any()
     return out
 
@@ -132,6 +152,19 @@ def test_sinks_and_soft_cap_match(kernels: ctypes.CDLL) -> None:
     sinks = torch.linspace(-2.0, 4.0, 6)
     check(kernels, shape(64, 2, 3, BF16), [0, 5, 200, 64], Plan(2), sinks=sinks, softcap=3.0)
     check(kernels, shape(64, 2, 3, FP8), [0, 5, 200, 64], Plan(7), sinks=sinks)
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("stages", [2, 6])
+def test_a_step_that_is_not_settled_matches(kernels: ctypes.CDLL, stages: int, cache: torch.dtype) -> None:
+    check(kernels, shape(64, 2, 7, cache), LENGTHS, Plan(3), stages=stages, settled=False)
+
+
+@pytest.mark.parametrize(("stages", "cache"), [(2, BF16), (3, BF16), (6, BF16), (9, FP8)])
+def test_keys_of_earlier_steps_are_loaded_ahead(kernels: ctypes.CDLL, stages: int, cache: torch.dtype) -> None:
+    lengths = [257, 64, 1, 130, 449, 128, 0, 65]
+    for per_cta in (1, 4, 7, 40):
+        check(kernels, shape(64, 2, 7, cache), lengths, Plan(per_cta), stages=stages, seed=per_cta)
 
 
 @pytest.mark.parametrize("seed", range(3))

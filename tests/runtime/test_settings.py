@@ -188,7 +188,7 @@ VLLM = """m --host 0.0.0.0 --port 8000 --dtype bfloat16 --max-model-len 4096 --g
     --quantization fp8 --kv-cache-dtype fp8 --served-model-name a b --api-key k --chat-template c.jinja
     --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --seed 1 --trust-remote-code
     --enable-prefix-caching --enable-chunked-prefill --disable-log-stats --disable-log-requests --load-format auto
-    --enforce-eager --block-size 16 --swap-space 0 --allowed-origins ["*"] --api-server-count 2 --generation-config auto
+    --enforce-eager --block-size 16 --swap-space 4 --allowed-origins ["*"] --api-server-count 2 --generation-config auto
     --enable-prompt-tokens-details --scheduling-policy priority --ssl-certfile c --ssl-keyfile k"""
 
 
@@ -196,6 +196,13 @@ def test_a_command_line_of_vllm_is_understood() -> None:
     config = parse(VLLM.split(), {})
     assert (config.engine.max_num_batched_tokens, config.engine.kv_cache_dtype) == (4096, "fp8")
     assert (config.api_server_count, config.ssl_certfile, config.log_requests) == (2, "c", False)
+    assert config.engine.swap_space == 4.0
+    assert parse(["m", "--kv-offloading-size", "1.5"], {}).engine.swap_space == 1.5
+
+
+def test_the_host_pool_is_sized_one_way() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        parse(["m", "--swap-space", "4", "--num-cpu-blocks", "100"], {})
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,6 @@ def test_a_command_line_of_vllm_is_understood() -> None:
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),
-        ("--swap-space", "can only be 0"),
         ("--uvicorn_log_level info", "use --log-level"),
     ],
 )

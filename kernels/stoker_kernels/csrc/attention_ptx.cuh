@@ -1,4 +1,4 @@
-// PTX that attention needs besides ptx.cuh: transposed fragments, e4m3 unpacking, bulk copies and prefetches.
+// PTX that attention needs besides ptx.cuh: transposed fragments, e4m3 unpacking, bulk copies.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -137,11 +137,6 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
                    destination),
                "l"(source), "r"(bytes), "r"(barrier)
                : "memory");
-}
-
-// Asks L2 for `bytes` (a multiple of 16). Reads nothing: memory that is rewritten meanwhile is no hazard.
-__device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
 #endif  // __CUDA_ARCH__ >= 900

@@ -41,11 +41,9 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
   return policy;
 }
 
-__device__ __forceinline__ uint64_t policy_evict_normal() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// The encoding of no preference. createpolicy makes another one of evict_normal, which demotes lines that others hold
+// with a preference: it costs a request between the halves of L2 at every hit.
+__device__ __forceinline__ uint64_t policy_evict_normal() { return 0x1000000000000000ull; }
 
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
@@ -169,9 +167,10 @@ __device__ __forceinline__ void store_async(uint32_t there, float a, float b, fl
                : "memory");
 }
 
-// Arrives on a barrier in any CTA of the cluster; `there` comes from cluster_address.
+// Arrives on a barrier in any CTA of the cluster; `there` comes from cluster_address. Publishes no writes to that CTA:
+// it says that reads by wgmma are over. (A release at the cluster's scope is a MEMBAR, a microsecond a k block.)
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t there) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 
 // mbarrier_wait for writes that come from another CTA of the cluster.

@@ -10,8 +10,9 @@
 // Keys are the M side of both products, heads the N side (8): Sᵀ = K·Qᵀ, Oᵀ = Vᵀ·Pᵀ. No row of an mma is wasted on
 // padding a GQA group, and K and V go from shared memory to fragments without a transposition in registers.
 //
-// Before the wait for the previous kernel the producer asks L2 for its first pages. They hold older tokens, or the new
-// one's place; a prefetch reads nothing, so a plan or a page table that is still of the step before costs time only.
+// In a step whose plan and page table are settled (complete before this kernel can start), the producer fills the ring
+// before the wait for the previous kernel: keys of earlier steps are in the cache. What the token of this step is part
+// of, and the queries, follow after the wait.
 #pragma once
 #include <cuda.h>
 
@@ -27,6 +28,7 @@ constexpr int CONSUMER_THREADS = CONSUMERS * 32;
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;  // bytes; the 16 spread a fragment's rows over the banks
 constexpr int Q_BYTES = HEADS * Q_PITCH;
 constexpr int HEADER_INTS = 8;
+constexpr int MAX_AHEAD = 6;   // units loaded before the wait
 constexpr float LOG2E = 1.4426950408889634f;
 
 struct bf16_cache {
@@ -40,8 +42,6 @@ struct e4m3_cache {
 struct DecodeArguments {
   __nv_bfloat16* out;
   const __nv_bfloat16* q;
-  const unsigned char* k;  // for prefetches; loads go by the tensor maps
-  const unsigned char* v;
   const int* page_table;
   const int* seq_lens;
   const int* seq_slots;
@@ -54,7 +54,7 @@ struct DecodeArguments {
   const float* sinks;
   float scale_log2, softcap;
   int window, plan_window, rows, kv_heads, group, q_stride, out_stride, table_stride;
-  int page_shift, page_rows, head_rows, pages, box_rows, stages, prefetch;
+  int page_shift, page_rows, head_rows, box_rows, stages, settled;
 };
 
 // What a CTA works on: `units` units from (row, head, block) on; blocks count units from the row's first key on.
@@ -107,23 +107,6 @@ __device__ __forceinline__ int end_block(int len, int first) { return max((len +
 
 // ---- producer ----------------------------------------------------------------------------------------------------
 
-template <typename Cache>
-__device__ __forceinline__ void prefetch_units(const DecodeArguments& g, int lane) {
-  const Share s = load_share(g.shares);
-  const int first = first_block(s.len, g.plan_window), blocks = end_block(s.len, first) - first;
-  const int boxes = UNIT / g.box_rows, box = lane % boxes;
-  for (int unit = lane / boxes; unit < min(s.units, g.prefetch); unit += 32 / boxes) {
-    const int at = s.block - first + unit, head = s.head + at / blocks;
-    const int key = (first + at % blocks) * UNIT + box * g.box_rows;
-    if (head >= g.kv_heads || key >= s.len || s.slot < 0) continue;
-    const int page = load_int(g.page_table + static_cast<int64_t>(s.slot) * g.table_stride + (key >> g.page_shift));
-    if (static_cast<unsigned>(page) >= static_cast<unsigned>(g.pages)) continue;
-    const int64_t row = static_cast<int64_t>(page) * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
-    bulk_prefetch(g.k + row * Cache::row_bytes, g.box_rows * Cache::row_bytes);
-    bulk_prefetch(g.v + row * Cache::row_bytes, g.box_rows * Cache::row_bytes);
-  }
-}
-
 // A row of the walk, with 32 of its page numbers, one per lane, from `first_page` on.
 struct WalkRow {
   int len, slot, first, end, first_page, page;
@@ -149,10 +132,35 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
                                         const DecodeRing<Cache>& ring, int lane) {
   constexpr int tile_bytes = DecodeRing<Cache>::tile_bytes;
   const uint64_t once = policy_evict_first();
-  prefetch_units<Cache>(g, lane);
-  grid_dependency_wait();
+  if (!g.settled) grid_dependency_wait();
   proxy_fence_async();
   const Share s = load_share(g.shares);
+  const int units = max(s.units, 1), ahead = g.settled ? min(units, min(g.stages, MAX_AHEAD)) : 0;
+  int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's token, else −1
+  // Lane: (box, half of a row's bytes, K or V).
+  const int box = lane / (2 * Cache::halves), half = lane / 2 % Cache::halves, which = lane % 2;
+  auto load_rows = [&](int stage, int from) {
+    const uint32_t to = ring.data_address + stage * DecodeRing<Cache>::stage_bytes + which * tile_bytes +
+                        half * (UNIT * 128) + box * g.box_rows * 128;
+    tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, ring.full + 8 * stage, once);
+  };
+  auto load_queries = [&](int stage, int row, int head) {
+    if (lane >= g.group) return;
+    const int64_t at = static_cast<int64_t>(row) * g.q_stride + (head * g.group + lane) * HEAD_DIM;
+    bulk_load(ring.q_address + stage * Q_BYTES + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, ring.full + 8 * stage);
+  };
+  auto complete_ahead = [&] {
+    grid_dependency_wait();
+    proxy_fence_async();
+#pragma unroll
+    for (int i = 0; i < MAX_AHEAD; ++i) {
+      if (i >= ahead) continue;
+      const int4* header = reinterpret_cast<const int4*>(ring.headers + i * HEADER_INTS);
+      const int4 x = header[0];
+      if (header[1].x & FIRST) load_queries(i, x.x, x.y);
+      if (held[i] >= 0) load_rows(i, held[i]);
+    }
+  };
   WalkRow now{s.len, s.slot}, next{};
   now.place(g);
   now.load_pages(g, s.block, lane);
@@ -162,14 +170,14 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
   int start = static_cast<int>(blockIdx.x) * s.per_cta - (block - now.first);  // the stream's first unit
   int stage = 0;
   uint32_t parity = 1;
-  for (int i = 0; i < max(s.units, 1); ++i) {
+  for (int i = 0; i < units; ++i) {
+    if (i == ahead && g.settled) complete_ahead();
     const int valid = s.units > 0 ? min(max(now.len - block * UNIT, 0), UNIT) : 0;
     const bool first = i == 0 || block == now.first, last = block + 1 == now.end;
     const int boxes = (valid + g.box_rows - 1) / g.box_rows;
     const int first_page = block * UNIT >> g.page_shift;
     if (first_page + UNIT / g.box_rows > now.first_page + 32) now.load_pages(g, block, lane);
     mbarrier_wait(ring.empty + 8 * stage, parity);
-    const uint32_t barrier = ring.full + 8 * stage;
     if (lane == 0) {
       const int flags = s.units == 0 ? STOP : (first ? FIRST : 0) | (last || i + 1 == s.units ? LAST : 0) |
                                                  (i + 1 == s.units ? STOP : 0);
@@ -180,22 +188,18 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
                                : make_int4(flags, start / s.per_cta, (start + now.end - now.first - 1) / s.per_cta,
                                            start % s.per_cta == 0);
       const int q_bytes = first && s.units > 0 ? g.group * HEAD_DIM * 2 : 0;
-      mbarrier_arrive_expect(barrier, 2 * boxes * g.box_rows * Cache::row_bytes + q_bytes);
+      mbarrier_arrive_expect(ring.full + 8 * stage, 2 * boxes * g.box_rows * Cache::row_bytes + q_bytes);
     }
     __syncwarp();
-    if (first && s.units > 0 && lane < g.group) {
-      const int64_t at = static_cast<int64_t>(row) * g.q_stride + (head * g.group + lane) * HEAD_DIM;
-      bulk_load(ring.q_address + stage * Q_BYTES + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, barrier);
-    }
-    // Lane: (box, half of a row's bytes, K or V).
-    const int box = lane / (2 * Cache::halves), half = lane / 2 % Cache::halves, which = lane % 2;
+    if (i >= ahead && first && s.units > 0) load_queries(stage, row, head);
     const int key = block * UNIT + box * g.box_rows;
     const int page = __shfl_sync(~0u, now.page, (key >> g.page_shift) - now.first_page);
-    if (box < boxes) {
-      const int from = page * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
-      const uint32_t to = ring.data_address + stage * DecodeRing<Cache>::stage_bytes + which * tile_bytes +
-                          half * (UNIT * 128) + box * g.box_rows * 128;
-      tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, barrier, once);
+    const int from = page * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
+    const bool waits = i < ahead && (block + 1) * UNIT >= now.len;
+    if (box < boxes && !waits) load_rows(stage, from);
+#pragma unroll
+    for (int j = 0; j < MAX_AHEAD; ++j) {
+      if (j == i) held[j] = box < boxes && waits ? from : -1;
     }
     if (++stage == g.stages) stage = 0, parity ^= 1;
     if (!last) {
@@ -221,6 +225,7 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
     }
     if (block == now.first && now.first_page != now.first * UNIT >> g.page_shift) now.load_pages(g, block, lane);
   }
+  if (units == ahead) complete_ahead();
 }
 
 // ---- consumers ---------------------------------------------------------------------------------------------------

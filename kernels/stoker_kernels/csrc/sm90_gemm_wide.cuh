@@ -199,7 +199,7 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release, by both CTAs, that allows its next use
   for (int i = ahead; i < units; ++i, walk.next()) {
-    mbarrier_wait_cluster(p.ring.empty + 8 * stage, parity);
+    mbarrier_wait(p.ring.empty + 8 * stage, parity);
     p.load_w(walk, stage);
     p.load_x(walk, stage);
     if (++stage == p.g.stages) stage = 0, parity ^= 1;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
   for (int index = cluster; index < tiles; index += clusters) {
     int held = -1;  // stage whose products may still run
     for (int kb = 0; kb < g.k_blocks; ++kb) {
-      mbarrier_wait_cluster(ring.full + 8 * stage, parity);
+      mbarrier_wait(ring.full + 8 * stage, parity);
       const uint64_t x = wgmma_descriptor(ring.x(stage) + group * 64 * 128);
       const uint64_t w = wgmma_descriptor(ring.w(stage));
       wgmma_fence();

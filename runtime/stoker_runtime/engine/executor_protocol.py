@@ -76,9 +76,12 @@ class Executor(Protocol):
 
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
     `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
+    `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
     """
 
     num_pages: int
+    host_pages: int
+    host_page_tokens: float
     page_size: int
     max_num_seqs: int
     max_model_len: int

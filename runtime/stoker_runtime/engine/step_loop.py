@@ -116,6 +116,8 @@ def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfi
     """The scheduler's sizes: the executor's, which are decided, and the rules of the configuration."""
     return SchedulerConfig(
         num_pages=executor.num_pages,
+        host_pages=executor.host_pages,
+        host_page_tokens=executor.host_page_tokens,
         page_size=executor.page_size,
         max_num_seqs=executor.max_num_seqs,
         max_model_len=executor.max_model_len,

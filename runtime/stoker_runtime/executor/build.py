@@ -17,6 +17,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
 from stoker_runtime.executor.resolve import GIB, plan_memory, resolve
@@ -71,13 +72,15 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float])
         memory = device_memory(device)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
-    plan = plan_memory(config, spec, memory, weights_bytes, state_bytes(config, spec))
+    host = plan_host(config, spec, free_host_memory())
+    state = state_bytes(config, spec) + host.device_bytes(config.device)
+    plan = plan_memory(config, spec, memory, weights_bytes, state)
     dtype = TORCH_DTYPES[config.dtype]
     with phase("weights", seconds), torch.inference_mode():
         weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed)
     with phase("cache", seconds), torch.inference_mode():
         decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-        executor = Executor(config, decoder, plan, device)
+        executor = Executor(config, decoder, plan, device, host)
     with phase("kernels", seconds):
         try:
             executor.load_kernels(FIRST_GRAPHS)
@@ -91,5 +94,18 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float])
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
         plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.workspace / GIB,
     )  # fmt: skip
+    if host.pages:
+        log_host_pool(host, config.page_size)
     executor.start_seconds = seconds
     return executor
+
+
+def log_host_pool(host: HostPlan, page_size: int) -> None:
+    """Say how large the pool is, and warn where it will not be used."""
+    log.info("memory: host pool %.2f GiB (%d pages of %d tokens)", host.nbytes / GIB, host.pages, page_size)
+    if host.page_tokens > page_size:
+        log.warning(
+            "memory: a page of %d tokens comes back from the host in the time in which this model computes %.0f, so "
+            "preempted sequences are computed again and the host pool stays empty",
+            page_size, host.page_tokens,
+        )  # fmt: skip

@@ -17,12 +17,15 @@ import torch
 
 from stoker_kernels import dispatch
 from stoker_kernels.aot_index import compiled_at_start
+from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
+from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.launched import Launched
+from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.resolve import MemoryPlan
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
@@ -39,8 +42,6 @@ from stoker_runtime.scheduler.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
 MAX_UPDATES = 16384
-# Pages copied at once pass through memory of their own: for a 7B model with pages of 64 tokens 29 MB.
-COPIED_PAGES = 8
 KV_TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -52,13 +53,22 @@ KV_TORCH_DTYPES = {
 class Executor:
     """Implements the engine's `Executor` protocol for one device."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, plan: MemoryPlan, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        decoder: Decoder,
+        plan: MemoryPlan,
+        device: torch.device,
+        host: HostPlan = NO_HOST_POOL,
+    ) -> None:
         spec = decoder.spec
         self.config = config
         self.decoder = decoder
         self.plan = plan
         self.device = device
         self.num_pages = plan.pages
+        self.host_pages = host.pages
+        self.host_page_tokens = host.page_tokens
         self.page_size = config.page_size
         self.max_num_seqs = config.max_num_seqs
         self.max_model_len = config.max_model_len
@@ -69,6 +79,8 @@ class Executor:
         shape = (spec.num_layers, 2, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
+        self._pages = by_page(self.arena)
+        self._swap = PageSwap(self.arena, host) if host.pages else None
         self.body = StepBody(config, decoder, self.arena, device)
         self._decodes: tuple[int, ...] = ()
         self._updates = torch.zeros((MAX_UPDATES, 3), dtype=torch.int32, device=device)
@@ -95,10 +107,12 @@ class Executor:
         return self._mixed(batch)
 
     def _apply(self, batch: Batch) -> None:
-        """Page copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
-        for at in range(0, len(batch.copies), COPIED_PAGES):
-            source, target = torch.tensor(batch.copies[at : at + COPIED_PAGES], device=self.device).unbind(1)
-            self.arena[:, :, target] = self.arena[:, :, source]
+        """Page moves and copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
+        if batch.swap_outs or batch.swap_ins:
+            assert self._swap is not None, "pages move to a host pool that there is not"
+            self._swap.move(batch.swap_outs, batch.swap_ins)
+        if batch.copies:
+            copy_pages(self._pages, self._pages, upload(batch.copies, self.device))
         if batch.assigns:
             self.body.sampler.assign(batch.assigns)
             # The same slots may hold other sequences now: the next decode selects its way anew.
@@ -209,6 +223,7 @@ class Executor:
             "quantization": self.config.quantization,
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
+            "host_pages": str(self.host_pages),
             "graphs": str(self._graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in dispatch.chosen().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
@@ -217,7 +232,11 @@ class Executor:
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:
-        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch."""
+        """Run greedy decodes of these padded sizes once, over padding alone: kernels load at their first launch.
+
+        And copy a page that is blank still, onto itself.
+        """
+        copy_pages(self._pages, self._pages, upload([(0, 0)], self.device))
         for shape in self._graphs.missing(self._shapes.planned((GREEDY,))):
             if shape.prefills == 0 and shape.rows in sizes:
                 self._quiesce(shape)
@@ -247,8 +266,10 @@ class Executor:
         self._decodes = ()
 
     def close(self) -> None:
-        """Release graphs and device memory."""
+        """Release graphs, device memory and the host pool."""
         self._graphs.clear()
+        if self._swap is not None:
+            self._swap.close()
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -34,6 +34,11 @@ def resolve_pooling(
 
     Raises ConfigError for a longer text than the model has positions for, or a setting that encoders lack.
     """
+    for name in ("swap_space", "num_cpu_blocks"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"A model that pools keeps no KV cache; leave --{name.replace('_', '-')} out.", param=name
+            )
     encoder = isinstance(spec, EncoderSpec)
     if encoder and config.quantization not in ("auto", "none"):
         raise ConfigError(

@@ -133,6 +133,7 @@ class StepBody:
             max_query_len=max_query_len,
             max_seq_len=self.max_model_len,
             workspace=self._workspace,
+            settled=True,  # the embedding stands between this step's description and its first layer
         )
         return plan_attention(
             meta,

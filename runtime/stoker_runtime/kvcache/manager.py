@@ -8,7 +8,7 @@ caller's question (the scheduler's: the device runs batches in order).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stoker_runtime.kvcache.prefix_index import PrefixIndex
 
@@ -20,6 +20,8 @@ class PageManager:
         self.num_pages = num_pages
         self.page_size = page_size
         self.index: PrefixIndex | None = PrefixIndex(num_pages) if prefix_caching else None
+        self.on_evict: Callable[[int, bytes], None] | None = None
+        """Told of each cached page that `allocate` takes away, and of the key that it had."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
 
@@ -40,6 +42,17 @@ class PageManager:
     def match(self, keys: list[bytes], limit: int) -> list[int]:
         """The pages of the longest cached prefix, not yet referenced for the caller."""
         return self.index.match(keys, limit) if self.index is not None else []
+
+    def references(self, page: int) -> int:
+        """How often the page is referenced."""
+        return self._references[page]
+
+    def shared_prefix(self, pages: Sequence[int]) -> int:
+        """How many leading pages of a sequence that holds them are cached and referenced by others too."""
+        for position, page in enumerate(pages):
+            if self._references[page] < 2 or self.index is None or not self.index.is_keyed(page):
+                return position
+        return len(pages)
 
     def idle_among(self, pages: Iterable[int]) -> int:
         """How many of these pages are counted in `available` now and would not be once acquired."""
@@ -67,7 +80,9 @@ class PageManager:
                 page = free.pop()
             else:
                 assert self.index is not None, "no free page: check `available` first"
-                page = self.index.evict()
+                page, key = self.index.evict()
+                if self.on_evict is not None:
+                    self.on_evict(page, key)
             self._references[page] = 1
             pages.append(page)
         return pages

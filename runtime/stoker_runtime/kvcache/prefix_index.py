@@ -56,10 +56,14 @@ class PrefixIndex:
         """A keyed page belongs to a session: it outlives those that do not."""
         self._of_sessions.add(page)
 
-    def match(self, keys: list[bytes], limit: int) -> list[int]:
-        """The pages of the longest cached prefix of `keys`, at most `limit` of them."""
+    def page_of(self, key: bytes) -> int | None:
+        """The page that holds this prefix, or None."""
+        return self._page_of.get(key)
+
+    def match(self, keys: list[bytes], limit: int, start: int = 0) -> list[int]:
+        """The pages of the longest cached run of `keys[start:limit]`."""
         pages: list[int] = []
-        for key in keys[:limit]:
+        for key in keys[start:limit]:
             page = self._page_of.get(key)
             if page is None:
                 break
@@ -97,11 +101,10 @@ class PrefixIndex:
         """A sequence references an idle page again."""
         del (self._lasting if page in self._lasting else self._idle)[page]
 
-    def evict(self) -> int:
-        """Give up the least recently used idle page and its key. KeyError when there is none."""
+    def evict(self) -> tuple[int, bytes]:
+        """Give up the least recently used idle page; it, and the key that it had. KeyError when there is none."""
         page, _ = (self._idle or self._lasting).popitem(last=False)
-        self._forget(page)
-        return page
+        return page, self._forget(page)
 
     def clear(self) -> list[int]:
         """Forget every key and return the pages that were idle."""
@@ -125,9 +128,10 @@ class PrefixIndex:
         assert not set(self._idle) & set(self._lasting), "a page rests twice"
         assert set(self._lasting) <= self._of_sessions <= set(keyed), "pages of sessions differ"
 
-    def _forget(self, page: int) -> None:
+    def _forget(self, page: int) -> bytes:
         key = self._key_of[page]
         assert key is not None, f"idle page {page} has no key"
         del self._page_of[key]
         self._key_of[page] = None
         self._of_sessions.discard(page)
+        return key

@@ -2,7 +2,8 @@
 
 Invariants: plain data, no torch. Rows are ordered decodes first, then prefill chunks; the sampled tokens come
 back in that order (decodes, then the chunks whose `sample` is set). A slot occurs at most once in a batch.
-Pages named by `page_updates` belong to their sequence until the scheduler frees them; copies run before the forward.
+Pages named by `page_updates` belong to their sequence until the scheduler frees them. `swap_outs`, `swap_ins` and
+`copies` run in this order, each list in its own, before the forward writes anything.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class PageUpdate:
 class Batch:
     """One step. `decodes` are slots that run one token each: the last token sampled there, which the device holds.
 
-    A step whose `assigns`, `page_updates`, `copies` and `prefills` are empty and whose `decodes` equal the
-    previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write.
+    A step whose `assigns`, `page_updates`, moves and `prefills` are empty and whose `decodes` equal the
+    previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write. `swap_outs` are
+    (device page, host page), `swap_ins` (host page, device page).
     """
 
     step: int
@@ -67,6 +69,8 @@ class Batch:
     assigns: tuple[SlotAssign, ...] = ()
     page_updates: tuple[PageUpdate, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    swap_outs: tuple[tuple[int, int], ...] = ()
+    swap_ins: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

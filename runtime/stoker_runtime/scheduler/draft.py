@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stoker_runtime.engine.executor_protocol import StepResult
+from stoker_runtime.kvcache.host_pool import Moves
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch, PageUpdate, PrefillChunk, SlotAssign
 from stoker_runtime.scheduler.sequence import Sequence
@@ -31,8 +33,10 @@ class Draft:
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     computing: set[bytes] = field(default_factory=set)
+    preempted: set[Sequence] = field(default_factory=set)
+    """Who leaves in this step; they do not come back in it."""
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves) -> Batch:
         """The immutable description of this step."""
         return Batch(
             step=step,
@@ -41,6 +45,8 @@ class Draft:
             assigns=tuple(self.assigns),
             page_updates=tuple(self.page_updates),
             copies=tuple(self.copies),
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
         )
 
 
@@ -51,6 +57,21 @@ class Flight:
     batch: Batch
     sampled: tuple[Sequence, ...]
     prefilling: tuple[Sequence, ...]
+
+    def output(self, result: StepResult) -> StepOutput:
+        """What `result` gives, without the tokens of sequences that ended while it was in flight."""
+        sampled, logprobs = self.sampled, result.logprobs
+        output = StepOutput(sequences=list(sampled), tokens=result.tokens)
+        if logprobs is not None:
+            output.logprobs = list(logprobs)
+        if any(sequence.finish is not None for sequence in sampled):
+            alive = [row for row, sequence in enumerate(sampled) if sequence.finish is None]
+            output.sequences = [sampled[row] for row in alive]
+            output.tokens = [result.tokens[row] for row in alive]
+            output.logprobs = [logprobs[row] for row in alive] if logprobs is not None else []
+        scores = zip(self.prefilling, result.prompt_logprobs, strict=False)
+        output.prompt_logprobs = [(sequence, each) for sequence, each in scores if each and sequence.finish is None]
+        return output
 
 
 @dataclass(slots=True)

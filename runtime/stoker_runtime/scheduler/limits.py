@@ -15,7 +15,10 @@ from stoker_runtime.request import Request
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The sizes of the device and the rules of the queue; all decided, no zeros."""
+    """The sizes of the device and the rules of the queue; all decided, no zeros but for `host_pages`: no host pool.
+
+    `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens.
+    """
 
     num_pages: int
     page_size: int
@@ -28,6 +31,8 @@ class SchedulerConfig:
     max_queued: int = 4096
     prefix_caching: bool = True
     seed: int = 0
+    host_pages: int = 0
+    host_page_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

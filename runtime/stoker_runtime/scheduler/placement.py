@@ -1,5 +1,9 @@
 """Where sequences live: gives them a slot and pages, grows and shares these, and takes them back.
 
+A preempted sequence's own pages are copied to the host pool where there is one; what it shares with others stays
+with them, in the prefix cache. Cached pages that the device gives up go to the host pool too. A sequence that comes
+(back) takes the device's pages of its prefix, then the host's, and computes the rest.
+
 Invariants: a sequence has a slot exactly while it has pages, and its pages cover every position launched. Pages
 are offered to the prefix cache only after the step that fills them was launched. What is released may be named by
 the next batch at once: the device runs batches in order, so a step still in flight is over before it is reused.
@@ -8,71 +12,141 @@ Knows nothing of policies, budgets or outcomes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
+from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.batch import PageUpdate
 from stoker_runtime.scheduler.draft import Draft
+from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
 
 
-class Placement:
-    """Slots and pages of one device."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a sequence need not compute: its first pages on the `device`, the next on the `host`, up to `covered`."""
 
-    def __init__(self, pages: PageManager, num_slots: int) -> None:
+    device: list[int]
+    host: list[int]
+    covered: int
+
+
+class Placement:
+    """Slots and pages of one device, and the host's pages where there is a pool."""
+
+    def __init__(self, pages: PageManager, num_slots: int, host: HostPool | None = None) -> None:
         self.pages = pages
+        self.host = host
+        if host is not None:
+            pages.on_evict = host.evicted
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.queries = 0
         self.hits = 0
-        """Prompt tokens looked up in the prefix cache, and found there."""
+        """Prompt tokens looked up in the prefix cache, and found there, on the device."""
+        self.host_queries = 0
+        self.host_hits = 0
+        """Of the tokens not found there, those looked up in the host pool, and found there."""
+        self.swapped = 0
+        """Sequences that wait and have pages stored on the host."""
         self._copy_sources: list[int] = []
 
-    def lookup(self, sequence: Sequence) -> list[int]:
-        """The cached pages that `sequence` may start from, not yet acquired.
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> Placement:
+        """All slots and pages that `config` speaks of."""
+        size, caching = config.page_size, config.prefix_caching
+        host = None
+        if config.host_pages:
+            host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=config.host_page_tokens)
+        return cls(PageManager(config.num_pages, size, prefix_caching=caching), config.max_num_seqs, host)
 
-        Positions whose prompt log-probabilities are still wanted are computed, whatever the cache holds.
+    def lookup(self, sequence: Sequence) -> Found:
+        """What `sequence` may start from, not yet acquired.
+
+        Positions whose prompt log-probabilities are still wanted are computed, whatever the caches hold.
         """
-        if self.pages.index is None:
-            return []
-        size = self.pages.page_size
-        extend_keys(sequence.keys, sequence.tokens, size, sequence.root)
-        limit = len(sequence.keys)
-        if sequence.scored < sequence.prompt_length - 1:
-            limit = min(limit, sequence.scored // size)
-        return self.pages.match(sequence.keys, limit)
+        size, host, keys, stored = self.pages.page_size, self.host, sequence.keys, sequence.stored
+        limit = 0
+        if self.pages.index is not None:
+            extend_keys(keys, sequence.tokens, size, sequence.root)
+            limit = len(keys)
+            if sequence.scored < sequence.prompt_length - 1:
+                limit = min(limit, sequence.scored // size)
+        device = self.pages.match(keys, limit)
+        at = len(device)
+        if host is None:
+            return Found(device, [], at * size)
+        found = host.match(keys, limit if stored is None else min(limit, stored.first), at)
+        at += len(found)
+        if stored is None or at < stored.first:
+            return Found(device, found, at * size)
+        return Found(device, found + list(stored.pages[at - stored.first :]), max(stored.positions, at * size))
 
-    def is_being_computed(self, sequence: Sequence, cached: list[int], draft: Draft) -> bool:
-        """Whether this step fills the first page that the cache lacks, so that waiting a step saves its work."""
-        if sequence.scored < sequence.prompt_length - 1 or len(cached) == len(sequence.keys):
+    def is_being_computed(self, sequence: Sequence, found: Found, draft: Draft) -> bool:
+        """Whether this step fills the first page that the caches lack, so that waiting a step saves its work."""
+        at = len(found.device) + len(found.host)
+        if sequence.scored < sequence.prompt_length - 1 or at >= len(sequence.keys):
             return False
-        return sequence.keys[len(cached)] in draft.computing
+        return sequence.stored is None and sequence.keys[at] in draft.computing
 
-    def place(self, sequence: Sequence, cached: list[int], reserve: int, draft: Draft) -> bool:
-        """Give a slot and pages for every known token; False when pages are short of that by `reserve`.
+    def pages_wanted(self, sequence: Sequence, found: Found) -> int:
+        """How many of the pages that are `available` it would take to place `sequence`, a copy of the last included."""
+        size, total = self.pages.page_size, len(sequence.tokens)
+        fresh = self.pages.pages_for(total) - len(found.device) + (len(found.device) * size == total)
+        return fresh + self.pages.idle_among(found.device)
 
+    @property
+    def room(self) -> int:
+        """Pages that a new sequence may take: not the last ones, lest it is preempted right after its prefill."""
+        running = self.num_slots - len(self.free_slots)
+        return self.pages.available - min(running, self.pages.num_pages // 100)
+
+    def place(self, sequence: Sequence, found: Found, source: Sequence | None, draft: Draft) -> bool:
+        """Give a slot and pages for every known token; False when there is no room.
+
+        What needs no computing comes from `source`, another sequence of the same prompt, or else from what was `found`.
         When all tokens are cached the last one still runs, for its logits. It would write to the last cached
         page, so that page is copied; if there is no page for the copy, its tokens are computed again instead.
         """
+        if source is not None:
+            return self._fork(sequence, source, draft)
         pages, total = self.pages, len(sequence.tokens)
+        cached, covered = found.device, found.covered
         whole = len(cached) * pages.page_size == total
-        room = pages.available - reserve
+        room = self.room
         if whole and room - pages.idle_among(cached) < 1:
-            cached, whole = cached[:-1], False
+            cached, whole, covered = cached[:-1], False, total - pages.page_size
         fresh = pages.pages_for(total) - len(cached)
         if fresh + whole > room - pages.idle_among(cached):
             return False
         pages.acquire(cached)
-        sequence.pages = cached + pages.allocate(fresh)
+        sequence.pages = cached + self._blank(sequence, found.host, fresh)
         sequence.published = len(cached)
-        sequence.computed = len(cached) * pages.page_size
+        sequence.computed = min(covered, total - 1)
         if whole:
             self._copy_last(sequence, draft)
-        self._count_lookup(sequence)
+        self._count_lookup(sequence, len(cached) * pages.page_size)
         self._enter(sequence, draft)
         return True
 
-    def fork(self, sequence: Sequence, source: Sequence, reserve: int, draft: Draft) -> bool:
-        """Give a slot and the prompt's pages of `source`; False when pages are short of that by `reserve`.
+    def _blank(self, sequence: Sequence, found: list[int], count: int) -> list[int]:
+        """`count` blank pages, the first ones to be filled from the host pages that were `found`."""
+        host = self.host
+        if host is None:
+            return self.pages.allocate(count)
+        # Held first: a page that the device gives up may take the place of one that nobody holds.
+        host.hold(found)
+        blank = self.pages.allocate(count)
+        host.bring(found, blank[: len(found)], sequence.stored)
+        if sequence.stored is not None:
+            sequence.stored = None
+            self.swapped -= 1
+        return blank
+
+    def _fork(self, sequence: Sequence, source: Sequence, draft: Draft) -> bool:
+        """Give a slot and the prompt's pages of `source`; False when there is no room.
 
         The prompt's last token runs again, for its logits. The page that it lies in is copied, those before are shared.
         """
@@ -80,7 +154,7 @@ class Placement:
         covered = sequence.prompt_length - 1
         whole, rest = divmod(covered, pages.page_size)
         fresh = pages.pages_for(len(sequence.tokens)) - whole
-        if fresh > pages.available - reserve:
+        if fresh > self.room:
             return False
         shared = source.pages[:whole]
         pages.acquire(shared)
@@ -123,6 +197,28 @@ class Placement:
             sequence.published = full
         sequence.milestone = min(sequence.limit, (full + 1) * pages.page_size)
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Take slot and pages back, and copy to the host what no other sequence holds, if there is room and it pays."""
+        if self.host is not None:
+            self.publish(sequence)
+            count = self.pages.pages_for(sequence.computed)
+            first = self.pages.shared_prefix(sequence.pages[:count])
+            if first < count:
+                own = sequence.pages[first:count]
+                # A prompt's keys are known before all of it is computed: its last page here may not deserve one yet.
+                keys = sequence.keys[first : sequence.computed // self.pages.page_size]
+                sequence.stored = self.host.store(own, keys, first, sequence.computed)
+                self.swapped += sequence.stored is not None
+        self.release(sequence)
+        sequence.computed = 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence without a slot gives up what it stored on the host."""
+        if self.host is not None and sequence.stored is not None:
+            self.host.drop(sequence.stored)
+            sequence.stored = None
+            self.swapped -= 1
+
     def release(self, sequence: Sequence) -> None:
         """Take slot and pages back; what is cached stays cached until it is evicted."""
         self.publish(sequence)
@@ -139,16 +235,44 @@ class Placement:
         if self._copy_sources:
             self.pages.release(self._copy_sources)
             self._copy_sources = []
+        if self.host is not None:
+            self.host.settle()
 
-    def check(self, sequences: list[Sequence]) -> None:
-        """Raise AssertionError unless slots and pages are exactly those of `sequences`."""
+    def take_moves(self) -> tuple[Moves, Moves]:
+        """The pages that the batch to be launched moves to the host, and back from there."""
+        return ((), ()) if self.host is None else self.host.take_moves()
+
+    def clear_caches(self) -> None:
+        """Forget what is cached on the device and on the host, for when no page's content can be trusted."""
+        self.pages.clear_cache()
+        if self.host is not None:
+            self.host.clear()
+
+    def count(self, stats: EngineStats) -> None:
+        """Fill in what `stats` say of slots, pages and caches."""
+        stats.running = self.num_slots - len(self.free_slots)
+        stats.pages_used, stats.pages_total = self.pages.used, self.pages.num_pages
+        stats.prefix_queries, stats.prefix_hits = self.queries, self.hits
+        if (host := self.host) is not None:
+            stats.swapped = self.swapped
+            stats.host_pages_used, stats.host_pages_total = host.pages.used, host.pages.num_pages
+            stats.host_queries, stats.host_hits = self.host_queries, self.host_hits
+            stats.pages_swapped_out, stats.pages_swapped_in = host.moved_out, host.moved_in
+
+    def check(self, sequences: list[Sequence], waiting: list[Sequence]) -> None:
+        """Raise AssertionError unless slots and pages are those of `sequences`, and the host's of those `waiting`."""
         slots = [sequence.slot for sequence in sequences]
         assert NO_SLOT not in slots, "a sequence is placed without a slot"
         assert sorted(slots + self.free_slots) == list(range(self.num_slots)), "slots are lost or shared"
         for sequence in sequences:
             capacity = len(sequence.pages) * self.pages.page_size
             assert sequence.computed <= capacity, f"{sequence.request.id} outgrew its pages"
+            assert sequence.stored is None, f"{sequence.request.id} runs and is stored on the host"
         self.pages.check([*(sequence.pages for sequence in sequences), self._copy_sources])
+        stored = [sequence.stored for sequence in waiting if sequence.stored is not None]
+        assert len(stored) == self.swapped, "sequences on the host are miscounted"
+        if self.host is not None:
+            self.host.check(stored)
 
     def _copy_last(self, sequence: Sequence, draft: Draft) -> None:
         source = sequence.pages[-1]
@@ -156,13 +280,17 @@ class Placement:
         draft.copies.append((source, copy))
         self._copy_sources.append(source)
         sequence.pages[-1] = copy
-        sequence.computed -= 1
 
-    def _count_lookup(self, sequence: Sequence) -> None:
-        if sequence.admitted is None and self.pages.index is not None:
-            self.queries += sequence.prompt_length
-            self.hits += sequence.computed
-            sequence.cached_tokens = sequence.computed
+    def _count_lookup(self, sequence: Sequence, on_device: int) -> None:
+        if sequence.admitted is not None or self.pages.index is None:
+            return
+        on_device = min(on_device, sequence.computed)
+        self.queries += sequence.prompt_length
+        self.hits += on_device
+        if self.host is not None:
+            self.host_queries += sequence.prompt_length - on_device
+            self.host_hits += sequence.computed - on_device
+        sequence.cached_tokens = sequence.computed
 
     def _set_event(self, sequence: Sequence) -> None:
         # The decode that launches position `limit - 2` samples the last token.

@@ -24,7 +24,10 @@ def fcfs(request: Request, serial: int) -> Order:
 
 
 def priority(request: Request, serial: int) -> Order:
-    """Lower `priority` first; equals by arrival. A low priority may starve: that is what it asks for."""
+    """Lower `priority` first; equals by arrival, so nobody starves for want of his equals.
+
+    A low priority may starve while more urgent requests keep coming: that is what it asks for.
+    """
     return (request.priority, request.arrival, serial)
 
 
@@ -44,6 +47,10 @@ POLICIES: dict[str, Callable[[Request, int], Order]] = {
 }
 
 
+DISPLACING = ("priority",)
+"""Policies under which one who waits can make one who runs leave, if its `priority` is lower."""
+
+
 class WaitingQueue:
     """Waiting sequences, best order first. Removal is lazy: a removed sequence is skipped when it comes up."""
 
@@ -60,6 +67,12 @@ class WaitingQueue:
         sequence.queued = True
         self._count += 1
         heapq.heappush(self._heap, (sequence.order, sequence))
+
+    def best(self) -> Sequence | None:
+        """The one that `pop` would give."""
+        while self._heap and not self._heap[0][1].queued:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence | None:
         """Remove and return the best, or None."""

@@ -1,4 +1,4 @@
-"""Decides what every step runs: continuous batching with chunked prefill, preemption by recompute, admission.
+"""Decides what every step runs: continuous batching with chunked prefill, preemption, admission.
 
 One step ahead: `schedule` for step N + 1 runs before `commit` of step N. What depends on token ids (stop ids) is
 found at commit and costs one discarded token; what depends on counts (length, pages) is known when scheduling.
@@ -18,20 +18,21 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.errors import EngineError
-from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
 from stoker_runtime.scheduler.batch import Batch, PrefillChunk
 from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
 from stoker_runtime.scheduler.family import Families
 from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
-from stoker_runtime.scheduler.placement import Placement
-from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
+from stoker_runtime.scheduler.placement import Found, Placement
+from stoker_runtime.scheduler.policy import DISPLACING, POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.scheduler.urgency import Clearance
 
 MAX_DEFERRED = 256
 """Waiting sequences looked past in one step, for want of a prefix that this step computes."""
@@ -43,9 +44,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self._clock = clock
-        pages = PageManager(config.num_pages, config.page_size, prefix_caching=config.prefix_caching)
-        self._placement = Placement(pages, config.max_num_seqs)
+        self._placement = Placement.of(config)
         self._order = POLICIES[config.policy]
+        self._displacing = config.policy in DISPLACING
         self._families = Families()
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
@@ -113,13 +114,15 @@ class Scheduler:
         """Decide the next step; None when no sequence can run. The caller launches it before any other call."""
         self._settle()
         draft = Draft(budget=self.config.max_num_batched_tokens)
+        if self._displacing:
+            self._make_way(draft)
         self._schedule_decodes(draft)
         self._continue_prefills(draft)
         self._admit(draft)
         if not draft.decodes and not draft.chunks:
             return None
         self._step += 1
-        batch = draft.batch(self._step)
+        batch = draft.batch(self._step, *self._placement.take_moves())
         sampled = draft.decoding
         if draft.chunks:
             chunks = zip(draft.chunks, draft.prefilling, strict=True)
@@ -140,7 +143,7 @@ class Scheduler:
             # The flight stays in the books, so that `fail` ends its sequences too.
             raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
         self._flights.popleft()
-        output = _without_stale(flight, result)
+        output = flight.output(result)
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             tokens = sequence.tokens
             tokens.append(token)
@@ -162,33 +165,31 @@ class Scheduler:
         for sequence in failed:
             sequence.error = message
             self._end(sequence, FinishReason.ERROR)
+        for sequence in self._waiting.members():
+            self._placement.forget(sequence)
         self._flights.clear()
         self._launched_prefills = ()
         self._settle()
-        self._placement.pages.clear_cache()
+        self._placement.clear_caches()
         return failed
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since start; the step's own figures are the step loop's."""
-        placement, pages = self._placement, self._placement.pages
-        return EngineStats(
+        stats = EngineStats(
             steps=self._step,
-            running=self.config.max_num_seqs - len(placement.free_slots),
             waiting=len(self._waiting),
-            pages_used=pages.used,
-            pages_total=pages.num_pages,
             preemptions=self._preemptions,
-            prefix_queries=placement.queries,
-            prefix_hits=placement.hits,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
         )
+        self._placement.count(stats)
+        return stats
 
     def check(self) -> None:
         """Raise AssertionError unless slots, pages, lists and queue agree; when idle, that nothing is held."""
         running = dict.fromkeys((*self._decoding, *self._prefilling, *self._ending))
         placed = [sequence for sequence in running if sequence.slot >= 0]
-        self._placement.check(placed)
+        self._placement.check(placed, self._waiting.members())
         for members in (self._decoding, self._prefilling):
             orders = [sequence.order for sequence in members]
             assert orders == sorted(orders), "running sequences are out of order"
@@ -231,51 +232,81 @@ class Scheduler:
         draft.budget -= len(draft.decodes)
 
     def _cross(self, sequence: Sequence, draft: Draft) -> None:
-        # Victims come from the end of the order, so they are never sequences that this step has decided on.
+        # Victims come from the end of the order: never sequences that this step has decided on.
         if sequence.computed == len(sequence.pages) * self.config.page_size:
             while not self._placement.grow(sequence, draft):
-                victim = self._preempt_worst()
+                members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
+                victim = members[-1]
+                self._preempt(victim, draft)
                 if victim is sequence:
                     return
         if sequence.computed == sequence.limit - 2:
             self._ending.append(sequence)
 
-    def _preempt_worst(self) -> Sequence:
-        members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
-        victim = members.pop()
-        known = len(victim.tokens)
-        victim.awaited = victim.computed + 1 if members is self._decoding else known
-        # It cannot come back in this step: the pages that it frees are one short of those that it needs.
-        self._placement.release(victim)
-        victim.computed = 0
+    def _make_way(self, draft: Draft) -> None:
+        """Preempt sequences of lower priority for more urgent ones that wait, as far as those can then run."""
+        running, best = [members for members in (self._decoding, self._prefilling) if members], self._waiting.best()
+        if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
+            return
+        crossing = sum(each.computed == len(each.pages) * self.config.page_size for each in self._decoding)
+        # Whose last token runs in this step is out of the way after it.
+        staying = [each for each in (*self._decoding, *self._prefilling) if each.computed < each.limit - 2]
+        room = Clearance(self._placement, staying, crossing)
+        room.make(self._waiting, self.config.max_num_batched_tokens - len(self._decoding), partial(self._wants, draft))
+        for victim in room.victims:
+            self._preempt(victim, draft)
+
+    def _wants(self, draft: Draft, sequence: Sequence) -> tuple[int, int] | None:
+        """Pages that `sequence` needs to run now and tokens that it would compute; None when it has to wait anyway."""
+        if not sequence.is_ready:
+            return None
+        found = self._placement.lookup(sequence)
+        if self._source(sequence, found, draft) is sequence:
+            return None
+        return self._placement.pages_wanted(sequence, found), len(sequence.tokens) - found.covered
+
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+        if victim in self._decoding:
+            self._decoding.remove(victim)
+            victim.awaited = victim.computed + 1
+        else:
+            self._prefilling.remove(victim)
+            victim.awaited = len(victim.tokens)
+        self._placement.preempt(victim)
         self._waiting.push(victim)
+        draft.preempted.add(victim)
         self._decode_rows = None
         self._preemptions += 1
-        return victim
 
     def _continue_prefills(self, draft: Draft) -> None:
         unfinished, self._prefilling = self._prefilling, []
         for sequence in unfinished:
+            if self._displacing:
+                self._admit(draft, sequence.request.priority)
             if draft.budget:
                 self._add_chunk(sequence, draft)
             else:
                 self._prefilling.append(sequence)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, draft: Draft, before: int | None = None) -> None:
+        """Admit those who wait, in order; with `before`, only those of a lower `priority`."""
         placement, waiting = self._placement, self._waiting
         deferred: list[Sequence] = []
         while draft.budget and placement.free_slots and len(deferred) < MAX_DEFERRED:
-            sequence = waiting.pop()
-            if sequence is None:
+            best = waiting.best()
+            # Who has just left for want of pages comes back before anyone behind, but not in the same step.
+            if best is None or best in draft.preempted or (before is not None and best.request.priority >= before):
                 break
-            if sequence.held or len(sequence.tokens) < sequence.awaited:
+            sequence = waiting.pop()
+            assert sequence is best
+            if not sequence.is_ready:
                 deferred.append(sequence)
                 continue
-            cached = placement.lookup(sequence)
-            source = self._source(sequence, cached, draft)
-            if source is sequence or placement.is_being_computed(sequence, cached, draft):
+            found = placement.lookup(sequence)
+            source = self._source(sequence, found, draft)
+            if source is sequence or placement.is_being_computed(sequence, found, draft):
                 deferred.append(sequence)
-            elif self._place(sequence, source, cached, draft):
+            elif placement.place(sequence, found, source, draft):
                 self._note_admission(sequence)
                 self._add_chunk(sequence, draft)
             else:
@@ -284,23 +315,13 @@ class Scheduler:
         for sequence in deferred:
             waiting.push(sequence)
 
-    def _source(self, sequence: Sequence, cached: list[int], draft: Draft) -> Sequence | None:
+    def _source(self, sequence: Sequence, found: Found, draft: Draft) -> Sequence | None:
         """Whom `sequence` takes its prompt from: another one; itself if it should wait for that; None for the cache."""
         covered = sequence.prompt_length - 1
-        if sequence.scored < covered or len(cached) * self.config.page_size >= covered:
+        if sequence.stored is not None or sequence.scored < covered or found.covered >= covered:
             return None
-        found = self._families.source(sequence, draft)
-        return sequence if found is None and self._families.is_coming(sequence) else found
-
-    def _place(self, sequence: Sequence, source: Sequence | None, cached: list[int], draft: Draft) -> bool:
-        if source is not None:
-            return self._placement.fork(sequence, source, self._reserve(), draft)
-        return self._placement.place(sequence, cached, self._reserve(), draft)
-
-    def _reserve(self) -> int:
-        # Pages left for those who run, so that a new sequence is not preempted right after its prefill.
-        running = self.config.max_num_seqs - len(self._placement.free_slots)
-        return min(running, self.config.num_pages // 100)
+        source = self._families.source(sequence, draft)
+        return sequence if source is None and self._families.is_coming(sequence) else source
 
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admitted is None:
@@ -366,6 +387,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._waiting.discard(sequence)
+            self._placement.forget(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self._placement.release(sequence)
@@ -374,19 +396,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[float, ...]:
     return sequence.order
-
-
-def _without_stale(flight: Flight, result: StepResult) -> StepOutput:
-    """The step's output without the tokens of sequences that ended while it was in flight."""
-    sampled, logprobs = flight.sampled, result.logprobs
-    output = StepOutput(sequences=list(sampled), tokens=result.tokens)
-    if logprobs is not None:
-        output.logprobs = list(logprobs)
-    if any(sequence.finish is not None for sequence in sampled):
-        alive = [row for row, sequence in enumerate(sampled) if sequence.finish is None]
-        output.sequences = [sampled[row] for row in alive]
-        output.tokens = [result.tokens[row] for row in alive]
-        output.logprobs = [logprobs[row] for row in alive] if logprobs is not None else []
-    scores = zip(flight.prefilling, result.prompt_logprobs, strict=False)
-    output.prompt_logprobs = [(sequence, each) for sequence, each in scores if each and sequence.finish is None]
-    return output

@@ -4,7 +4,8 @@ Two counts tell its state. `len(tokens)` is what is known on the host: the promp
 `computed` is the number of positions whose forward pass was launched. While it decodes, the newest token may be
 known to the device alone: it has `computed + 1` tokens then, `computed + 1 - len(tokens)` of them in flight.
 
-Invariants: `slot >= 0` exactly while it holds a slot and pages; `finish` is set once; `tokens` only grows.
+Invariants: `slot >= 0` exactly while it holds a slot and pages, and `stored` is None then; `finish` is set once;
+`tokens` only grows.
 Knows nothing of other sequences.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 
+from stoker_runtime.kvcache.host_pool import Stored
 from stoker_runtime.request import FinishReason, Request
 from stoker_runtime.scheduler.batch import SlotAssign
 
@@ -50,6 +52,7 @@ class Sequence:
         "slot",
         "stop_token",
         "stops",
+        "stored",
         "tokens",
     )
 
@@ -71,6 +74,8 @@ class Sequence:
 
         self.slot = NO_SLOT
         self.pages: list[int] = []
+        self.stored: Stored | None = None
+        """What it computed before it was preempted, if that rests in host memory."""
         self.queued = False
         self.held = False
         """Not to be admitted yet: its constraint is being compiled."""
@@ -96,6 +101,11 @@ class Sequence:
         """It ended because its constraint allows nothing more."""
         self.cached_tokens = 0
         self.admitted: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be admitted: its constraint is compiled, and what was in flight is known."""
+        return not self.held and len(self.tokens) >= self.awaited
 
     @property
     def penalized(self) -> bool:

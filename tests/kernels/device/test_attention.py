@@ -146,7 +146,7 @@ def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: in
         assert keys == 0 or all(start < end for start, end in ranges)
 
 
-SHARES = [StreamConfig(3, 2, 4, 2), StreamConfig(3, 2, 1, 2), StreamConfig(3, 40, 4, 2), StreamConfig(3, 9, 2, 2)]
+SHARES = [StreamConfig(3, 2, 4), StreamConfig(3, 2, 1), StreamConfig(3, 40, 4), StreamConfig(3, 9, 2)]
 
 
 @pytest.mark.parametrize("window", [0, 100])

@@ -53,10 +53,6 @@ inline int atomic_add_acq_rel(int* p, int value) {
   *p += value;
   return old;
 }
-inline void bulk_prefetch(const void* source, uint32_t bytes) {
-  volatile unsigned char touched = static_cast<const unsigned char*>(source)[bytes - 1];
-  (void)touched;
-}
 
 inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
   if (destination % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("a misaligned copy");

@@ -88,13 +88,19 @@ struct Cluster {
   bool progress = false;
 };
 
-// The kernel before this one: what it writes, and what it may still read. Its end gives x its contents.
+// A place in memory that the kernel before this one writes.
+struct Region {
+  unsigned char* at;
+  int64_t bytes;
+};
+
+// The kernel before this one: what it writes, and what it may still read. Its end gives its regions their contents.
 struct Predecessor {
-  unsigned char* x = nullptr;
-  int64_t x_bytes = 0;
+  std::vector<Region> writes;
   const unsigned char* out = nullptr;
   int64_t out_bytes = 0;
-  std::vector<unsigned char> x_after, out_before;
+  std::vector<std::vector<unsigned char>> after;
+  std::vector<unsigned char> out_before;
   int done = 1;
 };
 
@@ -217,7 +223,7 @@ inline void cluster_check() {
 inline void end_of_predecessor() {
   Predecessor& p = predecessor;
   if (std::memcmp(p.out, p.out_before.data(), p.out_bytes)) fail("a store before the kernel before has ended");
-  std::memcpy(p.x, p.x_after.data(), p.x_bytes);
+  for (size_t i = 0; i < p.writes.size(); ++i) std::memcpy(p.writes[i].at, p.after[i].data(), p.writes[i].bytes);
   p.done = 1;
 }
 
@@ -361,14 +367,14 @@ inline void run_grid(int ctas, int threads, int seed, std::function<void()> kern
   entry = kernel;
   grid.x = ctas;
   Predecessor& p = predecessor;
-  p.x_after.assign(p.x, p.x + p.x_bytes);
+  for (const Region& r : p.writes) p.after.emplace_back(r.at, r.at + r.bytes);
   std::vector<int> order(ctas / size);
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
   std::shuffle(order.begin(), order.end(), pick);
   for (const int index : order) {
-    if (p.x_bytes) {
+    if (!p.writes.empty()) {
       p.done = 0;
-      std::memset(p.x, 0xFF, p.x_bytes);  // NaNs
+      for (const Region& r : p.writes) std::memset(r.at, 0xFF, r.bytes);  // NaNs
       p.out_before.assign(p.out, p.out + p.out_bytes);
     }
     run_cluster(index * size, size, threads);

@@ -19,7 +19,8 @@ struct Launch {
 template <typename Arguments>
 void run(void (*kernel)(CUtensorMap, CUtensorMap, Arguments), const CUtensorMap* w_map, const CUtensorMap* x_map,
          const Arguments* g, const Launch* l) {
-  emulator::predecessor = {l->x, l->x_bytes, l->out, l->out_bytes, {}, {}, 1};
+  if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
+  emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
   emulator::run_grid(l->ctas, l->threads, l->seed, [=] { kernel(*w_map, *x_map, *g); }, l->cluster);
 }
 

@@ -1,0 +1,103 @@
+"""The host pool by arithmetic: how many KV pages it holds, whether the machine has the memory, when moving a page pays.
+
+A preempted sequence comes back either by copying its pages from the host or by computing its tokens again. The copy
+takes page bytes / link speed; the way out costs nothing, because it runs beside the steps. Computing takes
+2 · parameters operations a token. Both by two round figures a device: on the machine of PERF's tables (H200, PCIe 5)
+50 GB/s and 400 TFLOP/s, that is 8,000 operations for each byte; older GPUs have slower links and fewer operations, so
+the quotient, which alone decides, differs little.
+
+Invariants: pure but for `free_host_memory`, which reads two files; torch-free.
+Knows nothing of how memory is allocated or copied.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.resolve import GIB
+from stoker_runtime.models.spec import ModelSpec
+
+LINK_BYTES_PER_SECOND = {"cuda": 50e9, "cpu": 5e9}
+OPERATIONS_PER_SECOND = {"cuda": 400e12, "cpu": 1e11}
+# One of four device buffers through which pages pass, two in each direction: the longer they are, the more pages a
+# step can move without waiting for the link.
+LANE_BYTES = 64 * 1024**2
+LANES = 4
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """The host pool: `pages` of `page_bytes` each, 0 for none. `lane_pages` pass through one device buffer at a time.
+
+    `page_tokens`: bringing one page back takes as long as computing so many tokens.
+    """
+
+    pages: int
+    page_bytes: int
+    page_tokens: float
+    lane_pages: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the host."""
+        return self.pages * self.page_bytes
+
+    def device_bytes(self, device: str) -> int:
+        """Bytes on the device, for the buffers through which pages pass; a CPU needs none."""
+        return LANES * self.lane_pages * self.page_bytes if device == "cuda" else 0
+
+
+NO_HOST_POOL = HostPlan(0, 0, 0.0, 0)
+
+
+def plan_host(config: EngineConfig, spec: ModelSpec, free: int) -> HostPlan:
+    """The pool that a resolved `config` asks for, in `free` bytes of host memory.
+
+    Raises:
+        ConfigError: it does not fit, or would not hold a page; names the flag.
+    """
+    if not (config.num_cpu_blocks or config.swap_space):
+        return NO_HOST_POOL
+    page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
+    pages = config.num_cpu_blocks or int(config.swap_space * GIB) // page_bytes
+    if not pages:
+        raise ConfigError(
+            f"swap_space is {config.swap_space:g} GiB, but one KV page is {page_bytes / GIB:.4f} GiB; "
+            "raise --swap-space or leave it out.",
+            param="swap_space",
+        )
+    if pages * page_bytes > free:
+        if config.num_cpu_blocks:
+            name, asked, most = "num_cpu_blocks", f"{pages} pages", f"{free // page_bytes}"
+        else:
+            name, asked, most = "swap_space", f"{config.swap_space:g} GiB", f"{int(free / GIB * 10) / 10:g}"
+        raise ConfigError(
+            f"{name} asks for {asked} ({pages * page_bytes / GIB:.2f} GiB of host memory), but {free / GIB:.2f} GiB "
+            f"are free; lower --{name.replace('_', '-')} to {most} or less.",
+            param=name,
+        )
+    seconds = page_bytes / LINK_BYTES_PER_SECOND[config.device]
+    rate = OPERATIONS_PER_SECOND[config.device] / spec.parameter_bytes("bfloat16")
+    return HostPlan(pages, page_bytes, seconds * rate, max(1, min(pages, LANE_BYTES // page_bytes)))
+
+
+def free_host_memory() -> int:
+    """Bytes that this process can still take: by the machine, and by its control group (v2) where that has a limit."""
+    if not MEMINFO.exists():
+        # Not Linux, so no control group either.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = CGROUP / "memory.max"
+    if limit.exists() and (most := limit.read_text().strip()) != "max":
+        counted = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        # Clean file pages go first when memory is short, so they count as free: weights just read are such pages.
+        used = int((CGROUP / "memory.current").read_text()) - int(counted.get("inactive_file", 0))
+        free = min(free, max(0, int(most) - used))
+    return free
