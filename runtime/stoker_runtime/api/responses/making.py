@@ -82,8 +82,9 @@ class ResponseEvents:
         """Store what is new of a response in the background, and end it where that is wanted. Raises StorageError."""
         async with self._storing:
             response, fresh = self._asked.stored.response, self._pending
-            notable = any(event["type"] in NOTABLE for event in fresh)
-            snapshot = {**response, "output": list(response["output"])} if notable else None
+            # Its end is for `put` to write.
+            changed = response["status"] == "in_progress" and any(event["type"] in NOTABLE for event in fresh)
+            snapshot = {**response, "output": list(response["output"])} if changed else None
             self._pending = []
             try:
                 ended = await asyncio.to_thread(
