@@ -108,7 +108,12 @@ def test_failed_in_the_background(calling: Running, client: openai.OpenAI) -> No
 
 @pytest.mark.parametrize(
     ("query", "param"),
-    [("stream=true", "stream"), ("starting_after=3", "starting_after"), ("stream=true&starting_after=x", "stream")],
+    [
+        ("stream=true", "stream"),
+        ("starting_after=3", "starting_after"),
+        ("stream=maybe", "stream"),
+        ("stream=true&starting_after=x", "stream"),
+    ],
 )
 def test_what_cannot_be_streamed(calling: Running, client: openai.OpenAI, query: str, param: str) -> None:
     name = client.responses.create(model=MODEL, input="a").id

@@ -32,6 +32,10 @@ from stoker_runtime.api.validation import parse_body
 from stoker_runtime.errors import RequestError
 
 MAX_DIGITS = 16
+STREAM_QUERY: dict[str, dict[str, Any]] = {
+    "stream": {"type": "boolean", "default": False},
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1},
+}
 
 
 async def create_response(state: ServerState, request: Request) -> Response | TranslatedStream | EventReplay:
@@ -71,8 +75,10 @@ async def count_input_tokens(state: ServerState, request: Request) -> Response:
 async def get_response(state: ServerState, request: Request) -> Response | EventReplay:
     """GET /v1/responses/ID, or with `stream=true` the events of one made in the background. Raises NotFoundError."""
     stored = await asyncio.to_thread(state.responses.get, request.name)
-    after = request.query.get("starting_after")
-    if request.query.get("stream") != "true":
+    after, wanted = request.query.get("starting_after"), request.query.get("stream", "false")
+    if wanted not in ("true", "false"):
+        raise RequestError(f"stream must be true or false; got {wanted[:40]!r}.", param="stream")
+    if wanted == "false":
         if after is not None:
             raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
         return json_response(stored.response)
@@ -80,7 +86,7 @@ async def get_response(state: ServerState, request: Request) -> Response | Event
         raise RequestError(
             "Only a response that was created with background=true can be streamed again.", param="stream"
         )
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
         raise RequestError(f"starting_after must be an event's number; got {after[:40]!r}.", param="starting_after")
     return EventReplay(state.responses, request.name, -1 if after is None else int(after))
 
