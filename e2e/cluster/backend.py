@@ -2,8 +2,10 @@
 
     with cluster() as given: …
 
+`kind` is taken where it and Docker are there and a registry serves the base image: its nodes cannot borrow this
+machine's Python packages, a node of plain processes can.
+
 Invariants: what was made is gone at the end, also on Ctrl-C and failure; a cluster of the user's is left as it is.
-With KUBECONFIG, its nodes must be able to pull the images that STOKER_E2E_IMAGES names: OPERATOR,RUNTIME,HUB.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import images
+from e2e.cluster import foreign, images
 from e2e.cluster.binaries import Say, to_stderr
 from e2e.cluster.docker import Docker
 from e2e.cluster.images import Images
 from e2e.cluster.node import Node
 from e2e.cluster.processes import StartError, uninterrupted
 
-_KIND_NAME = "stoker-e2e"
+KIND_NAME = "stoker-e2e"
 
 
 @dataclass(frozen=True)
 class Given:
-    """A cluster to use. `node` is set where it is of this machine's processes, which may then be restarted."""
+    """A cluster to use. `node` is set where it is of this machine's processes, which may then be restarted, and whose
+    Services this machine reaches by their addresses.
+    """
 
     kubeconfig: Path
     images: Images
@@ -39,13 +43,13 @@ class Given:
 @contextmanager
 def cluster(say: Say = to_stderr) -> Iterator[Given]:
     """Have a cluster. Raises StartError, BuildError, MissingCommand."""
-    given = os.environ.get("KUBECONFIG", "")
+    kubeconfig = foreign.kubeconfig()
     docker = Docker(say=say)
-    if given:
-        say(f"cluster: using KUBECONFIG={given}")
-        kubeconfig, node = Path(given.split(os.pathsep)[0]), Node(say=say)
-        yield Given(kubeconfig, _named_images(), node if kubeconfig == node.layout.kubeconfig() else None)
-    elif shutil.which("kind") and docker.there():
+    if kubeconfig is not None:
+        say(f"cluster: using KUBECONFIG={kubeconfig}")
+        node = Node(say=say)
+        yield Given(kubeconfig, foreign.images(), node if kubeconfig == node.layout.kubeconfig() else None)
+    elif takes_kind(docker, say):
         with docker.running():
             built = images.build(docker)
         with _kind(built, say) as kubeconfig:
@@ -53,6 +57,25 @@ def cluster(say: Say = to_stderr) -> Iterator[Given]:
     else:
         with _node(docker, say) as made:
             yield made
+
+
+def takes_kind(docker: Docker, say: Say = to_stderr) -> bool:
+    """Whether the cluster will be one of `kind`."""
+    if shutil.which("kind") is None or not docker.there() or images.lending():
+        return False
+    if images.ensure_base(docker):
+        say("cluster: no registry serves the base image, so kind's nodes would lack PyTorch; making a node here")
+        return False
+    return True
+
+
+def clear() -> None:
+    """Remove what a run that was killed left on this machine. Raises StartError."""
+    if os.geteuid() == 0:  # nobody else makes a node
+        Docker().down()
+        Node().down()
+    if shutil.which("kind") is not None and Docker().there():
+        _run("kind", "delete", "cluster", f"--name={KIND_NAME}")
 
 
 @contextmanager
@@ -75,26 +98,24 @@ def _node(docker: Docker, say: Say) -> Iterator[Given]:
 
 @contextmanager
 def _kind(built: Images, say: Say) -> Iterator[Path]:
-    if built.lent:
-        raise StartError("kind's nodes cannot borrow this machine's packages: the base image must come from a registry")
     with tempfile.TemporaryDirectory() as folder:
         kubeconfig = Path(folder) / "kubeconfig"
         say("cluster: making a kind cluster")
         try:
-            _run("kind", "create", "cluster", f"--name={_KIND_NAME}", f"--kubeconfig={kubeconfig}", "--wait=120s")
-            _run("kind", "load", "docker-image", f"--name={_KIND_NAME}", *built.all)
+            for command in kind_commands(kubeconfig, built.all):
+                _run(*command)
             yield kubeconfig
         finally:
             with uninterrupted():
-                _run("kind", "delete", "cluster", f"--name={_KIND_NAME}")
+                _run("kind", "delete", "cluster", f"--name={KIND_NAME}")
 
 
-def _named_images() -> Images:
-    names = os.environ.get("STOKER_E2E_IMAGES", "").split(",")
-    if len(names) != 3:
-        raise StartError("with KUBECONFIG, name the images: STOKER_E2E_IMAGES=OPERATOR,RUNTIME,HUB")
-    operator, runtime, hub = names
-    return Images(operator, runtime, hub, {})
+def kind_commands(kubeconfig: Path, names: list[str]) -> list[list[str]]:
+    """What makes a cluster of kind with images in it."""
+    return [
+        ["kind", "create", "cluster", f"--name={KIND_NAME}", f"--kubeconfig={kubeconfig}", "--wait=120s"],
+        ["kind", "load", "docker-image", f"--name={KIND_NAME}", *names],
+    ]
 
 
 def _run(*command: str) -> None:

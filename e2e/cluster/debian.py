@@ -24,6 +24,7 @@ PACKAGES = {
     "ip": "iproute2",
     "sysctl": "procps",
     "mount": "mount",
+    "unshare": "util-linux",
     "openssl": "openssl",
     "dockerd": "docker.io",
     "debootstrap": "debootstrap",

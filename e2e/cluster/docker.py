@@ -31,7 +31,7 @@ MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-pip,ca-certificates"
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
 _READY_SECONDS = 60.0
-_BUILD_SECONDS = 3600
+_BUILD_SECONDS = 7200  # a busy machine compiles kernels for eight GPUs for an hour
 
 
 class Docker:
@@ -49,19 +49,22 @@ class Docker:
         if self.there():
             yield self
             return
-        record = self._layout.docker_run / "absent.json"
-        remains.note(record, remains.DOCKER_FOLDERS)
+        remains.note(self._layout.docker_run / "absent.json", remains.DOCKER_FOLDERS)
         try:
             self._start()
             yield self
         finally:
-            with uninterrupted():
-                self._processes.stop_all()
-                left = remains.unmount(self._layout.docker_run)
-                remains.forget(record)
-                if not left:
-                    shutil.rmtree(self._layout.docker_run)
-            self._host = ""
+            self.down()
+
+    def down(self) -> None:
+        """End a daemon of our own, also one that another process started, and all of it but its layers."""
+        with uninterrupted():
+            self._processes.stop_all()
+            left = remains.unmount(self._layout.docker_run)
+            remains.forget(self._layout.docker_run / "absent.json")
+            if not left:
+                shutil.rmtree(self._layout.docker_run, ignore_errors=True)
+        self._host = ""
 
     def there(self) -> bool:
         """Whether this machine runs a daemon."""
@@ -76,6 +79,10 @@ class Docker:
         started = time.monotonic()
         self._docker(*command, str(context), seconds=_BUILD_SECONDS)
         self._say(f"images: {tag} built in {time.monotonic() - started:.0f} s, {self.megabytes(tag)} MB")
+
+    def try_container(self, image: str) -> None:
+        """Run a container of an image that is here. Raises StartError."""
+        self._docker("run", "--rm", "--network=none", image, "true")
 
     def save(self, tags: Sequence[str], archive: Path) -> None:
         """Write images as one docker-archive."""

@@ -1,16 +1,18 @@
 """The images the scenarios run, built with `docker build` from images/*.Dockerfile.
 
 Where the Dockerfiles' base image can be pulled, the runtime image is whole. Where it had to be made (see `docker.py`),
-the runtime image holds our own code alone and the node lends it the packages of the Python that runs this: gigabytes
-of PyTorch are not unpacked twice.
+or where STOKER_E2E_LEND is set, the runtime image holds our own code alone and the node lends it the packages of the
+Python that runs this: gigabytes of PyTorch are not unpacked twice.
 
 Invariants: the hub's image is the one image that is for tests only.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
@@ -49,16 +51,34 @@ def version() -> str:
     return match[1]
 
 
+def lending() -> bool:
+    """Whether the node shall lend its packages also where a whole image could be built: it takes minutes less."""
+    return bool(os.environ.get("STOKER_E2E_LEND"))
+
+
+def ensure_base(docker: Docker) -> bool:
+    """Have the base image. True when what is built on it must be lent packages. Raises StartError, MissingCommand."""
+    return docker.ensure_base(f"docker.io/library/python:{_python()}") or lending()
+
+
+def check_base(docker: Docker) -> None:
+    """Have the base image and run a container of it. Raises StartError, MissingCommand."""
+    ensure_base(docker)
+    docker.try_container(f"docker.io/library/python:{_python()}")
+
+
 def build(docker: Docker) -> Images:
-    """Build all of them. Raises StartError."""
-    tag = version()
-    made = docker.ensure_base(_base())
+    """Build all of them. Raises StartError, MissingCommand."""
+    tag, python = version(), {"PYTHON": _python()}
+    lent = ensure_base(docker)
     operator, runtime, hub = (f"stoker/{name}:{tag}" for name in ("operator", "runtime", "e2e-hub"))
-    docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT)
-    target, arguments = ("without-dependencies", {"PACKAGES": PACKAGES}) if made else ("", {})
-    docker.build(ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=arguments)
-    _build_hub(docker, hub)
-    return Images(operator, runtime, hub, {Path(sysconfig.get_path("purelib")): PACKAGES} if made else {})
+    docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT, arguments=python)
+    target, arguments = ("without-dependencies", {"PACKAGES": PACKAGES}) if lent else ("", {})
+    docker.build(
+        ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=python | arguments
+    )
+    _build_hub(docker, hub, python)
+    return Images(operator, runtime, hub, {Path(sysconfig.get_path("purelib")): PACKAGES} if lent else {})
 
 
 def model_file() -> Path:
@@ -69,20 +89,22 @@ def model_file() -> Path:
     return file
 
 
-def _build_hub(docker: Docker, tag: str) -> None:
+def _build_hub(docker: Docker, tag: str, arguments: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
         shutil.copy2(model_file(), folder / "models")
         shutil.copy2(ROOT / "e2e" / "hub" / "server.py", folder)
         folder.chmod(0o755)
-        docker.build(HERE / "hub.Dockerfile", tag, context=folder)
+        docker.build(HERE / "hub.Dockerfile", tag, context=folder, arguments=arguments)
 
 
-def _base() -> str:
-    """The base image that the Dockerfiles name."""
+def _python() -> str:
+    """The tag of the base image: the Dockerfiles' own, or that of the Python whose packages are lent."""
+    if lending():
+        return f"{sys.version_info.major}.{sys.version_info.minor}-slim-bookworm"
     text = (ROOT / "images" / "operator.Dockerfile").read_text()
     match = re.search(r"^ARG PYTHON=(\S+)$", text, re.MULTILINE)
     if match is None:
         raise StartError("images/operator.Dockerfile has no ARG PYTHON")
-    return f"docker.io/library/python:{match[1]}"
+    return match[1]

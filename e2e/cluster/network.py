@@ -7,6 +7,7 @@ it had been done, and restores the kernel settings that `up` wrote down.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -77,5 +78,5 @@ def _run(*command: str, text: str | None = None) -> str:
 
 
 def _try(*command: str) -> str:
-    """The output, empty when it fails: what is to be removed may not be there."""
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    """The output, empty when it fails: what is to be removed may not be there, nor the command that made it."""
+    return subprocess.run(command, capture_output=True, text=True).stdout if shutil.which(command[0]) else ""

@@ -21,14 +21,12 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster import control_plane, network, node_config, remains
+from e2e.cluster import control_plane, network, node_config, probe, remains
 from e2e.cluster.binaries import Say, ensure, to_stderr
-from e2e.cluster.debian import ensure_commands
 from e2e.cluster.image_tar import write_image
 from e2e.cluster.layout import DNS_ADDRESS, DNS_IMAGE, HERE, NODE_ADDRESS, NODE_NAME, PAUSE_IMAGE, Layout
 from e2e.cluster.processes import Processes, StartError, uninterrupted
 
-COMMANDS = ("runc", "nft", "iptables", "conntrack", "ip", "openssl")
 _PLUGINS = ("bridge", "loopback", "host-local", "portmap")
 BINARIES = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
@@ -51,13 +49,14 @@ class Node:
         """Make the node and return the path of its kubeconfig.
 
         `mounts` are folders of this machine that every container sees, read-only, by the path in it.
-        Raises StartError, BuildError or MissingCommand; what had been made by then is gone again.
+        Raises StartError or BuildError; what had been made by then is gone again.
         """
         if self.running():
             raise StartError("the node is up already; `rig.py down` ends it")
-        ensure_commands(COMMANDS, self._say)
-        self._binaries = ensure(BINARIES, self._say)
         self.down()
+        if missing := probe.lacks(self.layout, self._say):
+            raise StartError(probe.refusal(missing))
+        self._binaries = ensure(BINARIES, self._say)
         started = time.monotonic()
         try:
             self._up(dict(mounts or {}))
@@ -81,8 +80,8 @@ class Node:
             shutil.rmtree(self.layout.run, ignore_errors=True)
 
     def running(self) -> bool:
-        """Whether a node is up on this machine."""
-        return self.processes.alive("kubelet")
+        """Whether a node is up on this machine, and the process that made it is there to take it down."""
+        return self.processes.alive("kubelet") and self.processes.owned()
 
     def ctr(self, *arguments: str) -> str:
         """Run containerd's client in the namespace of Kubernetes' images."""
@@ -103,6 +102,7 @@ class Node:
 
     def _up(self, mounts: dict[Path, str]) -> None:
         remains.note(self.layout.run / "absent.json", remains.NODE_FOLDERS)
+        self.processes.own()
         network.up(self.layout)
         control_plane.start(self.layout, self.processes, self._binaries)
         plugins = self._collect_plugins()

@@ -45,6 +45,7 @@ class Processes:
 
     def __init__(self, state: Path, logs: Path) -> None:
         self._state, self._logs = state, logs
+        self._owner = state.with_name("owner.json")
 
     def start(self, name: str, command: list[str], environment: Mapping[str, str] | None = None) -> None:
         """Start a process; its output is appended to NAME.log. Raises StartError when that name already runs."""
@@ -92,11 +93,22 @@ class Processes:
         for name in reversed(self._read()):
             self.stop(name)
         self._state.unlink(missing_ok=True)
+        self._owner.unlink(missing_ok=True)
 
     def alive(self, name: str) -> bool:
         """Whether that process runs."""
         entry = self._read().get(name)
         return entry is not None and _is(entry)
+
+    def own(self) -> None:
+        """Write down that this very process will stop them."""
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        entry = Entry((), "", os.getpid(), _born(os.getpid()))
+        self._owner.write_text(json.dumps(asdict(entry)))
+
+    def owned(self) -> bool:
+        """Whether the process that is to stop them still runs."""
+        return self._owner.exists() and _is(Entry(**json.loads(self._owner.read_text())))
 
     def command(self, name: str) -> tuple[str, ...]:
         """What a process was started with. Raises KeyError."""

@@ -2,6 +2,7 @@
 """A Kubernetes cluster on this machine, by hand.
 
 python e2e/cluster/rig.py build [NAME…]      # default: what `make test` needs
+python e2e/cluster/rig.py probe              # what this machine lacks to carry a node
 python e2e/cluster/rig.py up                 # etcd, kube-apiserver and controllers, until Ctrl-C; no pod runs
 python e2e/cluster/rig.py up --node          # a whole cluster with one node and real pods, until Ctrl-C (root)
 python e2e/cluster/rig.py down               # end a node whose own process is gone
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from e2e.cluster import apiserver
+from e2e.cluster import apiserver, backend, probe
 from e2e.cluster.binaries import BINARIES, BuildError, ensure
 from e2e.cluster.debian import MissingCommand
 from e2e.cluster.node import BINARIES as FOR_NODE
@@ -29,10 +30,19 @@ FOR_TESTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "he
 
 def build(options: argparse.Namespace) -> int:
     """Build binaries and print where they are."""
+    # So that the compiler ends too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = options.names or ([*FOR_NODE, "helm", "kubeconform"] if options.node else FOR_TESTS)
     for name, path in ensure(names).items():
         print(f"{name}: {path}")
     return 0
+
+
+def lacking(options: argparse.Namespace) -> int:
+    """Say what this machine lacks; status 1 when that is anything."""
+    missing = probe.lacks()
+    print(probe.refusal(missing) if missing else "this machine can carry a node")
+    return 1 if missing else 0
 
 
 def up(options: argparse.Namespace) -> int:
@@ -71,8 +81,8 @@ def _stay(kubeconfig: Path) -> None:
 
 
 def down(options: argparse.Namespace) -> int:
-    """End a node that is up."""
-    Node().down()
+    """End a node that is up, and a daemon that built its images."""
+    backend.clear()
     return 0
 
 
@@ -84,6 +94,8 @@ def main() -> int:
     command.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BINARIES)}")
     command.add_argument("--node", action="store_true", help="all that a node and the scenarios need")
     command.set_defaults(run=build)
+    command = commands.add_parser("probe", help="see what this machine lacks to carry a node; installs packages")
+    command.set_defaults(run=lacking)
     command = commands.add_parser("up", help="run a cluster until Ctrl-C")
     command.add_argument("--folder", type=Path, default=Path(__file__).parent / "run" / "control-plane")
     command.add_argument("--node", action="store_true", help="with a node, on which pods run; needs root")
@@ -96,6 +108,8 @@ def main() -> int:
     except (BuildError, MissingCommand, StartError) as error:
         print(f"rig: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

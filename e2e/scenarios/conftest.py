@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from e2e.cluster.backend import Given, cluster
 from e2e.cluster.binaries import ensure
 from e2e.scenarios import stoker
-from e2e.scenarios.kube import Kube, namespace
+from e2e.scenarios.kube import Kube, namespace, proxied
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run `install` first: it begins and ends with a cluster in which nothing of Stoker is."""
     items.sort(key=lambda item: item.path.parent.name != "install")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where a run has an end, what would begin too late for it is skipped."""
+    if time.time() > float(os.environ.get("STOKER_E2E_UNTIL", "inf")):
+        pytest.skip("no time is left for it in this run")
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +43,24 @@ def given() -> Iterator[Given]:
 
 
 @pytest.fixture(scope="session")
-def kube(given: Given) -> Kube:
+def kube(given: Given) -> Iterator[Kube]:
     """kubectl and helm for it."""
     tools = ensure(["kubectl", "helm"])
-    return Kube(given.kubeconfig, str(tools["kubectl"]), str(tools["helm"]))
+    made = Kube(given.kubeconfig, str(tools["kubectl"]), str(tools["helm"]))
+    if given.node is not None:
+        yield made
+        return
+    with proxied(made) as reached:
+        yield reached
+
+
+@pytest.fixture
+def only_node(kube: Kube) -> str:
+    """The name of the cluster's one node, for what is done to the node on which it all runs."""
+    names = [str(node["metadata"]["name"]) for node in kube.items("nodes")]
+    if len(names) != 1:
+        pytest.skip(f"needs a cluster of one node; this one has {len(names)}")
+    return names[0]
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,16 +29,27 @@ class NotInTime(AssertionError):
 
 @dataclass(frozen=True)
 class Kube:
-    """One cluster. `namespace` is where objects live that do not say so."""
+    """One cluster. `namespace` is where objects live that do not say so; `proxy` is the address of a `kubectl proxy`
+    where this machine does not reach the Services themselves.
+    """
 
     kubeconfig: Path
     kubectl_path: str
     helm_path: str
     namespace: str = "default"
+    proxy: str = ""
 
     def within(self, namespace: str) -> Kube:
         """The same cluster with another default namespace."""
-        return Kube(self.kubeconfig, self.kubectl_path, self.helm_path, namespace)
+        return replace(self, namespace=namespace)
+
+    def address(self, service: str) -> str:
+        """The URL of a Service: its own, or by way of the API server, which picks a ready pod for each request."""
+        spec = self.get("service", service)["spec"]
+        port = spec["ports"][0]["port"]
+        if self.proxy:
+            return f"{self.proxy}/api/v1/namespaces/{self.namespace}/services/{service}:{port}/proxy"
+        return f"http://{spec['clusterIP']}:{port}"
 
     def kubectl(self, *arguments: str, text: str | None = None, seconds: float = 180) -> str:
         """Run kubectl and return its output. Raises CommandFailed."""
@@ -132,6 +144,21 @@ def eventually(what: str, look: Callable[[], T | None], seconds: float = 120, ev
         if time.monotonic() > deadline:
             raise NotInTime(f"not in {seconds:.0f} s: {what}; last seen: {last}")
         time.sleep(every)
+
+
+@contextmanager
+def proxied(kube: Kube) -> Iterator[Kube]:
+    """The same cluster, its Services reached by way of the API server. Raises NotInTime."""
+    process = kube.start("proxy", "--port=0")
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        found = re.search(r"127\.0\.0\.1:\d+", line)
+        if found is None:
+            raise NotInTime(f"kubectl proxy did not start: {line}")
+        yield replace(kube, proxy=f"http://{found[0]}")
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 @contextmanager

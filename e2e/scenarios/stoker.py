@@ -87,9 +87,8 @@ def engine_pods(kube: Kube, name: str) -> list[dict[str, Any]]:
 
 
 def url(kube: Kube, name: str) -> str:
-    """The service's address, as a machine on the cluster's network reaches it."""
-    spec = kube.get("service", name)["spec"]
-    return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+    """The service's address, as this machine reaches it."""
+    return kube.address(name)
 
 
 def ask(base: str, model: str, *, prompt: str = "Hello", tokens: int = 1, seconds: float = 120) -> dict[str, Any]:
@@ -129,8 +128,7 @@ class Hub:
         self._fetch("/_faults", json.dumps(faults).encode())
 
     def _fetch(self, path: str, body: bytes | None = None) -> bytes:
-        spec = self.kube.get("service", self.name)["spec"]
-        with urllib.request.urlopen(f"http://{spec['clusterIP']}:8090{path}", body, timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.kube.address(self.name)}{path}", body, timeout=30) as answer:
             return bytes(answer.read())
 
 

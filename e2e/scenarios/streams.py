@@ -56,7 +56,8 @@ class Streams:
         body = {"model": model, "prompt": "Count:", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         first = True
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            path = f"{address.path}/v1/completions"
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             assert answer.status == 200, f"status {answer.status}: {answer.read()[:300]!r}"
             reason, ended = "", False

@@ -9,18 +9,66 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker_runtime.batched_sampling import sample
+    from stoker_runtime.inputs import PromptType, TextPrompt, TokensPrompt
     from stoker_runtime.llm import LLM
-    from stoker_runtime.llm_output import Completion, Delta, Output
-    from stoker_runtime.llm_params import SamplingParams
+    from stoker_runtime.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Delta,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from stoker_runtime.sampling_params import (
+        BeamSearchParams,
+        GuidedDecodingParams,
+        PoolingParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
-__all__ = ["LLM", "Completion", "Delta", "Output", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "Delta",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "GuidedDecodingParams",
+    "Logprob",
+    "PoolingParams",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "sample",
+]
 
-_HOMES = {
-    "LLM": "stoker_runtime.llm",
-    "Completion": "stoker_runtime.llm_output",
-    "Delta": "stoker_runtime.llm_output",
-    "Output": "stoker_runtime.llm_output",
-    "SamplingParams": "stoker_runtime.llm_params",
+_MODULES = {
+    "stoker_runtime.batched_sampling": ("sample",),
+    "stoker_runtime.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "stoker_runtime.llm": ("LLM",),
+    "stoker_runtime.sampling_params": (
+        "BeamSearchParams",
+        "GuidedDecodingParams",
+        "PoolingParams",
+        "SamplingParams",
+        "StructuredOutputsParams",
+    ),
+}
+_HOMES = dict.fromkeys(__all__, "stoker_runtime.outputs") | {
+    name: module for module, names in _MODULES.items() for name in names
 }
 
 

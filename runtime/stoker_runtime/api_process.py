@@ -11,12 +11,15 @@ import asyncio
 import logging
 import os
 import pickle
+import shutil
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import BinaryIO
 
 from stoker_runtime.__main__ import BAD_CONFIGURATION, FAILED
+from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.board import Board
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
@@ -51,21 +54,26 @@ def main(stream: BinaryIO) -> int:
 async def serve(assignment: Assignment, stream: BinaryIO) -> int:
     """Serve at the assigned place."""
 
+    def clean_up() -> None:
+        shutil.rmtree(assignment.folder, ignore_errors=True)
+
     async def attach(_: EngineConfig) -> AsyncEngine:
-        endpoint = await asyncio.to_thread(read_endpoint, stream)
-        threading.Thread(target=exit_with_parent, args=(stream,), daemon=True).start()
+        endpoint = await asyncio.to_thread(read_endpoint, stream, clean_up)
+        threading.Thread(target=exit_with_parent, args=(stream, clean_up), daemon=True).start()
         return await AsyncEngine.attach(endpoint)
 
     board = Board.mapped(assignment.board, assignment.rows, assignment.row)
     listener = socket.socket(fileno=assignment.listener)
-    return await Server(assignment.config, attach, Seat(listener, board)).run()
+    store = ResponseStore(assignment.config.response_store_bytes, f"{assignment.folder}/responses", assignment.row)
+    return await Server(assignment.config, attach, Seat(listener, board, store)).run()
 
 
-def read_endpoint(stream: BinaryIO) -> str:
-    """Wait until the engine is ready. Ends the process when its parent is gone."""
+def read_endpoint(stream: BinaryIO, clean_up: Callable[[], None]) -> str:
+    """Wait until the engine is ready. Cleans up and ends the process when its parent is gone."""
     try:
         return str(pickle.load(stream))
     except EOFError:
+        clean_up()
         os._exit(FAILED)
 
 

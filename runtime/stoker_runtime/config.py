@@ -107,10 +107,11 @@ class EngineConfig:
 class ServerConfig:
     """The whole of `stoker serve`: the engine's configuration and the HTTP side's.
 
-    `chat_template` is a file or Jinja source. `generation_config` "auto" takes sampling defaults from the model's
-    folder, "none" does not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
+    `chat_template` is a file or Jinja source; `trust_request_chat_template` lets a request bring its own, which may
+    take as long as it likes. `generation_config` "auto" takes sampling defaults from the model's folder, "none" does
+    not. `tool_call_parser` and `reasoning_parser` "auto" go by the chat template;
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
-    `response_store_bytes` bounds the answers of /v1/responses that are kept; 0, or several API processes, keep none.
+    `response_store_bytes` bounds the answers of /v1/responses that are kept, by all API processes together; 0: none.
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
     `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
@@ -133,6 +134,7 @@ class ServerConfig:
     allow_credentials: bool = False
     api_server_count: int = 1
     chat_template: str = ""
+    trust_request_chat_template: bool = False
     generation_config: str = "auto"
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"

@@ -184,6 +184,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("chat-template", "chat_template", text, MODEL, "Jinja file or source, in place of the model's own", "FILE"),
     Flag(
+        "trust-request-chat-template",
+        "trust_request_chat_template",
+        switch,
+        MODEL,
+        "take a chat_template from requests, however long it runs",
+    ),
+    Flag(
         "tool-call-parser",
         "tool_call_parser",
         text,
@@ -234,7 +241,15 @@ FLAGS: tuple[Flag, ...] = (
         "FRACTION",
     ),
     Flag("gpu-memory-reserve-gb", "gpu_memory_reserve_gb", number(0.0), MEMORY, "GiB to leave free besides", "GIB"),
-    Flag("num-gpu-blocks", "num_gpu_blocks", integer(0), MEMORY, "KV pages, exactly; 0: what memory allows", "PAGES"),
+    Flag(
+        "num-gpu-blocks",
+        "num_gpu_blocks",
+        integer(0),
+        MEMORY,
+        "KV pages, exactly; 0: what memory allows",
+        "PAGES",
+        aliases=("num-gpu-blocks-override",),
+    ),
     Flag("num-cpu-blocks", "num_cpu_blocks", integer(0), MEMORY, "KV pages in host memory, exactly; 0: none", "PAGES"),
     Flag(
         "swap-space",

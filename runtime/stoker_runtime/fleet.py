@@ -23,6 +23,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, Protocol
 
@@ -59,13 +60,17 @@ class SharedEngine(Mortal, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What an API process is told first, through its standard input; the engine's endpoint follows."""
+    """What an API process is told first, through its standard input; the engine's endpoint follows.
+
+    `folder` is for what all of them share and nobody else may read; it ends with this process, or else with them.
+    """
 
     config: ServerConfig
     row: int
     rows: int
     listener: int
     board: int
+    folder: str
 
     @property
     def name(self) -> str:
@@ -88,6 +93,7 @@ class Fleet:
         self._command = command
         self._count = config.api_server_count
         self._file, self._board = Board.create(self._count)
+        self._folder = TemporaryDirectory(prefix="stoker-", ignore_cleanup_errors=True)
         self._processes: dict[int, Process] = {}
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._stop = asyncio.Event()
@@ -121,6 +127,7 @@ class Fleet:
             for listener in listeners:
                 listener.close()
             os.close(self._file)
+            self._folder.cleanup()
 
     def stop(self) -> None:
         """Drain and stop; called a second time, exit at once."""
@@ -193,7 +200,7 @@ class Fleet:
     async def _spawn(self, row: int, listener: socket.socket) -> None:
         descriptors = (listener.fileno(), self._file)
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, pass_fds=descriptors)
-        tell(process, Assignment(self._config, row, self._count, *descriptors))
+        tell(process, Assignment(self._config, row, self._count, *descriptors, self._folder.name))
         self._processes[row] = process
 
     async def _end_all(self) -> None:

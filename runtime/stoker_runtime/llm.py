@@ -13,37 +13,36 @@ Knows nothing of HTTP and processes.
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import RequestError
+from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
 from stoker_runtime.llm_options import engine_options
-from stoker_runtime.llm_output import Delta, Output, Record, Task, as_output, gather
-from stoker_runtime.llm_params import SamplingParams, sibling
-from stoker_runtime.progress_line import Progress
-from stoker_runtime.request import Constraint, Request
+from stoker_runtime.llm_record import Record, Task, as_output, gather
+from stoker_runtime.outputs import BeamSearchOutput, Delta, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from stoker_runtime.progress_line import Progress, watched
+from stoker_runtime.request import Constraint, Request, TokenLogprobs
 from stoker_runtime.request import SamplingParams as EngineParams
+from stoker_runtime.sampling_params import BeamSearchParams, PoolingParams, SamplingParams, model_params, sibling
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+    from stoker_runtime.llm_chat import Messages
     from stoker_runtime.llm_pooling import LocalPooling
+    from stoker_runtime.llm_tokenizer import ScriptTokenizer
     from stoker_runtime.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or as vLLM writes them {"prompt": text} and {"prompt_token_ids": ids}."""
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
-Message = Mapping[str, Any]
 AnyParams = SamplingParams | EngineParams
 Params = AnyParams | Sequence[AnyParams] | None
 
@@ -53,19 +52,25 @@ UNBOUNDED = 1 << 62
 class LLM:
     """A model and its engine in this process."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, generation_config: str = "auto", **options: Any) -> None:
         """`options` are the fields of EngineConfig, or vLLM's names for them (see llm_options.py).
 
-        Raises ConfigError (ModelError, KernelUnavailableError too).
+        `generation_config` "auto": where no sampling parameters are given, those of the model's folder count; "vllm" or
+        "none": those of SamplingParams do. Raises ConfigError (ModelError, KernelUnavailableError too).
         """
         from stoker_runtime.executor.build import build_model
 
         config = EngineConfig(model=model, **engine_options(options)).validate()
+        if generation_config not in ("auto", "vllm", "none"):
+            raise ConfigError(
+                f"generation_config is {generation_config!r}; it must be auto, vllm or none.", param="generation_config"
+            )
         executor = build_model(config)
         if isinstance(executor, PoolingExecutor):
             self._open_pooling(executor, config)
         else:
             self._open(executor, config)
+        self._own_defaults = generation_config == "auto"
 
     @classmethod
     def over(cls, executor: Executor, config: EngineConfig) -> LLM:
@@ -91,6 +96,7 @@ class LLM:
 
     def _keep(self, config: EngineConfig) -> None:
         self._config = config
+        self._own_defaults = True
         self._names = itertools.count()
         self._tokenizer: Tokenizer | None = None
         self._alphabet: LLTokenizer | None = None
@@ -135,24 +141,27 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         use_tqdm: bool | None = None,
         *,
         stop: Sequence[str] = (),
-    ) -> list[Output]:
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         """Generate for all prompts (texts or token ids) together; outputs in their order.
 
-        `sampling_params`: one for all, or one each. `stop`: strings that end a sequence besides those there.
-        `use_tqdm`, vLLM's name: a line of progress on standard error; by default where that is a terminal.
-        Raises RequestError for a prompt that cannot be run; none has been started then.
+        `sampling_params`: one for all, or one each; None: what the model's generation_config.json says. `stop`: strings
+        that end a sequence besides those there. `priority`: a number for each prompt, the lowest runs first; it needs
+        scheduling_policy="priority". `use_tqdm`, vLLM's name: a line of progress on standard error; by default where
+        that is a terminal. Raises RequestError for a prompt that cannot be run; none has been started then.
         """
         tasks = self._tasks(as_prompts(prompts), sampling_params, stop)
+        if priority is not None:
+            tasks = self._ranked(tasks, priority)
         running = self._submit(tasks)
         records = {each: self._record(each, task) for task, group in zip(tasks, running, strict=True) for each in group}
         search = any(task.stops for task in tasks)
-        shown = sys.stderr.isatty() if use_tqdm is None else use_tqdm
-        bar = Progress(len(records)) if shown and records else None
+        bar = Progress(len(records)) if watched(use_tqdm) and records else None
 
         def take(output: StepOutput) -> None:
             for sequence in gather(output, records, search=search):
@@ -163,10 +172,14 @@ class LLM:
         self._run(list(records), take)
         if bar is not None:
             bar.close()
-        return [as_output(task, [records[each] for each in group]) for task, group in zip(tasks, running, strict=True)]
+        spell = lambda token: self.tokenizer.spell(token)  # noqa: E731 - the tokenizer is loaded when text is wanted
+        return [
+            as_output(task, [records[each] for each in group], spell)
+            for task, group in zip(tasks, running, strict=True)
+        ]
 
     def generate_stream(
-        self, prompt: Prompt, sampling_params: AnyParams | None = None, *, stop: Sequence[str] = ()
+        self, prompt: PromptType, sampling_params: AnyParams | None = None, *, stop: Sequence[str] = ()
     ) -> Iterator[Delta]:
         """Generate for one prompt and yield text as it becomes certain. Closing the iterator ends the sequence."""
         [task] = self._tasks([prompt], sampling_params, stop)
@@ -185,64 +198,91 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Messages,
         sampling_params: Params = None,
         use_tqdm: bool | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stop: Sequence[str] = (),
-    ) -> list[Output]:
+    ) -> list[RequestOutput]:
         """Answer one conversation, or several together, through the model's chat template, or through `chat_template`.
 
-        A message is {"role": …, "content": …}, a tool {"type": "function", "function": …}. The answer is the text as
-        the model wrote it. Raises RequestError when the model has no template, or none for tools.
+        Messages and tools are those of the chat route. The answer is the text as the model wrote it. Raises
+        RequestError when the model has no template, or none for tools.
         """
-        from stoker_runtime.chat_template import ChatTemplate
+        from stoker_runtime.llm_chat import ChatOptions, Conversations, conversations
 
-        tokenizer = self.tokenizer
-        templates = {"default": chat_template} if chat_template else tokenizer.chat_templates
-        template = ChatTemplate(templates, tokenizer.special_tokens, self._config.model)
-        if tools and "tools" not in template.source:
-            raise RequestError("This model's chat template has no place for tools.", param="tools")
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts: list[Prompt] = []
-        for each in conversations:
-            text = template.render(
-                cast("Sequence[Message]", each),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                extra=chat_template_kwargs,
-            )
+        chat = Conversations(self.tokenizer, self._config.model, chat_template)
+        options = ChatOptions(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        prompts: list[PromptType] = []
+        for each in conversations(messages):
+            text = chat.prompt(each, options)
             # The template writes the special tokens itself.
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+            prompts.append({"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, stop=stop)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """`tokenizer`, under vLLM's name."""
-        return self.tokenizer
+    def beam_search(
+        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, best first. Raises RequestError."""
+        from stoker_runtime.llm_beams import beam_output, search_beams
+
+        given = [self._ids(prompt) for prompt in as_prompts(prompts)]
+        longest = self._loop.scheduler.config.max_tokens
+        found = search_beams(given, params.validate(), longest, self._loop.executor.eos_token_ids, self._likeliest)
+        return [beam_output(ids, beams, params, self.tokenizer) for ids, beams in zip(given, found, strict=True)]
+
+    def _likeliest(self, texts: Sequence[tuple[int, ...]], params: EngineParams) -> list[TokenLogprobs]:
+        """What may follow each text, by one more token of it."""
+        tasks = [Task(f"llm-{next(self._names)}", None, ids, params, detokenize=False) for ids in texts]
+        running = [each for group in self._submit(tasks) for each in group]
+        records = {each: Record(each, None) for each in running}
+
+        def take(output: StepOutput) -> None:
+            gather(output, records, search=False)
+
+        self._run(running, take)
+        return [records[each].logprobs[0] for each in running]
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json says, where it counts and says anything."""
+        return model_params(self._config.model) if self._own_defaults else SamplingParams()
+
+    def get_tokenizer(self) -> ScriptTokenizer:
+        """The tokenizer under the names that scripts know from transformers."""
+        from stoker_runtime.llm_tokenizer import ScriptTokenizer
+
+        return ScriptTokenizer(self.tokenizer, self._config.model)
 
     def embed(
-        self, texts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None
-    ) -> list[list[float]]:
-        """The vector of each text (or of its token ids), in their order.
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each text (or of its token ids), in their order, at `.outputs.embedding`.
 
-        `dimensions` cuts the vectors of a Matryoshka model; `normalize` None does as the model says.
         Raises RequestError for a model that does not embed, and for a text that is empty or too long.
         """
-        plain = [plain_prompt(each) for each in as_prompts(texts)]
-        return self._pool.embed(plain, dimensions, normalize)
+        params = pooling_params or PoolingParams()
+        normalize = params.use_activation if params.normalize is None else params.normalize
+        plain = [plain_prompt(each) for each in as_prompts(prompts)]
+        return self._pool.embed(plain, params.dimensions, normalize, watched(use_tqdm))
 
-    def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[float]:
-        """How well texts go together: a cross-encoder's score of each pair, or the cosine of their embeddings.
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: bool | None = None
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together, at `.outputs.score`: a cross-encoder's score, or the cosine of the embeddings.
 
-        One `first` goes with every `second`, otherwise there are as many. Raises RequestError.
+        One text on the first side goes with every one on the second, otherwise there are as many. Raises RequestError.
         """
-        return self._pool.score(*([each] if isinstance(each, str) else list(each) for each in (first, second)))
+        first, second = ([each] if isinstance(each, str) else list(each) for each in (data_1, data_2))
+        return self._pool.score(first, second, watched(use_tqdm))
 
     def generate_tokens(self, prompts: Sequence[Sequence[int]], sampling_params: Params = None) -> list[list[int]]:
         """Token ids in, generated token ids out, nothing in between: no tokenizer, no per-token Python work.
@@ -254,32 +294,37 @@ class LLM:
         self._run(running, lambda output: None)
         return [each.tokens[each.prompt_length :].tolist() for each in running]
 
-    def _tasks(self, prompts: Sequence[Prompt], params: Params, stop: Sequence[str]) -> list[Task]:
+    def _tasks(self, prompts: Sequence[PromptType], params: Params, stop: Sequence[str]) -> list[Task]:
         """What is to be done for each prompt. Raises RequestError."""
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
-        if len(each) != len(prompts):
-            raise RequestError(f"There are {len(prompts)} prompts and {len(each)} parameters.", param="params")
-        return [self._task(prompt, one, tuple(stop)) for prompt, one in zip(prompts, each, strict=True)]
+        if not isinstance(params, Sequence):
+            params = [self.get_default_sampling_params() if params is None else params] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"There are {len(prompts)} prompts and {len(params)} parameters.", param="params")
+        return [self._task(prompt, one, tuple(stop)) for prompt, one in zip(prompts, params, strict=True)]
 
-    def _task(self, prompt: Prompt, params: AnyParams, stop: tuple[str, ...]) -> Task:
-        text, ids = self._read(prompt)
-        name = f"llm-{next(self._names)}"
+    def _task(self, prompt: PromptType, params: AnyParams, stop: tuple[str, ...]) -> Task:
+        ids = self._ids(prompt)
+        name, text, salt = f"llm-{next(self._names)}", text_of(prompt), salt_of(prompt)
         if isinstance(params, EngineParams):
-            return Task(name, text, ids, params.validate(), stops=stop)
-        room = self._loop.scheduler.config.max_tokens - len(ids)
-        found = params.resolve(room, lambda: self.tokenizer)
+            return Task(name, text, ids, params.validate(), stops=stop, salt=salt)
+        longest = self._loop.scheduler.config.max_tokens
+        ids = params.cut(ids, longest)
+        found = params.resolve(longest - len(ids), lambda: self.tokenizer)
         shown = (params.include_stop_str_in_output, params.skip_special_tokens, params.detokenize)
-        return Task(name, text, ids, found, params.n, (*params.stops, *stop), *shown)
+        return Task(name, text, ids, found, params.n, (*params.stops, *stop), *shown, salt=salt)
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
-        """The text of a prompt where it was given, and its ids. Raises RequestError."""
-        if isinstance(prompt, str):
-            return prompt, tuple(self.tokenizer.encode(prompt))
-        if not isinstance(prompt, Mapping):
-            return None, tuple(prompt)
+    def _ranked(self, tasks: list[Task], priority: Sequence[int]) -> list[Task]:
+        """The tasks with their priorities. Raises RequestError."""
+        if len(priority) != len(tasks):
+            raise RequestError(f"There are {len(tasks)} prompts and {len(priority)} priorities.", param="priority")
+        if any(priority) and self._config.scheduling_policy != "priority":
+            raise RequestError("priority needs scheduling_policy='priority'.", param="priority")
+        return [replace(task, priority=one) for task, one in zip(tasks, priority, strict=True)]
+
+    def _ids(self, prompt: PromptType) -> tuple[int, ...]:
+        """The ids of a prompt. Raises RequestError."""
         plain = plain_prompt(prompt)
-        ids = self.tokenizer.encode(plain) if isinstance(plain, str) else plain
-        return prompt.get("prompt"), tuple(ids)
+        return tuple(self.tokenizer.encode(plain) if isinstance(plain, str) else plain)
 
     def _record(self, sequence: Running, task: Task) -> Record:
         from stoker_runtime.detokenizer import Detokenizer
@@ -304,7 +349,15 @@ class LLM:
                 family = task.name if task.n > 1 else ""
                 for at in range(task.n):
                     params = sibling(task.params, at)
-                    request = Request(f"{task.name}-{at}", task.ids, params, arrival=now, family=family)
+                    request = Request(
+                        f"{task.name}-{at}",
+                        task.ids,
+                        params,
+                        arrival=now,
+                        priority=task.priority,
+                        cache_salt=task.salt,
+                        family=family,
+                    )
                     running[-1].append(self._loop.add(request))
         except BaseException:
             self._clear([each for group in running for each in group])
@@ -339,27 +392,3 @@ class LLM:
             self._loop.abort(sequence)
         while self._loop.has_work:
             self._loop.step()
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, also when one was given: a text, or a sequence of ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Mapping):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast("Sequence[int]", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
-
-
-def plain_prompt(prompt: Prompt) -> str | Sequence[int]:
-    """The ids or else the text of a prompt. Raises RequestError for a mapping with neither, or with anything else."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    for key in prompt:
-        if key not in PROMPT_KEYS:
-            raise RequestError(f"A prompt has no key {key!r}; it has prompt, or prompt_token_ids.", param=str(key))
-    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if found is None:
-        raise RequestError("A prompt needs prompt or prompt_token_ids.", param="prompt")
-    return found

@@ -1,4 +1,4 @@
-"""The options of `LLM` under vLLM's names: which field of EngineConfig each one is, and which have one value here.
+"""The options of `LLM` under vLLM's names: which field of EngineConfig each one is, which have one value, which any.
 
 Invariants: an option that is not known is an error that names the nearest; one that asks for what is not there is an
 error that says so.
@@ -8,17 +8,25 @@ Knows nothing of models.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from stoker_runtime import vllm_flags
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 
-RENAMED = {"block_size": "page_size", "num_gpu_blocks_override": "num_gpu_blocks"}
+RENAMED = {
+    "block_size": "page_size",
+    "num_gpu_blocks_override": "num_gpu_blocks",
+    "override_pooler_config": "pooler_config",
+}
 ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "enable_expert_parallel": (False,),
     "trust_remote_code": (False, True),
     "disable_log_stats": (False, True),
     "enable_chunked_prefill": (None, True),
@@ -27,10 +35,35 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "skip_tokenizer_init": (False,),
     "cpu_offload_gb": (0,),
     "enable_lora": (False,),
+    "enable_sleep_mode": (False,),
+    "disable_sliding_window": (False,),
+    "logprobs_mode": ("raw_logprobs",),
     "revision": (None, "main"),
     "tokenizer_revision": (None, "main"),
+    "speculative_config": (None,),
+    "kv_transfer_config": (None,),
+    "hf_overrides": (None, {}),
+    "hf_token": (None,),
+    "download_dir": (None,),
+    "chat_template": (None,),
 }
 """What asks for nothing: a model's own code is never run, prefill is always chunked, and so on."""
+INNER = {name.replace("-", "_") for name in vllm_flags.INNER} | {
+    "allowed_local_media_path",
+    "async_scheduling",
+    "disable_async_output_proc",
+    "disable_cascade_attn",
+    "disable_custom_all_reduce",
+    "disable_mm_preprocessor_cache",
+    "num_scheduler_steps",
+    "preemption_mode",
+    "served_model_name",
+    "use_v2_block_manager",
+    "worker_cls",
+}
+"""How vLLM is to do its work, or how to read media: what comes out does not depend on it, so any value is taken."""
+MAX_LOGPROBS = 20
+TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embedding", "score", "pooling"), "pooling")
 
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,12 +75,33 @@ def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in known:
             # vLLM's "not given" is our "decided at start", which is every field's default.
             if value is not None:
-                found[name] = value
+                found[name] = _ours(name, value)
+        elif given in ("task", "convert"):
+            found["runner"] = _runner(given, value)
         elif given in ONE_VALUE:
             if not any(value == allowed and type(value) is type(allowed) for allowed in ONE_VALUE[given]):
                 raise ConfigError(f"LLM does not support {given}={value!r}; leave it out.", param=given)
-        else:
-            near = difflib.get_close_matches(given, [*known, *RENAMED, *ONE_VALUE], n=1)
+        elif given == "max_logprobs":
+            if not 0 <= value <= MAX_LOGPROBS:
+                raise ConfigError(f"max_logprobs must be between 0 and {MAX_LOGPROBS}; got {value}.", param=given)
+        elif given not in INNER:
+            near = difflib.get_close_matches(given, [*known, *RENAMED, *ONE_VALUE, *INNER], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"LLM has no option {given!r}{hint}", param=given)
     return found
+
+
+def _ours(name: str, value: Any) -> Any:
+    """A value as EngineConfig spells it: types by name, settings as JSON."""
+    if name == "dtype":
+        spelled = str(value).removeprefix("torch.")
+        return vllm_flags.SPELLINGS["dtype"].get(spelled, spelled)
+    return json.dumps(value) if name == "pooler_config" and isinstance(value, Mapping) else value
+
+
+def _runner(given: str, value: Any) -> str:
+    """The runner that a task, or a conversion, stands for."""
+    runner = TASKS.get("auto" if value in (None, "none") else value)
+    if runner is None:
+        raise ConfigError(f"LLM does not support {given}={value!r}; it generates, embeds and scores.", param=given)
+    return runner

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,22 @@ from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
+from stoker_runtime.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from stoker_runtime.progress_line import Progress
 from stoker_runtime.request import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:
     from stoker_runtime.tokenizer import Encoded, Tokenizer
 
 Text = str | Sequence[int]
+
+
+class Pooled(NamedTuple):
+    """What came of one text."""
+
+    name: str
+    ids: list[int]
+    vector: NDArray[np.float32]
 
 
 class LocalPooling:
@@ -36,15 +46,17 @@ class LocalPooling:
         self._tokenizer = tokenizer
         self._names = itertools.count()
 
-    def embed(self, texts: Sequence[Text], dimensions: int | None, normalize: bool | None) -> list[list[float]]:
-        """A vector for each text. Raises RequestError."""
+    def embed(
+        self, texts: Sequence[Text], dimensions: int | None, normalize: bool | None, show: bool
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each text; `show`: with a line of progress. Raises RequestError."""
         if self._spec.task is not Task.EMBED:
             raise RequestError("This model scores pairs of texts; it has no embeddings.")
         check_dimensions(self._spec, dimensions)
-        vectors = self._run([self._encode(text) for text in texts], PoolingParams(dimensions, normalize))
-        return [vector.tolist() for vector in vectors]
+        pooled = self._run([self._encode(text) for text in texts], PoolingParams(dimensions, normalize), show)
+        return [EmbeddingRequestOutput(one.name, EmbeddingOutput(one.vector.tolist()), one.ids) for one in pooled]
 
-    def score(self, first: list[str], second: list[str]) -> list[float]:
+    def score(self, first: list[str], second: list[str], show: bool) -> list[ScoringRequestOutput]:
         """A score for each pair. Raises RequestError."""
         if len(first) == 1:
             first = first * len(second)
@@ -52,11 +64,12 @@ class LocalPooling:
             raise RequestError(f"There are {len(first)} first texts and {len(second)} second ones.")
         if self._spec.task is Task.SCORE:
             pairs = [self._encode(one, two) for one, two in zip(first, second, strict=True)]
-            return [float(vector[0]) for vector in self._run(pairs, PoolingParams())]
+            return [_scored(one.name, one.vector[0], one.ids) for one in self._run(pairs, PoolingParams(), show)]
         texts = list(dict.fromkeys((*first, *second)))
-        unit = dict(zip(texts, self._run([self._encode(text) for text in texts], PoolingParams(None, True)),
-                        strict=True))  # fmt: skip
-        return [float(unit[one] @ unit[two]) for one, two in zip(first, second, strict=True)]
+        pooled = self._run([self._encode(text) for text in texts], PoolingParams(None, True), show)
+        unit = dict(zip(texts, pooled, strict=True))
+        both = [(unit[one], unit[two]) for one, two in zip(first, second, strict=True)]
+        return [_scored(one.name, one.vector @ two.vector, [*one.ids, *two.ids]) for one, two in both]
 
     def _encode(self, text: Text, second: str | None = None) -> Encoded:
         from stoker_runtime.tokenizer import Encoded
@@ -67,10 +80,11 @@ class LocalPooling:
             text, second = text.lower(), second.lower() if second is not None else None
         return self._tokenizer().encode_texts(text, second)
 
-    def _run(self, texts: Sequence[Encoded], params: PoolingParams) -> list[NDArray[np.float32]]:
+    def _run(self, texts: Sequence[Encoded], params: PoolingParams, show: bool) -> list[Pooled]:
         loop, now = self._loop, time.monotonic()
         running = []
         found: dict[str, NDArray[np.float32]] = {}
+        bar = Progress(len(texts)) if show and texts else None
         try:
             for text in texts:
                 pooling = PoolingParams(params.dimensions, params.normalize, text.second)
@@ -80,10 +94,22 @@ class LocalPooling:
             while loop.has_work:
                 for sequence, vector in loop.step().vectors:
                     found[sequence.request.id] = np.frombuffer(vector, dtype=np.float32)
+                    if bar is not None:
+                        bar.show(len(found), len(sequence.request.prompt_token_ids))
         except BaseException as error:
             loop.fail(error)
             raise
         finally:
             for sequence in running:
                 loop.abort(sequence)
-        return [found[sequence.request.id] for sequence in running]
+            if bar is not None:
+                bar.close()
+        return [
+            Pooled(name, list(sequence.request.prompt_token_ids), found[name])
+            for sequence in running
+            for name in (sequence.request.id,)
+        ]
+
+
+def _scored(name: str, score: Any, ids: list[int]) -> ScoringRequestOutput:
+    return ScoringRequestOutput(name, ScoringOutput(float(score)), ids)

@@ -12,6 +12,11 @@ import time
 PROGRESS_SECONDS = 0.2
 
 
+def watched(asked: bool | None) -> bool:
+    """Whether to show progress: as asked, and by default where standard error is a terminal."""
+    return sys.stderr.isatty() if asked is None else asked
+
+
 class Progress:
     """One line on standard error, rewritten a few times a second."""
 

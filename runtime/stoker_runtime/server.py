@@ -31,6 +31,7 @@ import uvicorn
 from stoker_runtime.api.app import Application
 from stoker_runtime.api.dialect import Dialect, choose_dialect
 from stoker_runtime.api.engine_client import EngineClient
+from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.board import WARM, Board
@@ -138,10 +139,11 @@ class HttpServer(uvicorn.Server):
 
 
 class Seat(NamedTuple):
-    """One API process's place among several: the socket it accepts from, and its row of the board they share."""
+    """One API process's place among several: the socket it accepts from, the board and the store that they share."""
 
     listener: socket.socket
     board: Board
+    responses: ResponseStore
 
 
 class Server:
@@ -152,7 +154,8 @@ class Server:
         self.config = config
         self._seat = seat
         self._board = seat.board if seat else Board()
-        self.state = ServerState(config, ServerMetrics(config.model_names[0], self._board))
+        metrics = ServerMetrics(config.model_names[0], self._board)
+        self.state = ServerState(config, metrics, store=seat.responses if seat else None)
         self._start_engine = start_engine
         self._engine: OwnedEngine | None = None
         self._stop = asyncio.Event()

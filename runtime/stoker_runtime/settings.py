@@ -23,7 +23,7 @@ from stoker_runtime.errors import ConfigError
 from stoker_runtime.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, BadValue, Flag, pair, spell
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
-OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_")
+OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_", "STOKER_AOT_DIR")
 # What Kubernetes sets in every pod for a Service whose name begins with "stoker".
 _SERVICE_LINK = re.compile(r"STOKER_(.+_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
@@ -130,6 +130,8 @@ def _is_vllms(spelled: str, value: str | None, rest: list[str]) -> bool:
     plain = name if name in vllm_flags.UNSUPPORTED or name in vllm_flags.ALWAYS else name.removeprefix("no-")
     if plain in vllm_flags.ONE_VALUE and value is None and rest:
         value = rest.pop(0)
+    while plain in vllm_flags.INNER and value is None and rest and not rest[0].startswith("--"):
+        rest.pop(0)
     return vllm_flags.accept(spelled, plain, negated=plain != name, value=value)
 
 
@@ -214,7 +216,7 @@ def _read_file(path: Path) -> dict[Any, Any]:
 
 def _convert(flag: Flag, spelled: str, value: str) -> Any:
     try:
-        return flag.convert(value)
+        return flag.convert(vllm_flags.SPELLINGS.get(flag.name, {}).get(value, value))
     except BadValue as error:
         quoted = "its value" if flag.secret else repr(value)
         raise ConfigError(f"{spelled}: {quoted} is not allowed; it must be {error}.", param=flag.name) from None

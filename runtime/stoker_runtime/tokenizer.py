@@ -161,6 +161,10 @@ class Tokenizer:
             known = self._bytes[token_id] = self._make_bytes(token_id)
         return known
 
+    def spell(self, token_id: int) -> str:
+        """The text of one id by itself; bytes that are no UTF-8 become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id."""
         token: str | None = self._rust.id_to_token(token_id) if token_id >= 0 else None

@@ -1,7 +1,7 @@
 """Flags of vLLM that have no setting here: those that say what Stoker does anyway, and those that it cannot do.
 
-Invariants: none of them is taken in silence where it would change something: either it asks for what is so already,
-or it is an error that says why.
+Invariants: none of them is taken in silence where it would change what comes out: either it asks for what is so
+already, or how vLLM is to do its work, or it is an error that says why.
 Knows nothing of the settings that there are; see flags.py.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from stoker_runtime.errors import ConfigError
 
 ALWAYS = {
+    "async-scheduling": "steps are always launched one ahead",
+    "disable-custom-all-reduce": "",
     "enable-chunked-prefill": "prompts are always computed in chunks beside running requests",
     "enable-prompt-tokens-details": "usage always counts cached tokens",
     "enable-request-id-headers": "answers always carry x-request-id",
@@ -23,15 +25,45 @@ ALWAYS = {
 """Switches that are accepted; where there is a reason, switching it off is refused with it."""
 
 ONE_VALUE = {
-    "pipeline-parallel-size": ("1", "a model runs in one piece"),
-    "data-parallel-size": ("1", "start several servers, or several replicas of an InferenceService"),
-    "load-format": ("auto", "safetensors and GGUF are told apart by the files"),
-    "tokenizer-mode": ("auto", "there is one kind of tokenizer"),
-    "chat-template-content-format": ("auto", "it is read off the template"),
-    "cpu-offload-gb": ("0", "weights stay on the device"),
-    "root-path": ("", "routes begin at the root; let the proxy cut the prefix off"),
+    "pipeline-parallel-size": (("1",), "a model runs in one piece"),
+    "data-parallel-size": (("1",), "start several servers, or several replicas of an InferenceService"),
+    "load-format": (("auto",), "safetensors and GGUF are told apart by the files"),
+    "config-format": (("auto",), "it is told by the files"),
+    "tokenizer-mode": (("auto",), "there is one kind of tokenizer"),
+    "chat-template-content-format": (("auto", "string"), "templates get a message's parts as one text"),
+    "response-role": (("assistant",), "answers are the assistant's"),
+    "max-logprobs": (("20",), "it is what a step has room for"),
+    "cpu-offload-gb": (("0",), "weights stay on the device"),
+    "root-path": (("",), "routes begin at the root; let the proxy cut the prefix off"),
 }
-"""Flags with the one value that they may have."""
+"""Flags with the values that they may have: what is so, and vLLM's own default where it makes no difference."""
+
+INNER = {
+    "attention-backend",
+    "attention-config",
+    "compilation-config",
+    "cuda-graph-sizes",
+    "cudagraph-capture-sizes",
+    "distributed-executor-backend",
+    "guided-decoding-backend",
+    "limit-mm-per-prompt",
+    "max-num-partial-prefills",
+    "max-parallel-loading-workers",
+    "max-seq-len-to-capture",
+    "mm-processor-kwargs",
+    "model-impl",
+    "optimization-level",
+    "structured-outputs-config",
+}
+"""How vLLM is to do its work, or to read media: what comes out does not depend on it, so any value is taken."""
+
+SPELLINGS = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv-cache-dtype": {"fp8_e4m3": "fp8"},
+    "generation-config": {"vllm": "none"},
+    "quantization": {"gguf": "auto"},
+}
+"""vLLM's words for values of our own flags."""
 
 UNSUPPORTED = {
     "enable-lora": "LoRA adapters are not served yet",
@@ -40,7 +72,14 @@ UNSUPPORTED = {
     "num-speculative-tokens": "speculative decoding is not there yet",
     "rope-scaling": "it is read from the model's configuration; change it there",
     "hf-overrides": "the model's configuration is used as it is; change it there",
-    "limit-mm-per-prompt": "models take text only",
+    "enable-expert-parallel": "a model runs in one piece",
+    "enable-force-include-usage": "streams report usage where a request asks for it",
+    "override-generation-config": "change the model's generation_config.json, or use --generation-config none",
+    "return-tokens-as-token-ids": "requests ask for it by the field of that name",
+    "stream-interval": "requests ask for it by the field of that name",
+    "tool-server": "clients run the tools",
+    "tokenizer-revision": "fetch the model first: stoker fetch URI@REVISION",
+    "code-revision": "a model's own code is never run",
     "kv-transfer-config": "prefill and decode run in one engine",
     "middleware": "no code is loaded into the server",
     "download-dir": "fetch the model first: stoker fetch",
@@ -66,8 +105,8 @@ def accept(spelled: str, name: str, negated: bool, value: str | None) -> bool:
             raise ConfigError(f"{spelled} is not possible: {ALWAYS[name]}.", param=name)
         return True
     if name in ONE_VALUE:
-        only, why = ONE_VALUE[name]
-        if value != only:
-            raise ConfigError(f"{spelled} can only be {only or 'empty'}: {why}.", param=name)
+        allowed, why = ONE_VALUE[name]
+        if value not in allowed:
+            raise ConfigError(f"{spelled} can only be {' or '.join(allowed) or 'empty'}: {why}.", param=name)
         return True
-    return False
+    return name in INNER

@@ -11,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import openai
 from api_server import Running, make_state, serve
+from batch_server import batch_server, client_of
 from calling_server import CALLS, TEMPLATE, LongEngine, says
 from fake_engine import FakeEngine
 from server_process import ServerProcess
@@ -68,3 +70,16 @@ def calling(calling_running: Running) -> Iterator[Running]:
     says(calling_running, CALLS)
     yield calling_running
     calling_running.engine.reset()
+
+
+@pytest.fixture
+def batch_host(tmp_path: Path) -> Iterator[Running]:
+    """A server with a batch folder of its own."""
+    with batch_server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def batch_client(batch_host: Running) -> Iterator[openai.OpenAI]:
+    with client_of(batch_host) as found:
+        yield found

@@ -91,6 +91,9 @@ CASES = [
     completion("stream", "yes", "must be a valid boolean"),
     completion("temprature", 1, "Unknown field temprature; did you mean temperature?"),
     completion("zzz", 1, "Unknown field zzz."),
+    completion("extra_body", {"top_k": 1}, "its fields belong beside the others"),
+    chat("functions", [], "use tools"),
+    chat("messages", [{"role": "user", "content": [{"text": "x"}]}], "is required", "messages[0].content[0].type"),
     chat("messages", [{"role": "robot", "content": "x"}], "messages[0].role must be", "messages[0].role"),
     chat("messages", [{"role": "user"}], "content is required for the role 'user'", "messages[0].content"),
     chat("messages", [{"role": "user", "content": 5}], "must be a string or a list of parts", "messages[0].content"),
@@ -108,6 +111,7 @@ CASES = [
         "messages[0].tool_calls[0].function.arguments",
     ),
     chat("chat_template_kwargs", {"messages": []}, "must not hold messages"),
+    chat("chat_template", "{{ messages }}", "--trust-request-chat-template"),
     chat("truncate_prompt_tokens", -2, "greater than or equal to -1"),
     case(
         CHAT,
@@ -124,21 +128,22 @@ CASES = [
 UNSUPPORTED = {
     COMPLETIONS: {
         "suffix": "end",
-        "spaces_between_special_tokens": False,
         "logits_processors": ["x"],
         "kv_transfer_params": {"a": 1},
+        "ec_transfer_params": {"a": 1},
         "prompt_embeds": "AAAA",
+        "logprob_token_ids": [1],
+        "thinking_token_budget": 5,
+        "repetition_detection": {"max_pattern_size": 3},
+        "watermarking": True,
     },
     CHAT: {
         "functions": [],
-        "chat_template": "{{ messages }}",
-        "echo": True,
-        "reasoning_effort": "high",
         "modalities": ["audio"],
-        "store": True,
-        "service_tier": "flex",
+        "audio": {"voice": "x"},
         "web_search_options": {},
-        "verbosity": "low",
+        "moderation": {},
+        "thinking_token_budget": 5,
     },
 }
 

@@ -46,6 +46,21 @@ def test_length_is_what_the_context_leaves_and_the_newer_name_wins(http: httpx.C
     assert chat(http, max_tokens=9, max_completion_tokens=4)["usage"]["completion_tokens"] == 4
 
 
+def test_usage_of_every_event_counts_what_was_said(server: Running, http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for group in (1, 3):
+        server.engine.group = group
+        events = stream(http, PATH, messages=USER, max_tokens=6, stream_options=options)
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert counts == [0, *range(group, 7, group), 6], "the role is no token"
+        assert {event["usage"]["prompt_tokens"] for event in events} == {len("[user]hi\n[assistant]")}
+    server.engine.group = 1
+    several = stream(http, PATH, messages=USER, max_tokens=3, n=2, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in several]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 6)
+
+
 def test_stream_begins_with_the_role_and_finishes_once(http: httpx.Client) -> None:
     events = stream(http, PATH, messages=USER, max_tokens=4, n=2)
     for index in (0, 1):

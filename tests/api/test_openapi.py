@@ -39,6 +39,21 @@ def test_the_document_is_whole(http: httpx.Client) -> None:
     assert list(document["paths"]["/v1/files"]["post"]["requestBody"]["content"]) == ["multipart/form-data"]
 
 
+def test_queries_are_described(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    described = {
+        path: [field["name"] for field in operations["get"].get("parameters", ()) if field["in"] == "query"]
+        for path, operations in paths.items()
+        if "get" in operations
+    }
+    assert {path: names for path, names in described.items() if names} == {
+        "/v1/responses/{name}": ["stream", "starting_after"],
+        "/v1/responses/{name}/input_items": ["limit", "order", "after"],
+        "/v1/files": ["limit", "order", "after", "purpose"],
+        "/v1/batches": ["limit", "order", "after"],
+    }
+
+
 @pytest.mark.parametrize("path", ["/v1/responses/a/b/cancel", "/v1/batches/a/b", "/v1/files/", "/v1", "//", "/docs/"])
 def test_paths_near_to_one_that_exists(http: httpx.Client, path: str) -> None:
     assert http.post(path).status_code in (404, 405)

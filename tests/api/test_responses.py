@@ -8,12 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from api_server import Running, make_state, serve, wait_until
-from calling_server import LongEngine, prompt, says
-from fake_engine import SPOKEN
+from api_server import Running, wait_until
+from calling_server import prompt, says
 from pydantic import BaseModel
-
-from stoker_runtime.api.responses.store import ResponseStore, Stored
 
 MODEL = "byte-model"
 PARAMETERS = {
@@ -215,34 +212,6 @@ def test_streamed_responses_are_stored(calling: Running, client: openai.OpenAI) 
     assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
 
 
-def test_background(calling: Running, client: openai.OpenAI) -> None:
-    calling.engine.delay = 0.005
-    says(calling, "Slow.")
-    queued = client.responses.create(model=MODEL, input="a", background=True)
-    assert queued.status == "queued"
-    with pytest.raises(openai.BadRequestError, match="is not finished"):
-        client.responses.create(model=MODEL, input="a", previous_response_id=queued.id)
-    assert wait_until(lambda: client.responses.retrieve(queued.id).status == "completed")
-    assert client.responses.retrieve(queued.id).output_text == "Slow."
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=MODEL, input=[], background=True)
-    assert caught.value.param == "input"
-
-
-def test_cancel(calling: Running, client: openai.OpenAI) -> None:
-    calling.engine.delay = 0.01
-    calling.engine.script = lambda request: list(SPOKEN.encode() * 50)[: request.params.max_tokens]
-    queued = client.responses.create(model=MODEL, input="a", background=True)
-    assert wait_until(lambda: client.responses.retrieve(queued.id).status == "in_progress")
-    assert client.responses.cancel(queued.id).status == "cancelled"
-    assert len(calling.engine.aborted) == 1
-    assert client.responses.retrieve(queued.id).status == "cancelled"
-    says(calling, "x")
-    done = client.responses.create(model=MODEL, input="a")
-    with pytest.raises(openai.BadRequestError, match="background=true"):
-        client.responses.cancel(done.id)
-
-
 def test_a_client_that_goes_away_frees_the_engine(calling: Running, client: openai.OpenAI) -> None:
     calling.engine.delay = 0.01
     stream = client.responses.create(model=MODEL, input="a", stream=True)
@@ -290,14 +259,13 @@ def test_logprobs(calling: Running, client: openai.OpenAI) -> None:
         ({"input": 3}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"temperature": -1}, "temperature"),
         ({"n": 2}, "n"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ],
 )
@@ -342,49 +310,3 @@ def test_a_deadline(calling: Running, client: openai.OpenAI) -> None:
     assert last.response.error is not None
     assert last.response.error.code == "deadline_exceeded"
     assert wait_until(lambda: len(calling.engine.aborted) == 1)
-
-
-def test_store_is_bounded_and_can_be_off() -> None:
-    engine = LongEngine()
-    state = make_state(engine, response_store_bytes=6000)
-    for running in serve(state, engine):
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
-            made = [client.responses.create(model=MODEL, input="a", max_output_tokens=2).id for _ in range(6)]
-            client.responses.retrieve(made[-1])
-            with pytest.raises(openai.NotFoundError):
-                client.responses.retrieve(made[0])
-            state.responses.max_bytes = 0
-            assert client.responses.create(model=MODEL, input="a", max_output_tokens=2).model_extra is not None
-            with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
-                client.responses.create(model=MODEL, input="a", store=True)
-            for fields in ({"background": True}, {"previous_response_id": made[-1]}):
-                with pytest.raises(openai.BadRequestError, match="--api-server-count 1"):
-                    client.responses.create(model=MODEL, input="a", extra_body=fields)
-
-
-def stored(name: str, size: int, before: Stored | None = None) -> Stored:
-    response = {"id": name, "output": [{"text": "x" * size}]}
-    return Stored(response, [], before.conversation() if before else (), before.size if before else 0)
-
-
-def test_what_is_kept_counts_the_conversation_that_it_keeps_alive() -> None:
-    store = ResponseStore(10_000)
-    first = stored("first", 4000)
-    store.put(first)
-    for at in range(20):
-        store.put(stored(f"next-{at}", 10, first))
-        assert sum(len(json.dumps(entry.conversation())) for entry in store._kept.values()) <= 10_000
-    assert "next-19" in store
-    assert "first" not in store
-
-
-def test_what_is_too_large_pushes_nothing_out() -> None:
-    store = ResponseStore(10_000)
-    store.put(stored("small", 10))
-    store.put(stored("large", 20_000))
-    assert "small" in store
-    assert "large" not in store
-
-
-def test_several_processes_keep_nothing() -> None:
-    assert make_state(LongEngine(), api_server_count=2).responses.max_bytes == 0

@@ -105,7 +105,6 @@ def test_text_asks_for_nothing(server: Running, http: httpx.Client) -> None:
         ({"guided_json": "3"}, "guided_json", "must be a JSON schema"),
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "only allowed with guided_json"),
-        ({"guided_json": {}, "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "not supported"),
         ({"structural_tag": "[]"}, "structural_tag", "must be an object"),
     ],
 )

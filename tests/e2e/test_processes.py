@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,3 +82,17 @@ def test_a_signal_does_not_end_what_must_be_finished() -> None:
         assert seen == ["outside"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_was_owned_by_a_process_that_is_gone_is_not(state: Path, tmp_path: Path) -> None:
+    processes = Processes(state, tmp_path)
+    assert not processes.owned()
+    processes.own()
+    assert Processes(state, tmp_path).owned()
+    script = "import sys, pathlib; from e2e.cluster.processes import Processes; state = pathlib.Path(sys.argv[1]);"
+    command = [sys.executable, "-c", f"{script} Processes(state, state.parent).own()", str(state)]
+    subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
+    assert not processes.owned()
+    processes.own()
+    processes.stop_all()
+    assert not processes.owned()

@@ -53,25 +53,29 @@ def test_every_sampling_parameter(llm: LLM) -> None:
     outputs = llm.generate([PROMPT] * len(ways) + ["free"], [*asked, free])
     assert outputs[-1].token_ids == llm.generate("free", free)[0].token_ids, "a neighbour's masks were felt"
     for way, output in zip(ways, outputs[:-1], strict=True):
-        if output.finish is FinishReason.LENGTH:
+        if output.outputs[0].finish is FinishReason.LENGTH:
             assert len(output.token_ids) == 120, way
         else:
-            assert output.finish is FinishReason.STOP, way
+            assert output.outputs[0].finish is FinishReason.STOP, way
             jsonschema.validate(json.loads(output.text), SCHEMA)
-    assert sum(output.finish is FinishReason.STOP for output in outputs) >= len(ways) // 2
+    assert sum(output.outputs[0].finish is FinishReason.STOP for output in outputs) >= len(ways) // 2
     scored = next(output for way, output in zip(ways, outputs, strict=False) if "logprobs" in way)
-    assert len(scored.logprobs) == len(scored.token_ids)
+    assert len(scored.outputs[0].logprobs or ()) == len(scored.token_ids)
 
 
 def test_length_is_said_only_where_the_length_is_reached(llm: LLM) -> None:
     endless = Constraint(ConstraintKind.REGEX, "[a-z]*")
     asked = SamplingParams(max_tokens=300, constraint=endless, ignore_eos=True, temperature=0.0)
     [whole] = llm.generate("x", replace(asked, max_tokens=100))
-    assert (whole.finish, len(whole.token_ids), whole.stop_reason) == (FinishReason.LENGTH, 100, None)
+    assert (whole.outputs[0].finish, len(whole.token_ids), whole.outputs[0].stop_reason) == (
+        FinishReason.LENGTH,
+        100,
+        None,
+    )
     # A context of 256 tokens leaves 129 behind a prompt of 127, and the answer says that this was why.
     [cut] = llm.generate([[7] * 127], asked)
-    assert (cut.finish, len(cut.token_ids)) == (FinishReason.LENGTH, 129)
-    assert cut.stop_reason == "max_model_len"
+    assert (cut.outputs[0].finish, len(cut.token_ids)) == (FinishReason.LENGTH, 129)
+    assert cut.outputs[0].stop_reason == "max_model_len"
 
 
 def test_a_seed_gives_the_same_alone_and_in_company(llm: LLM) -> None:

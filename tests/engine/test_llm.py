@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from uniform_executor import UniformExecutor
 
 from stoker_runtime import LLM, SamplingParams
@@ -48,12 +51,25 @@ def test_generate_more_prompts_than_a_server_would_queue(executor: UniformExecut
 
 def test_generate_text(llm: LLM, executor: UniformExecutor) -> None:
     outputs = llm.generate(["Hello", (72, 105)], [params(1, logprobs=0, prompt_logprobs=0), params(2)])
-    assert outputs[0].prompt_token_ids == tuple(b"Hello")
+    assert outputs[0].prompt_token_ids == list(b"Hello")
     assert outputs[0].text == text_of(executor, tuple(b"Hello"), params(1))
     assert outputs[1].text == text_of(executor, (72, 105), params(2))
-    assert [entry.rank for entry in outputs[0].logprobs] == list(outputs[0].token_ids)
-    assert [entry.rank for entry in outputs[0].prompt_logprobs] == list(b"ello")
-    assert outputs[0].finish is FinishReason.LENGTH
+    first = outputs[0].outputs[0]
+    assert first.logprobs is not None
+    assert [entry[token].rank for token, entry in zip(first.token_ids, first.logprobs, strict=True)] == first.token_ids
+    assert [entry[token].decoded_token for token, entry in zip(first.token_ids, first.logprobs, strict=True)] == list(
+        first.text
+    )
+    assert first.cumulative_logprob == pytest.approx(
+        sum(entry[token].logprob for token, entry in zip(first.token_ids, first.logprobs, strict=True))
+    )
+    assert outputs[0].prompt_logprobs is not None
+    assert outputs[0].prompt_logprobs[0] is None
+    assert [list(entry) for entry in outputs[0].prompt_logprobs if entry] == [[token] for token in b"ello"]
+    assert first.finish is FinishReason.LENGTH
+    unasked = outputs[1]
+    assert (unasked.prompt_logprobs, unasked.outputs[0].logprobs) == (None, None)
+    assert unasked.outputs[0].cumulative_logprob is None
 
 
 def test_one_prompt_of_text_or_ids(llm: LLM) -> None:
@@ -65,7 +81,7 @@ def test_stop_strings_end_the_text_before_them(llm: LLM, executor: UniformExecut
     stop = whole[4:6]
     [output] = llm.generate((1, 2), params(4), stop=[stop])
     assert output.text == whole[: whole.index(stop)]
-    assert (output.finish, output.stop_reason) == (FinishReason.STOP, stop)
+    assert (output.outputs[0].finish, output.outputs[0].stop_reason) == (FinishReason.STOP, stop)
     assert len(output.token_ids) == whole.index(stop) + 2
     assert not llm.engine.has_work
 
@@ -74,9 +90,9 @@ def test_stop_ids_are_counted_but_not_text(llm: LLM, executor: UniformExecutor) 
     expected = executor.expected_output((1, 2), params(5), CAPACITY)
     [output] = llm.generate((1, 2), params(5, stop_token_ids=(expected[3],)))
     at = expected.index(expected[3])
-    assert output.token_ids == tuple(expected[: at + 1])
+    assert output.token_ids == expected[: at + 1]
     assert output.text == bytes(expected[:at]).decode()
-    assert (output.finish, output.stop_reason) == (FinishReason.STOP, expected[3])
+    assert (output.outputs[0].finish, output.outputs[0].stop_reason) == (FinishReason.STOP, expected[3])
 
 
 def test_stream_gives_the_whole_text_in_parts(llm: LLM, executor: UniformExecutor) -> None:
@@ -157,7 +173,7 @@ def test_choices_stops_and_outputs_under_vllms_names(llm: LLM, executor: Uniform
     seeds = [executor.expected_output((1, 2), params(seed), CAPACITY) for seed in (5, 6)]
     for each, expected in zip(output.outputs[1:], seeds, strict=True):
         assert list(each.token_ids) == expected[: len(each.token_ids)]
-    assert (output.prompt, output.finished, output.num_cached_tokens) == (None, True, output.cached_tokens)
+    assert (output.prompt, output.finished, output.num_cached_tokens) == (None, True, 0)
     kept = llm.generate((1, 2), params(4, stop=[whole[4:6]], include_stop_str_in_output=True))[0]
     assert kept.text == first.text + whole[4:6]
     assert not llm.engine.has_work
@@ -203,6 +219,9 @@ def test_parameters_become_the_engines() -> None:
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"enable_lora": True}, "enable_lora=True"),
         ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
+        ({"task": "transcription"}, "task='transcription'"),
+        ({"max_logprobs": 50}, "between 0 and 20"),
+        ({"generation_config": "somewhere"}, "auto, vllm or none"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
@@ -213,3 +232,22 @@ def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
 def test_options_under_vllms_names() -> None:
     given = {"block_size": 32, "tensor_parallel_size": 1, "trust_remote_code": True, "max_model_len": None, "seed": 4}
     assert engine_options(given) == {"page_size": 32, "seed": 4}
+    assert engine_options({"dtype": torch.float16, "task": "embed", "compilation_config": 3}) == {
+        "dtype": "float16",
+        "runner": "pooling",
+    }
+    assert engine_options({"dtype": "half", "pooler_config": {"normalize": False}, "convert": None}) == {
+        "dtype": "float16",
+        "pooler_config": '{"normalize": false}',
+        "runner": "auto",
+    }
+
+
+def test_a_models_own_defaults(tmp_path: Path, executor: UniformExecutor) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7, "max_new_tokens": 3}')
+    llm = LLM.over(executor, EngineConfig(model=str(tmp_path), tokenizer="shape:uniform"))
+    found = llm.get_default_sampling_params()
+    assert (found.temperature, found.top_k, found.max_tokens) == (0.25, 7, 3)
+    assert len(llm.generate([(1, 2)])[0].token_ids) == 3
+    llm._own_defaults = False
+    assert llm.get_default_sampling_params() == SamplingParams()

@@ -100,7 +100,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(torch, "zeros", small_zeros)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
     monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", attention_triton.plan_attention)
-    monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_: None)
+    monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_, **__: None)
     monkeypatch.setattr(attention_sm90, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
     monkeypatch.setattr(gemm_gated, "linear", record_linear)

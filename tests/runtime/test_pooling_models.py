@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import WordPiece
 
 from stoker_kernels import dispatch
-from stoker_runtime import LLM, info
+from stoker_runtime import LLM, PoolingParams, info
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.executor.build import build_executor
@@ -35,6 +35,16 @@ def texts() -> list[list[int]]:
     return [torch.randint(3, 128, (length,), generator=generator).tolist() for length in (1, 37, 16, 5, 70, 16)]
 
 
+def embed(llm: LLM, given: Any, **params: Any) -> list[list[float]]:
+    """The vectors alone."""
+    return [each.outputs.embedding for each in llm.embed(given, pooling_params=PoolingParams(**params))]
+
+
+def scores_of(llm: LLM, first: Any, second: Any) -> list[float]:
+    """The scores alone."""
+    return [each.outputs.score for each in llm.score(first, second)]
+
+
 def hidden_states(model: Any, text: list[int]) -> torch.Tensor:
     """The states of the last layer after the final norm, as transformers computes them."""
     with torch.no_grad():
@@ -49,7 +59,7 @@ def test_a_decoder_gives_its_last_tokens_state(
 ) -> None:
     # 80 tokens a step: the texts take several steps, and share them.
     with LLM(str(tiny_checkpoint(name)), device="cpu", runner="pooling", max_model_len=80) as llm:
-        plain, normal = llm.embed(texts(), normalize=False), llm.embed(texts())
+        plain, normal = embed(llm, texts(), normalize=False), embed(llm, texts())
     for text, vector, unit in zip(texts(), plain, normal, strict=True):
         expected = hidden_states(reference_model(name), text)[-1]
         torch.testing.assert_close(torch.tensor(vector), expected, atol=2e-4, rtol=1e-4)
@@ -62,7 +72,7 @@ def test_other_poolings_of_a_decoder(
 ) -> None:
     given = json.dumps({"pooling_type": kind.upper(), "normalize": False})
     with LLM(str(tiny_checkpoint("qwen3")), device="cpu", runner="pooling", pooler_config=given) as llm:
-        vectors = llm.embed(texts())
+        vectors = embed(llm, texts())
     for text, vector in zip(texts(), vectors, strict=True):
         states = hidden_states(reference_model("qwen3"), text)
         expected = {"mean": states.mean(0), "max": states.amax(0), "cls": states[0]}[kind]
@@ -78,7 +88,7 @@ def test_a_decoder_saved_without_its_head(
     config = json.loads((tiny_checkpoint("qwen3") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3Model"]}))
     with LLM(str(tmp_path), device="cpu") as llm:
-        vector = llm.embed(texts()[1], normalize=False)[0]
+        vector = embed(llm, texts()[1], normalize=False)[0]
     expected = hidden_states(reference_model("qwen3"), texts()[1])[-1]
     torch.testing.assert_close(torch.tensor(vector), expected, atol=2e-4, rtol=1e-4)
 
@@ -86,9 +96,9 @@ def test_a_decoder_saved_without_its_head(
 def test_quantized_decoders_embed_nearly_the_same(tiny_checkpoint: Checkpoint) -> None:
     path = str(tiny_checkpoint("qwen3"))
     with LLM(path, device="cpu", runner="pooling") as llm:
-        exact = torch.tensor(llm.embed(texts()))
+        exact = torch.tensor(embed(llm, texts()))
     with LLM(path, device="cpu", runner="pooling", quantization="fp8") as llm:
-        rounded = torch.tensor(llm.embed(texts()))
+        rounded = torch.tensor(embed(llm, texts()))
     cosine = (exact * rounded).sum(1)
     assert 0.98 < cosine.min() < 1.0 - 1e-5
 
@@ -134,9 +144,9 @@ def test_pairs_are_scored_as_transformers_scores_them(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path, "BertForSequenceClassification", num_labels=1)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with LLM(str(folder), device="cpu") as llm:
-        scores = llm.score("a b c", ["d e", "F", "a b c d e f g"])
+        scores = scores_of(llm, "a b c", ["d e", "F", "a b c d e f g"])
         with pytest.raises(RequestError, match="it has no embeddings"):
-            llm.embed("a")
+            embed(llm, "a")
         with pytest.raises(RequestError, match="does not generate"):
             llm.generate("a")
     for second, score in zip(([7, 8], [9], [4, 5, 6, 7, 8, 9, 10]), scores, strict=True):
@@ -150,30 +160,30 @@ def test_pairs_are_scored_as_transformers_scores_them(tmp_path: Path) -> None:
 def test_embeddings_are_scored_by_their_angle(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path, "BertModel")
     with LLM(str(folder), device="cpu") as llm:
-        one, two = torch.tensor(llm.embed(["a b", "c"]))
-        assert llm.score("a b", ["c", "a b"]) == pytest.approx([float(one @ two), 1.0], abs=1e-6)
-        assert llm.score(["a b", "c"], ["c", "c"]) == pytest.approx([float(one @ two), 1.0], abs=1e-6)
+        one, two = torch.tensor(embed(llm, ["a b", "c"]))
+        assert scores_of(llm, "a b", ["c", "a b"]) == pytest.approx([float(one @ two), 1.0], abs=1e-6)
+        assert scores_of(llm, ["a b", "c"], ["c", "c"]) == pytest.approx([float(one @ two), 1.0], abs=1e-6)
         with pytest.raises(RequestError, match="2 first texts and 3 second ones"):
-            llm.score(["a", "b"], ["c", "d", "e"])
+            scores_of(llm, ["a", "b"], ["c", "d", "e"])
         with pytest.raises(RequestError, match="at most 40"):
-            llm.embed(["a", [5] * 41])
-        assert llm.embed("a b") == [pytest.approx(one.tolist(), abs=1e-6)]
+            embed(llm, ["a", [5] * 41])
+        assert embed(llm, "a b") == [pytest.approx(one.tolist(), abs=1e-6)]
         with pytest.raises(RequestError, match="Matryoshka"):
-            llm.embed("a", dimensions=8)
+            embed(llm, "a", dimensions=8)
 
 
 def test_matryoshka_vectors_are_cut_and_normalized(tmp_path: Path) -> None:
     folder = encoder_folder(tmp_path, "BertModel")
     with LLM(str(folder), device="cpu", pooler_config='{"matryoshka_dimensions": [8, 99]}') as llm:
-        whole, cut = torch.tensor(llm.embed("a b")[0]), torch.tensor(llm.embed("a b", dimensions=8)[0])
+        whole, cut = torch.tensor(embed(llm, "a b")[0]), torch.tensor(embed(llm, "a b", dimensions=8)[0])
         torch.testing.assert_close(cut, whole[:8] / whole[:8].norm())
         with pytest.raises(RequestError, match="between 1 and 32"):
-            llm.embed("a", dimensions=99)
+            embed(llm, "a", dimensions=99)
 
 
 def test_a_model_that_generates_does_not_embed(tiny_checkpoint: Checkpoint) -> None:
     with LLM(str(tiny_checkpoint("llama")), device="cpu") as llm, pytest.raises(RequestError, match="runner='pooling'"):
-        llm.embed([[1, 2]])
+        embed(llm, [[1, 2]])
 
 
 def test_only_generating_models_have_a_generating_executor(tmp_path: Path) -> None:
@@ -217,9 +227,9 @@ def test_a_gpu_gives_an_encoders_vectors(dtype: str, tmp_path: Path) -> None:
     for kind in Pooling:
         given = json.dumps({"pooling_type": kind})
         with LLM(str(folder), device="cpu", pooler_config=given) as llm:
-            exact = torch.tensor(llm.embed(many))
+            exact = torch.tensor(embed(llm, many))
         with LLM(str(folder), device="cuda", dtype=dtype, pooler_config=given) as llm:
-            vectors = torch.tensor(llm.embed(many))
+            vectors = torch.tensor(embed(llm, many))
         assert (exact * vectors).sum(1).min() > {"float32": 0.99999, "float16": 0.9999, "bfloat16": 0.99}[dtype], kind
     assert "triton" in dispatch.chosen()["bidirectional_attention"]
 
@@ -230,9 +240,9 @@ def test_a_gpu_gives_a_decoders_vectors(kind: str, tiny_checkpoint: Checkpoint) 
     given = json.dumps({"pooling_type": kind})
     options = {"runner": "pooling", "pooler_config": given, "max_model_len": 128}
     with LLM(str(tiny_checkpoint("qwen3")), device="cpu", **options) as llm:
-        exact = torch.tensor(llm.embed(texts() * 40))
+        exact = torch.tensor(embed(llm, texts() * 40))
     with LLM(str(tiny_checkpoint("qwen3")), device="cuda", dtype="bfloat16", **options) as llm:
-        vectors = torch.tensor(llm.embed(texts() * 40))
+        vectors = torch.tensor(embed(llm, texts() * 40))
     assert (exact * vectors).sum(1).min() > 0.99
 
 

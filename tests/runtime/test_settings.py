@@ -213,6 +213,7 @@ def test_the_host_pool_is_sized_one_way() -> None:
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),
+        ("--enable-expert-parallel", "a model runs in one piece"),
         ("--uvicorn_log_level info", "use --log-level"),
     ],
 )
@@ -221,9 +222,19 @@ def test_what_vllm_has_and_we_have_not(arguments: str, says: str) -> None:
         parse(["m", *arguments.split()], {})
 
 
+def test_what_only_vllms_inside_knows_is_taken() -> None:
+    given = ["--cuda-graph-sizes", "1", "2", "--compilation-config=3", "--async-scheduling", "--model-impl", "auto"]
+    assert parse(["m", *given, "--max-num-seqs", "7"], {}).engine.max_num_seqs == 7
+    config = parse(
+        ["m", "--dtype", "half", "--kv-cache-dtype", "fp8_e4m3", "--generation-config", "vllm", "--swap-space", "4"], {}
+    )
+    assert (config.engine.dtype, config.engine.kv_cache_dtype, config.generation_config) == ("float16", "fp8", "none")
+    assert parse(["m", "--num-gpu-blocks-override", "5"], {}).engine.num_gpu_blocks == 5
+
+
 def test_no_flag_is_both_ours_and_not_ours() -> None:
     ours = {flag.name for flag in FLAGS} | {name for flag in FLAGS for name in (*flag.aliases, *flag.opposites)}
-    theirs = [*vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE, *vllm_flags.UNSUPPORTED]
+    theirs = [*vllm_flags.ALWAYS, *vllm_flags.ONE_VALUE, *vllm_flags.INNER, *vllm_flags.UNSUPPORTED]
     assert len(set(theirs)) == len(theirs)
     assert not ours & set(theirs)
 

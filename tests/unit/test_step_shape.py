@@ -29,6 +29,13 @@ def test_every_batch_fits_its_shape() -> None:
     assert graphed > 400
 
 
+def test_a_padded_step_fits_a_small_budget_of_tokens() -> None:
+    table = ShapeTable(16, 256, 500_000_000, padded=True)
+    shapes = [table.ragged(decodes, 1, tokens, "greedy") for decodes in range(9) for tokens in range(1, 257 - decodes)]
+    assert all(shape.total_tokens <= 256 for shape, _ in shapes)
+    assert any(graph for _, graph in shapes)
+
+
 def test_large_models_graph_short_prefill_only() -> None:
     large = ShapeTable(64, 8192, 70_000_000_000, padded=True).ragged(0, 1, 512, "greedy")
     small = ShapeTable(64, 8192, 500_000_000, padded=True).ragged(0, 1, 512, "greedy")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2e.cluster.backend import Given
+from e2e.cluster.layout import LIMITED_STORAGE_CLASS
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.faults.record import Fault, Record
 from e2e.scenarios.kube import Kube, eventually
@@ -41,6 +42,7 @@ def secret(kube: Kube, token: str) -> None:
     )
 
 
+@pytest.mark.ci
 def test_token_wrong(place: Kube, private_hub: stoker.Hub, record: Record) -> None:
     secret(place, "wrong-token-of-a-user")
     place.apply(stoker.service("model", model={"endpoint": private_hub.endpoint, "secretRef": {"name": "hub-token"}}))
@@ -79,13 +81,15 @@ def test_hub_down(place: Kube, hub: stoker.Hub, record: Record) -> None:
 
 
 def test_volume_full(place: Kube, record: Record) -> None:
-    place.apply(stoker.service("model", cache={"pvc": {"size": "60Mi", "storageClassName": "limited"}}))
+    if place.find("storageclass", LIMITED_STORAGE_CLASS) is None:
+        pytest.skip(f"the cluster has no StorageClass {LIMITED_STORAGE_CLASS}, whose volumes can be full")
+    place.apply(stoker.service("model", cache={"pvc": {"size": "60Mi", "storageClassName": LIMITED_STORAGE_CLASS}}))
     condition = stoker.wait_reason(place, "model", "VolumeFull")
     golden.check(GOLDEN / "volume-full.txt", golden.situation(place, "model"))
     watch = stoker.Stopwatch()
     place.kubectl("delete", "infsvc/model", "--timeout=120s")
     eventually("the volume is gone", lambda: not place.items("persistentvolumeclaims"), 60)
-    place.apply(stoker.service("model", cache={"pvc": {"size": "200Mi", "storageClassName": "limited"}}))
+    place.apply(stoker.service("model", cache={"pvc": {"size": "200Mi", "storageClassName": LIMITED_STORAGE_CLASS}}))
     stoker.wait_ready(place, "model")
     record.add(Fault("volume full", seen(condition), watch.seconds, "made anew with a larger volume"))
 

@@ -47,6 +47,7 @@ def test_a_pod_that_does_not_fit_names_the_resource(place: Kube, gpus: int) -> N
     eventually("only what serves holds GPUs", lambda: held(place) == gpus, 60)
 
 
+@pytest.mark.ci
 def test_a_rollout_without_a_spare_gpu_goes_in_place(place: Kube, gpus: int) -> None:
     place.apply(stoker.service("model", replicas=gpus, resources={"gpus": 1}))
     stoker.wait_ready(place, "model")

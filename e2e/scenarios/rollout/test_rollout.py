@@ -11,11 +11,10 @@ from e2e.scenarios.streams import streaming
 
 
 @pytest.fixture
-def uncordoned(kube: Kube) -> Iterator[str]:
+def uncordoned(kube: Kube, only_node: str) -> Iterator[str]:
     """The name of the node on which it all runs; it takes pods again at the end."""
-    name = kube.items("nodes")[0]["metadata"]["name"]
-    yield name
-    kube.kubectl("uncordon", name)
+    yield only_node
+    kube.kubectl("uncordon", only_node)
 
 
 def names(kube: Kube) -> set[str]:
@@ -27,6 +26,7 @@ def all_names(kube: Kube) -> set[str]:
     return {pod["metadata"]["name"] for pod in kube.items("pods", "app.kubernetes.io/component=engine")}
 
 
+@pytest.mark.ci
 def test_rolling_update(place: Kube) -> None:
     place.apply(stoker.service("model"))
     stoker.wait_ready(place, "model")

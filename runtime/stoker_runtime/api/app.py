@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from stoker_runtime.api import chat, completions, lora, pages, service_routes
@@ -25,7 +26,8 @@ from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Respon
 from stoker_runtime.api.keys import KeyRing
 from stoker_runtime.api.messages import routes as messages
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
-from stoker_runtime.api.openapi import openapi_document
+from stoker_runtime.api.openapi import Described, Query, openapi_document
+from stoker_runtime.api.paging import page_query
 from stoker_runtime.api.pooling import embeddings, scoring
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -63,7 +65,7 @@ Handler = Callable[[ServerState, Request], Awaitable[Answer]]
 class Route(NamedTuple):
     """One route. `body` is what a POST reads; `open`: no API key is asked for and no access logged.
 
-    `error_body` is the shape of its errors.
+    `error_body` is the shape of its errors. `query`: the fields of its query, with their schemas.
 
     A `*` in a path stands for the request's name: one segment, or at the end of a path whatever follows.
     """
@@ -74,11 +76,17 @@ class Route(NamedTuple):
     body: type[Body] | None = None
     open: bool = False
     error_body: Callable[[StokerError], dict[str, Any]] = error_body
+    query: Query = MappingProxyType({})
+
+    @property
+    def described(self) -> Described:
+        """What the OpenAPI document is made of."""
+        return self.method, self.path, self.handler, self.body, self.query
 
 
 async def openapi(state: ServerState, _: Request) -> Response:
     """GET /openapi.json: what this server understands."""
-    return json_response(openapi_document((route.method, route.path, route.handler, route.body) for route in ROUTES))
+    return json_response(openapi_document(route.described for route in ROUTES))
 
 
 ROUTES: tuple[Route, ...] = (
@@ -86,19 +94,19 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", chat.create_chat_completion, ChatBody),
     Route("POST", "/v1/responses", responses.create_response, ResponsesBody),
     Route("POST", "/v1/responses/input_tokens", responses.count_input_tokens, ResponsesBody),
-    Route("GET", "/v1/responses/*", responses.get_response),
+    Route("GET", "/v1/responses/*", responses.get_response, query=responses.STREAM_QUERY),
     Route("DELETE", "/v1/responses/*", responses.delete_response),
     Route("POST", "/v1/responses/*/cancel", responses.cancel_response),
-    Route("GET", "/v1/responses/*/input_items", responses.list_input_items),
+    Route("GET", "/v1/responses/*/input_items", responses.list_input_items, query=page_query()),
     Route("POST", "/v1/messages", messages.create_message, MessagesBody, error_body=messages.error_body),
     Route("POST", "/v1/messages/count_tokens", messages.count_tokens, CountTokensBody, error_body=messages.error_body),
     Route("POST", "/v1/files", batch.upload_file, batch.FileBody),
-    Route("GET", "/v1/files", batch.list_files),
+    Route("GET", "/v1/files", batch.list_files, query=batch.FILES_QUERY),
     Route("GET", "/v1/files/*", batch.get_file),
     Route("DELETE", "/v1/files/*", batch.delete_file),
     Route("GET", "/v1/files/*/content", batch.get_file_content),
     Route("POST", "/v1/batches", batch.create_batch, BatchBody),
-    Route("GET", "/v1/batches", batch.list_batches),
+    Route("GET", "/v1/batches", batch.list_batches, query=page_query()),
     Route("GET", "/v1/batches/*", batch.get_batch),
     Route("POST", "/v1/batches/*/cancel", batch.cancel_batch),
     Route("POST", "/v1/embeddings", embeddings.create_embedding, EmbeddingBody),

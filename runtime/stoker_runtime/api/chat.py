@@ -20,13 +20,22 @@ from stoker_runtime.api.generation import Answers, Delta, Prompt, merge
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
 from stoker_runtime.api.logprobs import LogprobFormat
-from stoker_runtime.api.prompts import check_template_variables, encode, fit, template_messages
+from stoker_runtime.api.prompts import (
+    check_template_variables,
+    chosen_template,
+    content_text,
+    effort_variables,
+    encode,
+    fit,
+    template_messages,
+)
 from stoker_runtime.api.protocol import ChatBody
 from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.structured import asked_constraints, checked
 from stoker_runtime.api.tools import ToolUse, tool_use
 from stoker_runtime.api.usage import StreamUsage, usage
+from stoker_runtime.chat_template import ChatTemplate
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
 from stoker_runtime.tokenizer import Tokenizer
@@ -38,19 +47,20 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, service.template.source)
-    rendered = await _prompt(service, body, use)
+    template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, service.dialect, template.source)
+    rendered = await _prompt(service, body, use, template)
     reading = _reading(service, body, use, rendered)
     constraint = await _constraint(service, body, use, reading)
-    prompt, max_tokens = fit(rendered, asked, service.defaults.max_new_tokens, body.truncate_prompt_tokens, service)
+    prompt, max_tokens = fit(rendered, asked, body, service)
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
     work = replace(work, visible=reading.visible(service.tokenizer))
-    layout = ChatFormat(body, answer_id, model, service.tokenizer, reading)
+    layout = ChatFormat(body, answer_id, model, service.tokenizer, reading, _echoed(body))
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:
@@ -83,7 +93,13 @@ async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: R
     return await service.constraints.check(forced, service.tokenizer, "tools")
 
 
-async def _prompt(service: Service, body: ChatBody, use: ToolUse) -> Prompt:
+def _echoed(body: ChatBody) -> str:
+    """What stands before an answer that repeats the last message, which has to be the assistant's."""
+    last = body.messages[-1]
+    return content_text(last.content, "messages") if body.echo and last.role == "assistant" else ""
+
+
+async def _prompt(service: Service, body: ChatBody, use: ToolUse, template: ChatTemplate) -> Prompt:
     """The conversation as one prompt."""
     continued = bool(body.continue_final_message)
     generate = body.add_generation_prompt is not False
@@ -94,17 +110,11 @@ async def _prompt(service: Service, body: ChatBody, use: ToolUse) -> Prompt:
             )
         generate = False
     extra = {**check_template_variables(body.chat_template_kwargs), "documents": body.documents}
-    if body.reasoning_effort is not None:
-        if "reasoning_effort" not in service.template.source:
-            raise RequestError(
-                "reasoning_effort is not supported by this model's chat template; leave it out.",
-                param="reasoning_effort",
-            )
-        extra["reasoning_effort"] = body.reasoning_effort
+    extra |= effort_variables(body.reasoning_effort, body.chat_template_kwargs)
     messages = template_messages(body.messages, service.dialect.history)
-    if use.forced and "tools" not in service.template.source:
+    if use.forced and "tools" not in template.source:
         messages = told(messages, use)
-    text = service.template.render(
+    text = template.render(
         messages,
         tools=use.shown(),
         add_generation_prompt=generate,
@@ -123,12 +133,17 @@ def finish_reason(delta: Delta, called: bool) -> str | None:
 class ChatFormat:
     """How the answers to one request look."""
 
-    def __init__(self, body: ChatBody, answer_id: str, model: str, tokenizer: Tokenizer, reading: Reading) -> None:
+    def __init__(
+        self, body: ChatBody, answer_id: str, model: str, tokenizer: Tokenizer, reading: Reading, echoed: str = ""
+    ) -> None:
+        """`echoed` stands before the content of every choice."""
+        self.echoed = echoed
         self.body = body
         self.reading = reading
         self.created = int(time.time())
         self.answer_id = answer_id
         self.model = model
+        self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer, bool(body.return_tokens_as_token_ids))
 
     def frame(self, kind: str) -> dict[str, Any]:
@@ -148,7 +163,13 @@ class ChatFormat:
             answer["prompt_logprobs"] = self._logprobs.prompt(prompt.ids, merged[0].prompt_logprobs)
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = list(prompt.ids)
+        if self.body.return_prompt_text:
+            answer["prompt_text"] = self.prompt_text(prompt)
         return answer
+
+    def prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as the chat template made it, or as much of it as was left."""
+        return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.ids, skip_special=False)
 
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         """The logprobs object of `delta`."""
@@ -156,6 +177,8 @@ class ChatFormat:
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         message, called = whole_message(self.reading, delta.text)
+        if self.echoed:
+            message["content"] = self.echoed + (message["content"] or "")
         choice: dict[str, Any] = {
             "index": delta.index,
             "message": message,
@@ -176,7 +199,7 @@ class ChatStream:
         self._usage = StreamUsage(layout.body.stream_options, generation)
         frame = layout.frame("chat.completion.chunk")
         self._head = f'data: {json.dumps(frame, ensure_ascii=False, separators=(",", ":"))[:-1]},"choices":[{{"index":'
-        self._prompt_ids = list(generation.work.prompts[0].ids) if layout.body.return_token_ids else None
+        self._opening = self._prompt_part(generation.work.prompts[0])
         self._plain = not (layout.body.logprobs or layout.body.return_token_ids)
         self._greeted = [False] * generation.work.n
         reading = layout.reading
@@ -210,13 +233,24 @@ class ChatStream:
                 logprobs += f',"token_ids":{json.dumps(list(delta.tokens))}'
         return (
             f'{greeting}{self._head}{delta.index},"delta":{said},{logprobs},'
-            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+            f"{finish_part(delta)}}}]{self._usage.part(len(delta.tokens))}}}\n\n"
         )
 
+    def _prompt_part(self, prompt: Prompt) -> str:
+        """What the first event tells of the prompt, where it was asked for."""
+        body, part = self._layout.body, ""
+        if body.return_token_ids:
+            part += f',"prompt_token_ids":{json.dumps(list(prompt.ids))}'
+        if body.return_prompt_text:
+            part += f',"prompt_text":{json_text(self._layout.prompt_text(prompt))}'
+        return part
+
     def _greeting(self, index: int) -> str:
+        """The role, and what is repeated."""
         self._greeted[index] = True
-        ids = "" if self._prompt_ids is None else f',"prompt_token_ids":{json.dumps(self._prompt_ids)}'
-        return (
-            f'{self._head}{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
-            f'"finish_reason":null}}]{ids}{self._usage.part()}}}\n\n'
-        )
+        head, tail = f'{self._head}{index},"delta":', '"logprobs":null,"finish_reason":null}]'
+        usage = self._usage.part(0)
+        greeting = f'{head}{{"role":"assistant","content":""}},{tail}{self._opening}{usage}}}\n\n'
+        if not self._layout.echoed:
+            return greeting
+        return f'{greeting}{head}{{"content":{json_text(self._layout.echoed)}}},{tail}{usage}}}\n\n'

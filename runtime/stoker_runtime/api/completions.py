@@ -52,8 +52,7 @@ async def create_completion(state: ServerState, request: Request) -> Response | 
 async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:
     """The prompts, and the tokens that each may get."""
     found = await completion_prompts(service, body.prompt, body.add_special_tokens is not False)
-    cap, truncate = service.defaults.max_new_tokens, body.truncate_prompt_tokens
-    fitted = [fit(prompt, body.max_tokens, cap, truncate, service) for prompt in found]
+    fitted = [fit(prompt, body.max_tokens, body, service) for prompt in found]
     return [prompt for prompt, _ in fitted], min(tokens for _, tokens in fitted)
 
 
@@ -176,7 +175,7 @@ class CompletionStream:
             return ""
         return (
             f'{self._head}{delta.index},"text":{json_text(delta.text)},"logprobs":null,'
-            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+            f"{finish_part(delta)}}}]{self._usage.part(len(delta.tokens))}}}\n\n"
         )
 
     def _full_event(self, delta: Delta) -> str:
@@ -194,7 +193,7 @@ class CompletionStream:
             delta = replace(delta, finish=delta.finish and "length", stop_reason=None)
         return (
             f'{self._head}{delta.index},"text":{json_text(text)},"logprobs":{_ascii(logprobs)}{extra},'
-            f"{finish_part(delta)}}}]{self._usage.part()}}}\n\n"
+            f"{finish_part(delta)}}}]{self._usage.part(len(delta.tokens))}}}\n\n"
         )
 
 

@@ -2,6 +2,8 @@
 
 Invariants: strict types (a string is no number), and an unknown field is an error. A field that is known but not
 supported stands in the body's `UNSUPPORTED` table with the values that mean "off"; any other value is refused by name.
+A field that asks for nothing that could come out differently here (who asks, which backend, how soon, media of a model
+that reads text) is taken, because clients of vLLM and OpenAI send it.
 Knows nothing of engines, tokens or HTTP.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
@@ -30,6 +32,14 @@ class Body(BaseModel):
     MEDIA_TYPE: ClassVar[str] = "application/json"
     # field -> values that ask for nothing; see refuse_unsupported in validation.py
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+
+def _as_integer(value: Any) -> Any:
+    """A number without a fraction is an integer, however it is written: JSON knows no difference."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_as_integer)]
 
 
 def _check_stop(value: Any) -> tuple[str, ...]:
@@ -91,8 +101,8 @@ def _check_prompt(value: Any) -> tuple[str | list[int], ...]:
 def _check_content(value: Any) -> str | list[dict[str, Any]] | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
-        return value
+    if isinstance(value, list) and all(isinstance(part, (dict, str)) for part in value):
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
     raise PydanticCustomError("content", "must be a string or a list of parts")
 
 
@@ -105,7 +115,7 @@ Prompt = Annotated[tuple[str | list[int], ...], PlainValidator(_check_prompt, js
 
 Content = Annotated[
     str | list[dict[str, Any]] | None,
-    PlainValidator(_check_content, json_schema_input_type=str | list[dict[str, Any]] | None),
+    PlainValidator(_check_content, json_schema_input_type=str | list[dict[str, Any] | str] | None),
 ]
 
 
@@ -155,41 +165,45 @@ class StructuredOutputs(Body):
     disable_fallback: bool | None = None
     disable_additional_properties: bool | None = None
 
-    UNSUPPORTED: ClassVar = {"disable_additional_properties": (None, False)}
-
 
 class SamplingFields(Body):
     """What every generating route knows of sampling; None means the model's or the server's default."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = ()
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Integer] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     logit_bias: LogitBias = ()
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    allowed_token_ids: list[Integer] | None = None
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
+    logprob_token_ids: list[Integer] | None = None
+    thinking_token_budget: Integer | None = None
+    repetition_detection: dict[str, Any] | None = None
+    watermarking: bool | None = None
     use_beam_search: bool | None = None
     early_stopping: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[Integer, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
@@ -199,23 +213,29 @@ class SamplingFields(Body):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[Integer, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    return_mm_kwargs: bool | None = None
+    routed_experts_prompt_start: Integer | None = None
     logits_processors: list[Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
     user: str | None = None
 
     SAMPLING_UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "spaces_between_special_tokens": (None, True),
         "early_stopping": (None, False),
-        "guided_decoding_backend": (None, "auto", "guidance", "llguidance"),
         "logits_processors": (None, []),
+        "logprob_token_ids": (None,),
+        "thinking_token_budget": (None, -1),
+        "repetition_detection": (None,),
+        "watermarking": (None, False),
         "kv_transfer_params": (None, {}),
-        "vllm_xargs": (None, {}),
+        "ec_transfer_params": (None, {}),
     }

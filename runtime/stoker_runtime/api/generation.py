@@ -47,7 +47,7 @@ class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
     `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
-    `deadline`: seconds that it may take.
+    `deadline`: seconds that it may take. `interval`: tokens of a choice that one event of a stream holds at least.
     """
 
     prompts: tuple[Prompt, ...]
@@ -64,6 +64,7 @@ class Work:
     session: str = ""
     label: str = ""
     deadline: float | None = None
+    interval: int = 1
 
 
 @dataclass(slots=True)
@@ -87,19 +88,36 @@ def merge(deltas: Iterable[Delta], work: Work) -> list[Delta]:
     found: list[list[Delta]] = [[] for _ in range(len(work.prompts) * work.n)]
     for delta in deltas:
         found[delta.index].append(delta)
-    merged = [
-        Delta(
-            index,
-            "".join([part.text for part in parts]),
-            tuple(chain.from_iterable(part.tokens for part in parts)),
-            tuple(chain.from_iterable(part.logprobs for part in parts)),
-            tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
-            parts[-1].finish,
-            parts[-1].stop_reason,
-        )
-        for index, parts in enumerate(found)
-    ]
+    merged = [_joined(parts) for parts in found]
     return merged if work.keep == work.n else best_of(merged, work.n, work.keep)
+
+
+def _joined(parts: Sequence[Delta]) -> Delta:
+    """What deltas of one choice say together."""
+    return Delta(
+        parts[0].index,
+        "".join([part.text for part in parts]),
+        tuple(chain.from_iterable(part.tokens for part in parts)),
+        tuple(chain.from_iterable(part.logprobs for part in parts)),
+        tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
+        parts[-1].finish,
+        parts[-1].stop_reason,
+    )
+
+
+async def gathered(generation: Answers, interval: int) -> list[Delta]:
+    """The next news, but no less than `interval` tokens of a choice unless one ends: one delta a choice.
+
+    Empty at the end. Raises what `next` raises.
+    """
+    found: dict[int, list[Delta]] = {}
+    while fresh := await generation.next():
+        for delta in fresh:
+            found.setdefault(delta.index, []).append(delta)
+        ends = any(delta.finish is not None for delta in fresh)
+        if ends or any(sum(len(part.tokens) for part in parts) >= interval for parts in found.values()):
+            break
+    return [_joined(parts) for parts in found.values()]
 
 
 def best_of(merged: Sequence[Delta], n: int, keep: int) -> list[Delta]:

@@ -111,6 +111,7 @@ def make_work(
         session=body.session_id or "",
         label=label,
         deadline=body.timeout,
+        interval=body.stream_interval or 1,
     )
 
 

@@ -27,7 +27,7 @@ class LogprobFormat:
         """How a list of tokens spells this one."""
         if self._as_ids:
             return f"token_id:{token}"
-        return self._tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+        return self._tokenizer.spell(token)
 
     def completion(
         self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
@@ -36,7 +36,7 @@ class LogprobFormat:
         offsets: list[int] = []
         for token in tokens:
             offsets.append(offset)
-            offset += len(self._tokenizer.token_bytes(token).decode("utf-8", errors="replace"))
+            offset += len(self._tokenizer.spell(token))
         return {
             "text_offset": offsets,
             "tokens": [self.text(token) for token in tokens],

@@ -90,7 +90,7 @@ class Translator(Protocol):
         """The events of one chunk."""
         ...
 
-    def failed(self, error: Mapping[str, Any]) -> str:
+    async def failed(self, error: Mapping[str, Any]) -> str:
         """The events of an error in mid-stream, which is the end."""
         ...
 
@@ -122,7 +122,7 @@ class Translation:
                 events.append("" if self._failed else await self._translator.finish())
             elif "error" in chunk:
                 self._failed = True
-                events.append(self._translator.failed(chunk["error"]))
+                events.append(await self._translator.failed(chunk["error"]))
             else:
                 events.append(self._translator.chunk(chunk))
         return "".join(events)

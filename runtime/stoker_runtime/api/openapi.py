@@ -6,7 +6,7 @@ Knows nothing of handlers beyond their names and docstrings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -14,7 +14,9 @@ from pydantic.json_schema import models_json_schema
 from stoker_runtime.api.fields import Body
 from stoker_runtime.version import VERSION
 
-Described = tuple[str, str, Callable[..., Any], type[Body] | None]
+Query = Mapping[str, dict[str, Any]]
+"""The fields of a query and their schemas."""
+Described = tuple[str, str, Callable[..., Any], type[Body] | None, Query]
 REFERENCE = "#/components/schemas/"
 ERROR = {
     "type": "object",
@@ -35,14 +37,18 @@ ERROR = {
 
 
 def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
-    """The document of (method, path, handler, body) routes."""
+    """The document of (method, path, handler, body, query) routes."""
     listed = list(routes)
-    bodies = dict.fromkeys(body for *_, body in listed if body is not None)
+    bodies = dict.fromkeys(body for *_, body, _ in listed if body is not None)
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE + "{model}")
     paths: dict[str, dict[str, Any]] = {}
-    for method, path, handler, body in listed:
+    for method, path, handler, body, query in listed:
         spelled = path.replace("*", "{name}")
-        paths.setdefault(spelled, {})[method.lower()] = _operation(handler, spelled, method, body)
+        operation = _operation(handler, spelled, method, body)
+        parameters = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        parameters = parameters if "{name}" in spelled else []
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+        paths.setdefault(spelled, {})[method.lower()] = operation | ({"parameters": parameters} if parameters else {})
     return {
         "openapi": "3.1.0",
         "info": {"title": "Stoker", "version": VERSION},
@@ -65,8 +71,6 @@ def _operation(handler: Callable[..., Any], path: str, method: str, body: type[B
         "summary": (handler.__doc__ or "").split("\n")[0].partition(" Raises ")[0],
         "responses": {"200": {"description": "the answer"}, "default": error},
     }
-    if "{name}" in path:
-        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
         schema = {"$ref": REFERENCE + body.__name__}
         operation["requestBody"] = {"required": True, "content": {body.MEDIA_TYPE: {"schema": schema}}}

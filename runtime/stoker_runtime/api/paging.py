@@ -12,11 +12,20 @@ from typing import Any
 from stoker_runtime.api.http import Request
 from stoker_runtime.errors import RequestError
 
-DEFAULT_LIMIT = 20
+DEFAULT_LIMIT, MOST = 20, 100
 ORDERS = ("asc", "desc")
 
 
-def page(request: Request, oldest_first: Sequence[dict[str, Any]], most: int = 100) -> dict[str, Any]:
+def page_query(most: int = MOST) -> dict[str, dict[str, Any]]:
+    """The fields of a query that `page` reads, as JSON schemas."""
+    return {
+        "limit": {"type": "integer", "minimum": 1, "maximum": most, "default": DEFAULT_LIMIT},
+        "order": {"type": "string", "enum": list(ORDERS), "default": "desc"},
+        "after": {"type": "string"},
+    }
+
+
+def page(request: Request, oldest_first: Sequence[dict[str, Any]], most: int = MOST) -> dict[str, Any]:
     """The page of `oldest_first` that the query asks for by limit, order and after. Raises RequestError."""
     order = request.query.get("order", "desc")
     if order not in ORDERS:

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker_runtime.api.dialect import CallHistory
+from stoker_runtime.api.fields import SamplingFields
 from stoker_runtime.api.generation import Prompt
 from stoker_runtime.api.protocol import ChatMessage
 from stoker_runtime.api.sampling import check_ids
 from stoker_runtime.api.state import Service
-from stoker_runtime.errors import RequestError
+from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.errors import ModelError, RequestError
 
 # Characters beyond which encoding (about 1 µs each) leaves the event loop.
 THREAD_CHARACTERS = 4096
@@ -45,19 +47,19 @@ async def completion_prompts(
     return prompts
 
 
-def fit(
-    prompt: Prompt, asked: int | None, cap: int | None, truncate: int | None, service: Service
-) -> tuple[Prompt, int]:
-    """The prompt, cut to its last `truncate` tokens if asked (-1: to what fits), and how many tokens may follow.
+def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Service) -> tuple[Prompt, int]:
+    """The prompt, cut to so many tokens as `body` says (-1: to what fits), and how many tokens may follow.
 
-    `asked` None means all that the context leaves, at most `cap`. Raises RequestError when they do not fit together.
+    It keeps its end, or where the truncation side is "right" its beginning. `asked` None means all that the context
+    leaves, at most the model's own cap. Raises RequestError when they do not fit together.
     """
-    longest = service.limits.max_model_len
+    longest, truncate, cap = service.limits.max_model_len, body.truncate_prompt_tokens, service.defaults.max_new_tokens
     reserved = 1 if asked is None else asked
     if truncate is not None:
         keep = max(longest - reserved, 1) if truncate == -1 else truncate
         if 0 < keep < len(prompt.ids):
-            prompt = Prompt(prompt.ids[-keep:])
+            right = body.truncation_side == "right"
+            prompt = Prompt(prompt.ids[:keep] if right else prompt.ids[-keep:])
     length = len(prompt.ids)
     if not length:
         raise RequestError("The prompt is empty.", param="prompt")
@@ -80,7 +82,7 @@ def template_messages(messages: Sequence[ChatMessage], history: CallHistory) -> 
 
 
 def _template_message(message: ChatMessage, where: str, history: CallHistory) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{where}.content")}
+    found: dict[str, Any] = {"role": message.role, "content": content_text(message.content, f"{where}.content")}
     if message.content is None and message.role != "assistant":
         raise RequestError(f"{where}.content is required for the role {message.role!r}.", param=f"{where}.content")
     for name in ("name", "tool_call_id"):
@@ -99,7 +101,7 @@ def _template_message(message: ChatMessage, where: str, history: CallHistory) ->
     return found
 
 
-def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+def content_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     """A content as one text; parts stand on lines of their own."""
     if not isinstance(content, list):
         return content or ""
@@ -107,6 +109,8 @@ def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     for at, part in enumerate(content):
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
+        if kind is None:
+            raise RequestError(f"{where}[{at}].type is required.", param=f"{where}[{at}].type")
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise RequestError(
                 f"{where}[{at}].type is {kind!r}; this model reads text only.", param=f"{where}[{at}].type"
@@ -133,6 +137,29 @@ def _tool_call(call: Mapping[str, Any], where: str, history: CallHistory) -> dic
     if history.argument_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def effort_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What templates are told of a wanted effort: the effort itself, and whether to think at all, unless `given`."""
+    if effort is None:
+        return {}
+    return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
+
+
+def chosen_template(service: Service, source: str | None, trusted: bool) -> ChatTemplate:
+    """The template of a request: its own `source`, where such are trusted, or the server's. Raises RequestError."""
+    if source is None:
+        return service.template
+    if not trusted:
+        raise RequestError(
+            "chat_template is taken from requests only by a server that runs with --trust-request-chat-template; "
+            "leave it out.",
+            param="chat_template",
+        )
+    try:
+        return ChatTemplate({"default": source}, service.tokenizer.special_tokens, "The request")
+    except ModelError as error:
+        raise RequestError(error.message, param="chat_template") from error
 
 
 def check_template_variables(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:

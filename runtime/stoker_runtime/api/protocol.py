@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Prompt, SamplingFields
+from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Integer, Prompt, SamplingFields
 from stoker_runtime.api.tools import ToolSpec
 
 
@@ -19,9 +19,9 @@ class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    max_tokens: Annotated[Integer, Field(ge=0)] | None = 16
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
     prompt_embeds: Any = None
@@ -48,11 +48,20 @@ class ChatMessage(Body):
     audio: dict[str, Any] | None = None
     annotations: list[Any] | None = None
     tools: list[Any] | None = None
+    # What clients keep of answers, other servers' too, and send back.
+    parsed: Any = None
+    id: str | None = None
+    images: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
 
     UNSUPPORTED: ClassVar = {
         "function_call": (None,),
         "audio": (None,),
         "tools": (None, []),
+        "images": (None, []),
     }
 
 
@@ -60,10 +69,10 @@ class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -71,6 +80,7 @@ class ChatBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
+    return_prompt_text: bool | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -78,7 +88,6 @@ class ChatBody(SamplingFields):
     function_call: Any = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -88,26 +97,21 @@ class ChatBody(SamplingFields):
     media_io_kwargs: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
+    moderation: Any = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
     UNSUPPORTED: ClassVar = {
         **SamplingFields.SAMPLING_UNSUPPORTED,
-        "chat_template": (None,),
-        "echo": (None, False),
         "functions": (None,),
         "function_call": (None, "none", "auto"),
-        "thinking_token_budget": (None,),
         "modalities": (None, ["text"]),
         "audio": (None,),
-        "prediction": (None,),
-        "verbosity": (None,),
         "web_search_options": (None,),
-        "mm_processor_kwargs": (None, {}),
-        "media_io_kwargs": (None, {}),
-        "store": (None, False),
-        "service_tier": (None, "auto", "default"),
+        "moderation": (None,),
     }
 
 
@@ -126,11 +130,9 @@ class TokenizeBody(Body):
     mm_processor_kwargs: dict[str, Any] | None = None
     tools: list[ToolSpec] | None = None
 
-    UNSUPPORTED: ClassVar = {"chat_template": (None,), "mm_processor_kwargs": (None, {})}
-
 
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Integer]

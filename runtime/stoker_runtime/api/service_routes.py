@@ -12,7 +12,7 @@ from typing import Any
 from stoker_runtime.api.edge import error_response
 from stoker_runtime.api.http import Request, Response, json_response
 from stoker_runtime.api.intake import read_request
-from stoker_runtime.api.prompts import check_template_variables, encode, template_messages
+from stoker_runtime.api.prompts import check_template_variables, chosen_template, encode, template_messages
 from stoker_runtime.api.protocol import DetokenizeBody, TokenizeBody
 from stoker_runtime.api.sampling import check_ids
 from stoker_runtime.api.state import Phase, ServerState
@@ -56,7 +56,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
-        text = service.template.render(
+        template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
+        text = template.render(
             template_messages(body.messages, service.dialect.history),
             tools=shown_tools(body.tools or ()),
             add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,

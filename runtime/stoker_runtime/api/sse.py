@@ -17,7 +17,7 @@ from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from stoker_runtime.api.edge import error_body
-from stoker_runtime.api.generation import Answers, Delta, Work
+from stoker_runtime.api.generation import Answers, Delta, Work, gathered
 from stoker_runtime.api.http import Header, Message, Receive, Request, Send
 from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import EngineError, StokerError, UnavailableError
@@ -118,11 +118,11 @@ class EventStream:
     async def _body(self, generation: Answers, deltas: list[Delta], send: Send) -> bytes:
         """Send the events of all deltas; return what closes the stream."""
         try:
-            layout = self._layout(generation)
+            layout, interval = self._layout(generation), self._work.interval
             while deltas:
                 if body := layout.events(deltas):
                     await send(_part(body))
-                deltas = await generation.next()
+                deltas = await (generation.next() if interval == 1 else gathered(generation, interval))
             if generation.aborted is not None:
                 raise generation.aborted
             return layout.closing()

@@ -7,10 +7,11 @@ Knows nothing of routes or sockets.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -72,7 +73,10 @@ class Service:
 
 @dataclass(slots=True)
 class ServerState:
-    """The one mutable object of the API process. `detail` says in words what the phase waits for."""
+    """The one mutable object of the API process. `detail` says in words what the phase waits for.
+
+    `jobs` are the responses that this process makes in the background.
+    """
 
     config: ServerConfig
     metrics: ServerMetrics
@@ -81,13 +85,14 @@ class ServerState:
     service: Service | None = None
     active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
+    # What clients may ask for again; it may be shared with other processes. Without one given this process is alone.
+    store: InitVar[ResponseStore | None] = None
     responses: ResponseStore = field(init=False)
+    jobs: set[asyncio.Task[None]] = field(default_factory=set)
     batches: BatchRunner | None = None
 
-    def __post_init__(self) -> None:
-        # A client's next request may come to another process, which would know nothing of what this one keeps.
-        alone = self.config.api_server_count == 1
-        self.responses = ResponseStore(self.config.response_store_bytes if alone else 0)
+    def __post_init__(self, store: ResponseStore | None) -> None:
+        self.responses = store or ResponseStore(self.config.response_store_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

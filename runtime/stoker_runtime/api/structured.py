@@ -15,7 +15,7 @@ from stoker_runtime.api.state import Service
 from stoker_runtime.api.structural_tags import structural_tag
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
-from stoker_runtime.sampling.grammar import choice, json_schema
+from stoker_runtime.sampling.grammar import choice, closed, json_schema
 from stoker_runtime.tokenizer import Tokenizer
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -32,17 +32,22 @@ async def read_constraint(service: Service, body: SamplingFields) -> Constraint 
 
 async def checked(service: Service, asked: list[Asked], lead: str = "") -> Constraint:
     """The one constraint that was asked for, with what may come around it. Raises as `read_constraint` does."""
+    param, constraint = single(asked)
+    return await service.constraints.check(replace(constraint, lead=lead), service.tokenizer, param)
+
+
+def single(asked: list[Asked]) -> Asked:
+    """The one constraint that was asked for. Raises RequestError for two."""
     if len(asked) > 1:
         raise RequestError(f"{asked[0][0]} and {asked[1][0]} exclude each other.", param=asked[1][0])
-    param, constraint = asked[0]
-    return await service.constraints.check(replace(constraint, lead=lead), service.tokenizer, param)
+    return asked[0]
 
 
 def asked_constraints(service: Service, body: SamplingFields) -> list[Asked]:
     """Every constraint that a field of `body` asks for, unchecked."""
     return [
         *_of_response_format(body.response_format, service.tokenizer),
-        *_of_structured_outputs(body.structured_outputs, service.tokenizer),
+        *(structured_outputs(body.structured_outputs, service.tokenizer) if body.structured_outputs else ()),
         *_of_guided(body, service.tokenizer),
     ]
 
@@ -63,14 +68,16 @@ def _of_response_format(format_: ResponseFormat | None, tokenizer: Tokenizer) ->
     return [(f"{name}.json_schema.schema", json_schema(described.schema_))]
 
 
-def _of_structured_outputs(wanted: StructuredOutputs | None, tokenizer: Tokenizer) -> list[Asked]:
-    if wanted is None:
-        return []
-    name = "structured_outputs"
+def structured_outputs(
+    wanted: StructuredOutputs, tokenizer: Tokenizer, name: str = "structured_outputs"
+) -> list[Asked]:
+    """Every constraint that `wanted`, the field `name`, asks for, unchecked. Raises RequestError for none."""
     blanks = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
     asked: list[Asked] = []
     if wanted.json_ is not None:
-        asked.append((f"{name}.json", json_schema(_schema(wanted.json_, f"{name}.json"), blanks)))
+        schema = _schema(wanted.json_, f"{name}.json")
+        schema = closed(schema) if wanted.disable_additional_properties else schema
+        asked.append((f"{name}.json", json_schema(schema, blanks)))
     if wanted.json_object:
         asked.append((f"{name}.json_object", json_schema(ANY_OBJECT, blanks)))
     asked += _plain(f"{name}.", wanted.regex, wanted.choice, wanted.grammar)

@@ -17,6 +17,8 @@ from stoker_runtime.api.fields import Body
 from stoker_runtime.errors import RequestError
 
 JsonSchema = dict[str, Any]
+NO_WORDS: dict[str, Any] = {"defer_loading": True, "function": {"strict", "defer_loading"}}
+"""Of a tool: what no template shows a model."""
 Choice = Literal["none", "auto", "required", "named"]
 
 
@@ -27,6 +29,7 @@ class FunctionSpec(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolSpec(Body):
@@ -34,6 +37,7 @@ class ToolSpec(Body):
 
     type: Literal["function"]
     function: FunctionSpec
+    defer_loading: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class ToolUse:
 
 def shown_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """The tools as templates expect them."""
-    return [tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools]
+    return [tool.model_dump(exclude_unset=True, exclude=NO_WORDS) for tool in tools]
 
 
 def tool_use(

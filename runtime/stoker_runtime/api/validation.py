@@ -27,6 +27,8 @@ PHRASES = (
     ("Field required", "is required"),
     (" after validation", ""),
 )
+HINTS = {"extra_body": ", which is an argument of clients; its fields belong beside the others."}
+ADVICE = {"functions": "use tools", "function_call": "use tool_choice"}
 SAYS_IT_ALL = {"missing", "too_short", "too_long"}
 """Kinds of errors whose message needs no quote of the input."""
 
@@ -51,7 +53,7 @@ def refuse_unsupported(body: Body, path: str = "") -> None:
         off = body.UNSUPPORTED.get(name)
         if off is not None and not any(value == entry and type(value) is type(entry) for entry in off):
             values = ", ".join(_as_json(entry) for entry in off if entry is not None)
-            advice = f"leave it out or set it to {values}" if values else "leave it out"
+            advice = f"leave it out or set it to {values}" if values else ADVICE.get(name, "leave it out")
             raise RequestError(f"{where} is not supported by this server; {advice}.", param=where)
         if isinstance(value, Body):
             refuse_unsupported(value, f"{where}.")
@@ -77,7 +79,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel]) -> RequestError:
     if kind == "extra_forbidden":
         known = _model_at(model, location[:-1]).model_fields
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
+        hint = f"; did you mean {near[0]}?" if near else HINTS.get(str(location[-1]), ".")
         return RequestError(f"Unknown field {path}{hint}", param=path, code="unknown_field")
     for phrase, ours in PHRASES:
         message = message.replace(phrase, ours)

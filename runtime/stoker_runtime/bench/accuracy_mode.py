@@ -20,6 +20,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.build import build_executor
 from stoker_runtime.llm import LLM
+from stoker_runtime.outputs import RequestOutput
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 
 TOP = 20
@@ -113,7 +114,18 @@ def score(config: EngineConfig, text: str, tokens: int, window: int) -> list[Tok
             raise ConfigError("The text has fewer than two tokens.", param="text")
         asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=TOP, ignore_eos=True)
         outputs = llm.generate(windows, asked, use_tqdm=sys.stderr.isatty())
-        return [entry for output in outputs for entry in output.prompt_logprobs]
+        return [each for output in outputs for each in _scored(output)]
+
+
+def _scored(output: RequestOutput) -> list[TokenLogprobs]:
+    """The log-probabilities of each token of a prompt but the first, with the likeliest beside it."""
+    found: list[TokenLogprobs] = []
+    for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+        if entry is not None:
+            best = sorted(entry.items(), key=lambda item: item[1].rank)[:TOP]
+            top = tuple((other, each.logprob) for other, each in best)
+            found.append(TokenLogprobs(entry[token].logprob, entry[token].rank, top))
+    return found
 
 
 def run(args: argparse.Namespace) -> Accuracy:

@@ -59,6 +59,7 @@ class ShapeTable:
         hidden_by_gpu = int(HOST_SECONDS * ACHIEVED_FLOPS / (2 * max(parameters, 1)))
         self._tokens = [size for size in GRAPH_TOKENS if size <= min(max_tokens, max(128, hidden_by_gpu))]
         self._max_rows = max_rows
+        self._max_tokens = max_tokens
         self._padded = padded
 
     def decode(self, count: int, mode: str) -> StepShape:
@@ -70,8 +71,8 @@ class ShapeTable:
         """The shape of a step with prefill chunks, and whether a graph pays; unpadded where it does not."""
         if self._padded and self._tokens and tokens <= self._tokens[-1] and prefills <= GRAPH_PREFILLS:
             rows = self._mixed_sizes[bisect_left(self._mixed_sizes, decodes)]
-            if rows + GRAPH_PREFILLS <= self._max_rows:
-                bucket = self._tokens[bisect_left(self._tokens, tokens)]
+            bucket = self._tokens[bisect_left(self._tokens, tokens)]
+            if rows + GRAPH_PREFILLS <= self._max_rows and rows + bucket <= self._max_tokens:
                 return StepShape(rows, GRAPH_PREFILLS, bucket, mode), True
         return StepShape(decodes, prefills, tokens, mode), False
 

@@ -32,6 +32,8 @@ MAX_PROTOTYPES = 64
 COMPILE_THREADS = 2
 MAX_MESSAGE = 500
 BYTES = 256
+VALUES = ("enum", "const", "default", "examples")
+"""Keywords whose values are no schemas."""
 
 
 class Vocabulary:
@@ -151,6 +153,18 @@ def with_blanks(schema: dict[str, Any] | bool, blanks: str | None) -> dict[str, 
         return schema
     options = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
     return {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
+
+
+def closed(schema: Any) -> Any:
+    """`schema` with every object closed that says nothing of further properties."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in VALUES else closed(value) for key, value in schema.items()}
+    if found.get("type") == "object" and not {"additionalProperties", "patternProperties"} & set(found):
+        found["additionalProperties"] = False
+    return found
 
 
 class GrammarCompiler:

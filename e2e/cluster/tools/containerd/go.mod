@@ -1,6 +1,6 @@
 module stoker.dev/e2e/cluster/tools/containerd
 
-go 1.26.5
+go 1.26.6
 
 tool (
 	github.com/containerd/containerd/v2/cmd/containerd

@@ -19,11 +19,12 @@ from stoker_runtime.api.batch.upload import read_upload
 from stoker_runtime.api.fields import Body
 from stoker_runtime.api.http import Header, Request, Response, Send, json_response
 from stoker_runtime.api.intake import read_request
-from stoker_runtime.api.paging import page
+from stoker_runtime.api.paging import page, page_query
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import NotFoundError, RequestError, UnsupportedError
 
 MOST_FILES = 10_000
+FILES_QUERY = {**page_query(MOST_FILES), "purpose": {"type": "string"}}
 PURPOSES = ("batch",)
 
 

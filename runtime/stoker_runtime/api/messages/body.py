@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.fields import Body
+from stoker_runtime.api.fields import Body, Integer
 from stoker_runtime.api.fields import Schema as JsonSchema
 
 
@@ -47,7 +47,7 @@ class Thinking(Body):
     """Whether to think first. The budget is a bound that the model is not held to; `max_tokens` is one that it is."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Integer | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -95,18 +95,20 @@ class CountTokensBody(PromptFields):
 class MessagesBody(PromptFields):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[Integer, Field(ge=1)]
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     container: Any = None
     inference_geo: str | None = None
     speed: str | None = None
     diagnostics: Any = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
 
     UNSUPPORTED: ClassVar = {
         **PromptFields.PROMPT_UNSUPPORTED,

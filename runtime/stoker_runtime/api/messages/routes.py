@@ -104,7 +104,7 @@ class MessageEvents:
                 self._choice = choice
         return _written(events)
 
-    def failed(self, error: Mapping[str, Any]) -> str:
+    async def failed(self, error: Mapping[str, Any]) -> str:
         """An error in mid-stream."""
         kind = STREAM_ERROR_TYPES.get(error["type"], "api_error")
         return _written([{"type": "error", "error": {"type": kind, "message": error["message"]}}])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import MAX_TIMEOUT, Body, Prompt
+from stoker_runtime.api.fields import MAX_TIMEOUT, Body, Integer, Prompt
 
 Texts = str | list[str]
 
@@ -19,9 +19,9 @@ class PoolingFields(Body):
     """What every pooling route knows."""
 
     model: str | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[Integer, Field(ge=-(2**31), lt=2**31)] | None = None
     request_id: Annotated[str, Field(max_length=128)] | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     user: str | None = None
@@ -45,7 +45,7 @@ class EmbeddingBody(PoolingFields):
 
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    dimensions: Annotated[Integer, Field(ge=1, lt=2**31)] | None = None
     normalize: bool | None = None
     messages: list[dict[str, Any]] | None = None
     embed_dtype: str | None = None
@@ -76,9 +76,9 @@ class RerankBody(PoolingFields):
 
     query: str
     documents: Annotated[list[str | RerankDocument], Field(min_length=1)]
-    top_n: Annotated[int, Field(ge=0)] | None = None
+    top_n: Annotated[Integer, Field(ge=0)] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_doc: Integer | None = None
 
     UNSUPPORTED: ClassVar = {**PoolingFields.POOLING_UNSUPPORTED, "max_tokens_per_doc": (None,)}
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, SamplingFields, StreamOptions
+from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Integer, SamplingFields, StreamOptions
 from stoker_runtime.api.fields import Schema as JsonSchema
 
 MAX_METADATA = 16
@@ -39,6 +39,17 @@ def _check_input(value: Any) -> str | list[dict[str, Any]]:
     raise PydanticCustomError("input", "must be a string or a list of items")
 
 
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Parts of items that there are none of here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 Input = Annotated[
     str | list[dict[str, Any]], PlainValidator(_check_input, json_schema_input_type=str | list[dict[str, Any]])
 ]
@@ -55,13 +66,11 @@ class ResponseStreamOptions(StreamOptions):
 
 
 class ReasoningOptions(Body):
-    """How to reason. Reasoning comes back as it is, so there is no summary of it."""
+    """How to reason. Reasoning comes back as it is, whichever summary of it is asked for."""
 
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
-
-    UNSUPPORTED: ClassVar = {"summary": (None, "auto"), "generate_summary": (None, "auto")}
 
 
 class TextFormat(Body):
@@ -80,16 +89,14 @@ class TextOptions(Body):
     format: TextFormat | None = None
     verbosity: str | None = None
 
-    UNSUPPORTED: ClassVar = {"verbosity": (None, "medium")}
-
 
 class ResponsesBody(SamplingFields):
     """POST /v1/responses."""
 
     input: Input
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: int | None = None
+    max_output_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_tool_calls: Integer | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
@@ -102,25 +109,38 @@ class ResponsesBody(SamplingFields):
     text: TextOptions | None = None
     tool_choice: Any = None
     tools: list[dict[str, Any]] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    truncation: str | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[Include] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    background_options: dict[str, Any] | None = None
+    context_management: list[Any] | None = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: list[Any] | None = None
+    previous_response: dict[str, Any] | None = None
     safety_identifier: str | None = None
 
     UNSUPPORTED: ClassVar = {
         **SamplingFields.SAMPLING_UNSUPPORTED,
         **dict.fromkeys(NOT_HERE, (None,)),
         "n": (None, 1),
-        "max_tool_calls": (None,),
         "conversation": (None,),
         "prompt": (None,),
-        "service_tier": (None, "auto", "default"),
-        "truncation": (None, "disabled"),
-        "prompt_cache_retention": (None, "in_memory", "in-memory"),
+        "background_options": (None, {}),
+        "context_management": (None, []),
+        "moderation": (None,),
+        "access_programs": (None,),
+        "enable_response_messages": (None, False),
+        "previous_input_messages": (None, []),
+        "previous_response": (None,),
     }
 
 

@@ -125,6 +125,8 @@ def chat_request(
     payload |= {"model": body.model, "messages": found.messages, **_tools(body), **_format(body.text)}
     if body.max_output_tokens is not None:
         payload["max_completion_tokens"] = body.max_output_tokens
+    if body.truncation == "auto":
+        payload["truncate_prompt_tokens"] = -1
     if body.reasoning is not None and body.reasoning.effort is not None:
         payload["reasoning_effort"] = body.reasoning.effort
     if wants_logprobs(body):

@@ -1,4 +1,4 @@
-"""What `LLM` gives back: finished generations, pieces of a stream, and the records in which they come together.
+"""The records in which what the engine gives comes together, sequence by sequence, until `LLM` gives it back.
 
 Invariants: the texts of a stream, put together, are the text of the whole.
 Knows nothing of models and batches.
@@ -10,98 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_runtime.outputs import CompletionOutput, Delta, RequestOutput, Spelling, position_logprobs
 from stoker_runtime.request import FinishReason, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from stoker_runtime.detokenizer import Detokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One finished choice. `token_ids` include the id that ended it; `text` does not.
-
-    `stop_reason` is the stop string or stop id that ended it, if one did and it was not EOS; "max_model_len" where the
-    context was full before `max_tokens` were out.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish: FinishReason
-    stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended, as the API says it: "stop" or "length"."""
-        return self.finish.value
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """The sum of its tokens' log-probabilities, where they were asked for."""
-        return sum(entry.logprob for entry in self.logprobs) if self.logprobs else None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What came of one prompt: its choices in `outputs`; the first one's fields also stand here.
-
-    `prompt` is the text that was given, or the chat template made. `prompt_logprobs[i]` is of prompt token i + 1.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[Completion, ...]
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    cached_tokens: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """True: only finished generations are returned."""
-        return True
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache spared; vLLM's name."""
-        return self.cached_tokens
-
-    @property
-    def text(self) -> str:
-        """The first choice's text."""
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The first choice's tokens."""
-        return self.outputs[0].token_ids
-
-    @property
-    def finish(self) -> FinishReason:
-        """Why the first choice ended."""
-        return self.outputs[0].finish
-
-    @property
-    def stop_reason(self) -> str | int | None:
-        """What ended the first choice."""
-        return self.outputs[0].stop_reason
-
-    @property
-    def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the first choice's tokens."""
-        return self.outputs[0].logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a stream gave since the last one. The last has `finish` set."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: FinishReason | None = None
-    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +32,8 @@ class Task:
     include_stop: bool = False
     skip_special: bool = True
     detokenize: bool = True
+    salt: str = ""
+    priority: int = 0
 
 
 class Record:
@@ -167,13 +84,15 @@ class Record:
         finish, stop_reason = self._finish() if self.over else (None, None)
         return Delta(text, self._token_ids[start:], finish, stop_reason)
 
-    def completion(self, index: int) -> Completion:
+    def completion(self, index: int, spelling: Spelling | None) -> CompletionOutput:
         """The finished choice."""
         if not self.over:
             self.read()
         finish, stop_reason = self._finish()
-        logprobs = tuple(self.logprobs[: len(self._token_ids)])
-        return Completion(index, "".join(self._text), self._token_ids, finish, stop_reason, logprobs)
+        tokens = list(self._token_ids)
+        asked = self._sequence.params.logprobs is not None
+        logprobs = position_logprobs(tokens, self.logprobs[: len(tokens)], spelling) if asked else None
+        return CompletionOutput(index, "".join(self._text), tokens, finish, stop_reason, logprobs)
 
     @property
     def cached_tokens(self) -> int:
@@ -209,15 +128,18 @@ def gather(output: StepOutput, records: Mapping[Running, Record], *, search: boo
     return [each for each in touched if each in records and records[each].read()]
 
 
-def as_output(task: Task, records: list[Record]) -> Output:
+def as_output(task: Task, records: list[Record], spelling: Spelling) -> RequestOutput:
     """The finished generation of a task."""
     first = records[0]
-    completions = tuple(record.completion(index) for index, record in enumerate(records))
-    return Output(
+    spelled = spelling if task.detokenize else None
+    prompt_logprobs = None
+    if task.params.prompt_logprobs is not None:
+        prompt_logprobs = [None, *position_logprobs(task.ids[1:], first.prompt_logprobs, spelled)]
+    return RequestOutput(
         request_id=task.name,
         prompt=task.text,
-        prompt_token_ids=task.ids,
-        outputs=completions,
-        prompt_logprobs=tuple(first.prompt_logprobs),
-        cached_tokens=first.cached_tokens,
+        prompt_token_ids=list(task.ids),
+        outputs=[record.completion(index, spelled) for index, record in enumerate(records)],
+        prompt_logprobs=prompt_logprobs,
+        num_cached_tokens=first.cached_tokens,
     )
