@@ -32,6 +32,7 @@ from e2e.cluster import backend, foreign, images, probe
 from e2e.cluster.binaries import to_stderr as say
 from e2e.cluster.debian import MissingCommand
 from e2e.cluster.docker import Docker
+from e2e.cluster.layout import NO_CLUSTER
 from e2e.cluster.node import Node
 from e2e.cluster.processes import StartError, uninterrupted
 
@@ -111,7 +112,7 @@ def build_binaries(names: list[str], clock: Clock) -> None:
 
 
 def run_scenarios(scenarios: Sequence[str], clock: Clock) -> int:
-    """pytest's status, 1 where it had to be interrupted; whatever it left is removed."""
+    """pytest's status, 1 where it had to be interrupted; whatever it left is removed. Raises Skipped."""
     chosen = ["-m", SELECTION, "e2e/scenarios"] if list(scenarios) == [SELECTION] else list(scenarios)
     last_start = clock.seconds(before_end=_LAST_START_MINUTES)
     if last_start is not None:
@@ -124,7 +125,10 @@ def run_scenarios(scenarios: Sequence[str], clock: Clock) -> int:
             backend.clear()
     if status is None:
         say("e2e: interrupted: the time of this run is over, and a scenario still ran")
-    return 1 if status is None else status
+        return 1
+    if status == NO_CLUSTER:
+        raise Skipped("this machine made no cluster; the reason stands above")
+    return status
 
 
 def finish(command: list[str], seconds: float | None, interrupt: signal.Signals, *, quiet: bool = False) -> int | None:

@@ -25,6 +25,8 @@ PAUSE_IMAGE = "stoker.local/pause:1"
 DNS_IMAGE = "stoker.local/coredns:1"
 STORAGE_CLASS = "folder"
 LIMITED_STORAGE_CLASS = "limited"
+# pytest's status where a run with an end could not make its cluster: no scenario has begun.
+NO_CLUSTER = 77
 
 
 @dataclass(frozen=True)

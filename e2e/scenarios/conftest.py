@@ -8,10 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from e2e.cluster.backend import Given, cluster
-from e2e.cluster.binaries import ensure
+from e2e.cluster.binaries import Say, ensure
+from e2e.cluster.layout import NO_CLUSTER
+from e2e.cluster.processes import StartError
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, namespace, proxied
 
@@ -27,6 +30,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no time is left for it in this run")
 
 
+def entered(stack: ExitStack, say: Say) -> Given:
+    """Enter a cluster; a run that has an end ends here, with a status of its own, where none can be made."""
+    try:
+        return stack.enter_context(cluster(say))
+    except StartError as error:
+        if "STOKER_E2E_UNTIL" not in os.environ:
+            raise
+        pytest.exit(f"no cluster could be made: {error}", returncode=NO_CLUSTER)
+
+
 @pytest.fixture(scope="session")
 def given() -> Iterator[Given]:
     """A cluster with the images in it; SIGTERM ends the run as Ctrl-C does, so that nothing stays."""
@@ -36,8 +49,8 @@ def given() -> Iterator[Given]:
         sys.__stderr__.write(f"{text}\n") if sys.__stderr__ else None
 
     try:
-        with cluster(say) as made:
-            yield made
+        with ExitStack() as stack:
+            yield entered(stack, say)
     finally:
         signal.signal(signal.SIGTERM, before)
 

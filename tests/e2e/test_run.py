@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from e2e import run
 from e2e.cluster import backend, probe
+from e2e.cluster.layout import NO_CLUSTER
+from e2e.cluster.processes import StartError
+from e2e.scenarios import conftest
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +26,9 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "clear", lambda: None)
     monkeypatch.setattr(run.Node, "running", lambda node: False)
     monkeypatch.setattr(backend, "takes_kind", lambda docker: False)
-    for name in ("KUBECONFIG", "STOKER_E2E_IMAGES"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("KUBECONFIG", "STOKER_E2E_IMAGES", "STOKER_E2E_UNTIL"):
+        monkeypatch.setenv(name, "")  # so that what a run sets is gone after the test
+        monkeypatch.delenv(name)
     monkeypatch.setenv("STOKER_E2E_LEND", "")
 
 
@@ -50,6 +56,30 @@ def test_a_machine_that_cannot_is_named(
 def test_too_little_time_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "ci", "--minutes=5") == 0
     assert "5 minutes are left" in capsys.readouterr().err
+
+
+def test_a_machine_that_makes_no_cluster_passes_where_time_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "prepare", lambda clock: None)
+    monkeypatch.setattr(run, "finish", lambda *_: NO_CLUSTER)
+    assert call(monkeypatch, "ci", "--minutes=30") == 0
+    assert "this machine made no cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("with_an_end", [False, True])
+def test_scenarios_end_where_no_cluster_comes_up(monkeypatch: pytest.MonkeyPatch, with_an_end: bool) -> None:
+    @contextmanager
+    def broken(say: object) -> Iterator[backend.Given]:
+        raise StartError("etcd ended")
+        yield
+
+    monkeypatch.setattr(conftest, "cluster", broken)
+    if with_an_end:
+        monkeypatch.setenv("STOKER_E2E_UNTIL", "inf")
+    with ExitStack() as stack, pytest.raises((StartError, pytest.exit.Exception), match="etcd ended") as raised:
+        conftest.entered(stack, lambda text: None)
+    assert getattr(raised.value, "returncode", None) == (NO_CLUSTER if with_an_end else None)
 
 
 def test_kubeconfig_without_images_says_what_to_name(
