@@ -24,7 +24,7 @@ from e2e.cluster.binaries import Say, to_stderr
 from e2e.cluster.docker import Docker
 from e2e.cluster.images import Images
 from e2e.cluster.node import Node
-from e2e.cluster.processes import StartError, uninterrupted
+from e2e.cluster.processes import NodeStartError, StartError, uninterrupted
 
 KIND_NAME = "stoker-e2e"
 
@@ -85,7 +85,10 @@ def _node(docker: Docker, say: Say) -> Iterator[Given]:
     with docker.running():
         built = images.build(docker)
         docker.save(built.all, archive)
-    kubeconfig = node.up(built.lent)
+    try:
+        kubeconfig = node.up(built.lent)
+    except StartError as error:
+        raise NodeStartError(str(error)) from error
     try:
         node.import_image(archive)
         archive.unlink()

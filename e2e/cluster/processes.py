@@ -30,6 +30,10 @@ class StartError(RuntimeError):
     """A component did not come up; the message holds the end of its log."""
 
 
+class NodeStartError(StartError):
+    """This machine does not carry a node, whatever its probe said."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One started process. `born` is field 22 of /proc/PID/stat."""

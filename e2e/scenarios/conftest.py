@@ -14,7 +14,7 @@ import pytest
 from e2e.cluster.backend import Given, cluster
 from e2e.cluster.binaries import Say, ensure
 from e2e.cluster.layout import NO_CLUSTER
-from e2e.cluster.processes import StartError
+from e2e.cluster.processes import NodeStartError
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, namespace, proxied
 
@@ -31,10 +31,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def entered(stack: ExitStack, say: Say) -> Given:
-    """Enter a cluster; a run that has an end ends here, with a status of its own, where none can be made."""
+    """Enter a cluster; a run that has an end ends here, with a status of its own, where the machine carries no node."""
     try:
         return stack.enter_context(cluster(say))
-    except StartError as error:
+    except NodeStartError as error:
         if "STOKER_E2E_UNTIL" not in os.environ:
             raise
         pytest.exit(f"no cluster could be made: {error}", returncode=NO_CLUSTER)

@@ -15,7 +15,7 @@ import pytest
 from e2e import run
 from e2e.cluster import backend, probe
 from e2e.cluster.layout import NO_CLUSTER
-from e2e.cluster.processes import StartError
+from e2e.cluster.processes import NodeStartError, StartError
 from e2e.scenarios import conftest
 
 
@@ -67,11 +67,16 @@ def test_a_machine_that_makes_no_cluster_passes_where_time_is_given(
     assert "this machine made no cluster" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("with_an_end", [False, True])
-def test_scenarios_end_where_no_cluster_comes_up(monkeypatch: pytest.MonkeyPatch, with_an_end: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "with_an_end", "status"),
+    [(NodeStartError, False, None), (NodeStartError, True, 77), (StartError, True, None)],
+)
+def test_scenarios_end_where_no_node_comes_up(
+    monkeypatch: pytest.MonkeyPatch, error: type[StartError], with_an_end: bool, status: int | None
+) -> None:
     @contextmanager
     def broken(say: object) -> Iterator[backend.Given]:
-        raise StartError("etcd ended")
+        raise error("etcd ended")
         yield
 
     monkeypatch.setattr(conftest, "cluster", broken)
@@ -79,7 +84,7 @@ def test_scenarios_end_where_no_cluster_comes_up(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("STOKER_E2E_UNTIL", "inf")
     with ExitStack() as stack, pytest.raises((StartError, pytest.exit.Exception), match="etcd ended") as raised:
         conftest.entered(stack, lambda text: None)
-    assert getattr(raised.value, "returncode", None) == (NO_CLUSTER if with_an_end else None)
+    assert getattr(raised.value, "returncode", None) == status
 
 
 def test_kubeconfig_without_images_says_what_to_name(
