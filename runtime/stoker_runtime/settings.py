@@ -23,7 +23,10 @@ from stoker_runtime.errors import ConfigError
 from stoker_runtime.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, BadValue, Flag, pair, spell
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
-OTHER_VARIABLES = ("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_", "STOKER_AOT_DIR")
+OTHER_VARIABLES = (
+    *("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_", "STOKER_AOT_DIR"),
+    *("STOKER_K8S_", "STOKER_E2E_"),  # of the tests of a cluster
+)
 # What Kubernetes sets in every pod for a Service whose name begins with "stoker".
 _SERVICE_LINK = re.compile(r"STOKER_(.+_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
