@@ -24,7 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
-from stoker_kernels.gemm_wide import WideTile
+from stoker_kernels.gemm_wide import CLUSTER, WideTile, pairing
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
 
@@ -87,6 +87,9 @@ GATED: dict[tuple[int, int], GatedRow] = {
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
 }
 GATED_SMALL = 64
+# A weight that was not measured gets wide tiles where they leave little of an H200's SMs without work in any round.
+SM_PAIRS = 66
+BUSY = 0.9
 
 
 def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
@@ -94,9 +97,20 @@ def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
     row = nearest_gated(n, k)
     if m > GATED_SMALL:
         text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
-        return None if text is None else parse_wide(text)
+        if text is None or (n, k) in GATED:
+            return None if text is None else parse_wide(text)
+        named = parse_wide(text)
+        both = (named, replace(named, rows=256 if named.rows == 288 else 288))
+        return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]
     return None if text is None else _parse_gated(text, token_tile(m))
+
+
+def busy_share(tile: WideTile, n: int, m: int) -> float:
+    """The part of the SMs' rounds that works on rows of the weight that are there."""
+    dealt = pairing(tile, n, m, SM_PAIRS)
+    rows = dealt.row_blocks * tile.rows * (1 if dealt.by_tokens else CLUSTER)
+    return dealt.tiles / (-(-dealt.tiles // SM_PAIRS) * SM_PAIRS) * n / rows
 
 
 @functools.cache

@@ -52,6 +52,14 @@ def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
     assert tile.shared_bytes <= (PAIR_BYTES if tile.ctas_per_sm == 2 else SHARED_LIMIT)
 
 
+def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy() -> None:
+    llama_8b = (28672, 4096)
+    assert gemm_table.gated_tile(*llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
+    assert gemm_table.gated_tile(*llama_8b, 1024) == WideTile(256, True, True)
+    assert gemm_table.gated_tile(11264, 2048, 128) is None
+    assert gemm_table.busy_share(WideTile(288, True, True), 37888, 256) > 0.99
+
+
 @pytest.mark.parametrize("rows", [256, 288])
 def test_a_wide_tile_fills_shared_memory(rows: int) -> None:
     tile = WideTile(rows, gated=True)
