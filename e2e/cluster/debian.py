@@ -30,6 +30,7 @@ PACKAGES = {
     "debootstrap": "debootstrap",
 }
 _POLICY = Path("/usr/sbin/policy-rc.d")
+_ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 class MissingCommand(RuntimeError):
@@ -37,7 +38,13 @@ class MissingCommand(RuntimeError):
 
 
 def ensure_commands(names: Iterable[str], say: Say) -> None:
-    """Install the package of each command that is missing. Raises MissingCommand."""
+    """Install the package of each command that is missing; some lie where only root's PATH leads, so it is extended.
+
+    Raises MissingCommand.
+    """
+    names = list(names)
+    there = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join([*there, *(folder for folder in _ROOTS_FOLDERS if folder not in there)])
     missing = sorted({PACKAGES[name] for name in names if shutil.which(name) is None})
     if not missing:
         return
@@ -50,6 +57,8 @@ def ensure_commands(names: Iterable[str], say: Say) -> None:
             done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
             if done.returncode:
                 raise MissingCommand(f"apt-get {command[0]} failed:\n{done.stderr[-2000:]}")
+    if absent := [name for name in names if shutil.which(name) is None]:
+        raise MissingCommand(f"{', '.join(absent)}: not on PATH although {', '.join(missing)} is installed")
 
 
 @contextmanager
