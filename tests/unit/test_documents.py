@@ -24,13 +24,17 @@ FOREIGN = {
     "config.json", "generation_config.json", "modules.json", "tokenizer.json", "stoker-manifest.json", "manifest.yaml",
 }  # fmt: skip
 
+# What builds and runs leave in the repository's folders, and git ignores: a Go SDK has pages of its own.
+LEFT = ("e2e/cluster/bin/", "e2e/cluster/run/", "kernels/stoker_kernels/_aot/")
+
 
 @cache
 def files() -> tuple[str, ...]:
     """Every file of the repository, by its path from the root; what is beside its folders does not count."""
     roots = [entry for entry in ROOT.iterdir() if entry.is_file()]
     inside = (file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.is_file())
-    return tuple(sorted(file.relative_to(ROOT).as_posix() for file in (*roots, *inside)))
+    every = (file.relative_to(ROOT).as_posix() for file in (*roots, *inside))
+    return tuple(sorted(name for name in every if not name.startswith(LEFT)))
 
 
 PAGES = [page for page in files() if page.endswith(".md")]
