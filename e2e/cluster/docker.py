@@ -11,6 +11,7 @@ the cache folder, and nothing else of it stays.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ RELEASES = {"3.11": "bookworm", "3.13": "trixie"}
 MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-pip,ca-certificates"
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
+_SETTING = re.compile(r"^([\w.-]+)='(.*)'$", re.MULTILINE)
 _READY_SECONDS = 60.0
 _BUILD_SECONDS = 7200  # a busy machine compiles kernels for eight GPUs for an hour
 
@@ -191,6 +193,7 @@ class Docker:
 
 
 def _pip_setting(name: str) -> str:
-    command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
+    """A setting of pip's files. Listed, not asked for by name: pip 26 denies then that there are any."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return next((value for key, value in _SETTING.findall(done.stdout) if key == f"global.{name}"), "")
