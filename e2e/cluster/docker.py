@@ -193,7 +193,7 @@ class Docker:
 
 
 def _pip_setting(name: str) -> str:
-    """A setting of pip's files. Listed, file by file, the last one wins: asked for by name pip 26 denies that it is there."""
+    """A setting of pip's files, the last of them: by name, pip 26 denies that it is there."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True)
     return str(dict(_SETTING.findall(done.stdout)).get(f"global.{name}", ""))
