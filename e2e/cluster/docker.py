@@ -31,7 +31,7 @@ RELEASES = {"3.11": "bookworm", "3.13": "trixie"}
 MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-pip,ca-certificates"
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
-_SETTING = re.compile(r"^([\w.-]+)='(.*)'$", re.MULTILINE)
+_SETTING = re.compile(r"^global\.([\w-]+)='(.*)'$", re.MULTILINE)
 _READY_SECONDS = 60.0
 _BUILD_SECONDS = 7200  # a busy machine compiles kernels for eight GPUs for an hour
 
@@ -153,11 +153,11 @@ class Docker:
 
     def _secrets(self) -> list[str]:
         """What pip needs on this machine to reach its index; a secret leaves no trace in the image."""
-        lines = ["[global]"]
+        lines, settings = ["[global]"], _pip_settings()
         for name in ("index-url", "extra-index-url", "trusted-host"):
-            value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or _pip_setting(name)
+            value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}") or settings.get(name)
             lines += [f"{name} = {value}"] if value else []
-        authorities = os.environ.get("PIP_CERT") or _pip_setting("cert") or os.environ.get("SSL_CERT_FILE", "")
+        authorities = os.environ.get("PIP_CERT") or settings.get("cert") or os.environ.get("SSL_CERT_FILE", "")
         secrets = []
         if authorities and Path(authorities).is_file():
             lines.append("cert = /run/secrets/ca.crt")
@@ -192,8 +192,7 @@ class Docker:
         return os.environ | {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"} | host
 
 
-def _pip_setting(name: str) -> str:
-    """A setting of pip's files, the last of them: by name, pip 26 denies that it is there."""
+def _pip_settings() -> dict[str, str]:
+    """What pip's files set for all its commands, the last file winning; pip 26 denies a setting when asked by name."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return str(dict(_SETTING.findall(done.stdout)).get(f"global.{name}", ""))
+    return dict(_SETTING.findall(subprocess.run(command, capture_output=True, text=True).stdout))

@@ -5,7 +5,7 @@ process of its own under a time limit. Then the chain of a decode layer (`bench_
 kernels as `gemm_table` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's
 tile, the wide ones. Prints the rows that `gemm_table.GATED` should have.
 Invariants: a family whose check failed is not timed; all weights together exceed L2 many times, so each is read cold.
-Does not know: what the engine runs (`--kernel linear_silu_mul=fused` makes it run the fused kernels).
+Does not know: what the engine runs (by that table; `--kernel linear_silu_mul=split` makes it run two kernels).
 """
 
 from __future__ import annotations

@@ -97,9 +97,11 @@ def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
     row = nearest_gated(n, k)
     if m > GATED_SMALL:
         text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
-        if text is None or (n, k) in GATED:
-            return None if text is None else parse_wide(text)
+        if text is None:
+            return None
         named = parse_wide(text)
+        if (n, k) in GATED:
+            return named
         both = (named, replace(named, rows=256 if named.rows == 288 else 288))
         return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]

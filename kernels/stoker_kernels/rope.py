@@ -52,7 +52,8 @@ def qk_norm_rope_kv_write(
     + offset, negative writes nothing; `cos_sin [max_pos, rot]` fp32, cos in the first half, `rot ≤ D` even
     is partial rotary; caches `[P,Hkv,B,D]` of fp32, fp16, bf16 or fp8 e4m3 with `k_scale`, `v_scale`
     `[Hkv]` fp32 (stored = value / scale); `q_norm`, `k_norm` `[D]` → q `[T,Hq,D]`. `interleaved` pairs
-    dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and NeoX do.
+    dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and NeoX do. On CUDA `positions` and
+    `slot_mapping` are read ahead of the op's turn: they have to be settled (`pdl.pdl_settle`).
     """
     q: Tensor = select("qk_norm_rope_kv_write", qkv.device, qkv.dtype)(
         qkv,

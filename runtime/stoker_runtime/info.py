@@ -146,7 +146,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
     from stoker_runtime.executor.state import state_bytes
 
     weights = spec.parameter_bytes(config.dtype, config.quantization)
-    host = plan_host(config, spec, free_host_memory())
+    host = plan_host(config, spec, free_host_memory)
     state = state_bytes(config, spec) + host.device_bytes(device.type)
     plan = plan_memory(config, spec, device_memory(device), weights, state)
     tokens = plan.pages * config.page_size

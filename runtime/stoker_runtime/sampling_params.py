@@ -47,7 +47,7 @@ class StructuredOutputsParams:
         from stoker_runtime.api.structured import single, structured_outputs
         from stoker_runtime.api.validation import parse_body
 
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(StructuredOutputsParams)}
         try:
             given = json_text.dumps({key: value for key, value in values.items() if value not in (None, False)})
         except TypeError as error:
@@ -61,11 +61,6 @@ class GuidedDecodingParams(StructuredOutputsParams):
 
     backend: str | None = None
     disable_fallback: bool = False
-
-    def constraint(self, tokenizer: Callable[[], Tokenizer], name: str) -> Constraint:
-        """As its parent's."""
-        plain = {each.name: getattr(self, each.name) for each in fields(StructuredOutputsParams)}
-        return StructuredOutputsParams(**plain).constraint(tokenizer, name)
 
 
 @dataclass(slots=True)
@@ -169,7 +164,7 @@ class SamplingParams:
             min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=max(self.top_k, 0) if self.top_k == -1 else self.top_k,
+            top_k=0 if self.top_k == -1 else self.top_k,
             min_p=self.min_p,
             typical_p=self.typical_p,
             repetition_penalty=self.repetition_penalty,

@@ -12,6 +12,6 @@ def test_settings_of_pips_files_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "pip.conf"
     file.write_text("[global]\ncert = /etc/authorities.crt\nindex-url = https://index.example/simple\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
-    assert docker._pip_setting("cert") == "/etc/authorities.crt"
-    assert docker._pip_setting("index-url") == "https://index.example/simple"
-    assert docker._pip_setting("trusted-host") == ""
+    assert docker._pip_settings()["cert"] == "/etc/authorities.crt"
+    assert docker._pip_settings()["index-url"] == "https://index.example/simple"
+    assert docker._pip_settings().get("trusted-host", "") == ""

@@ -25,7 +25,7 @@ def resolved(shape: str, device: str = "cuda", **fields: object) -> tuple[Engine
 
 def test_the_pool_holds_what_was_asked_for() -> None:
     config, spec = resolved("qwen2.5-7b", swap_space=4.0)
-    plan = plan_host(config, spec, 100 * GIB)
+    plan = plan_host(config, spec, lambda: 100 * GIB)
     # 28 layers x 2 x 4 heads x 128 x 2 bytes a token, 64 tokens a page.
     assert plan.page_bytes == 57344 * 64
     assert 4 * GIB - plan.page_bytes < plan.nbytes <= 4 * GIB
@@ -33,20 +33,20 @@ def test_the_pool_holds_what_was_asked_for() -> None:
     assert plan.device_bytes("cuda") == 4 * plan.lane_pages * plan.page_bytes <= 4 * LANE_BYTES
     assert plan.device_bytes("cpu") == 0
     config, spec = resolved("qwen2.5-7b", num_cpu_blocks=3, kv_cache_dtype="fp8")
-    plan = plan_host(config, spec, 100 * GIB)
+    plan = plan_host(config, spec, lambda: 100 * GIB)
     assert (plan.pages, plan.page_bytes, plan.lane_pages) == (3, 28672 * 64, 3)
 
 
 def test_without_a_flag_there_is_none() -> None:
-    assert plan_host(*resolved("qwen2.5-7b"), free=0) == NO_HOST_POOL
+    assert plan_host(*resolved("qwen2.5-7b"), free_memory=lambda: 0) == NO_HOST_POOL
 
 
 @pytest.mark.parametrize(("shape", "least", "most"), [("qwen2.5-7b", 1.5, 3), ("qwen3-0.6b", 30, 64)])
 def test_bringing_a_page_back_is_weighed_against_computing_it(shape: str, least: float, most: float) -> None:
-    tokens = plan_host(*resolved(shape, swap_space=4.0), free=100 * GIB).page_tokens
+    tokens = plan_host(*resolved(shape, swap_space=4.0), free_memory=lambda: 100 * GIB).page_tokens
     assert least < tokens < most, "of the 64 tokens of a page"
-    halved = plan_host(*resolved(shape, swap_space=4.0, kv_cache_dtype="fp8"), free=100 * GIB).page_tokens
-    assert halved == pytest.approx(tokens / 2)
+    halved = plan_host(*resolved(shape, swap_space=4.0, kv_cache_dtype="fp8"), free_memory=lambda: 100 * GIB)
+    assert halved.page_tokens == pytest.approx(tokens / 2)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_bringing_a_page_back_is_weighed_against_computing_it(shape: str, least:
 def test_what_does_not_fit_names_the_flag(fields: dict[str, object], named: str, words: str) -> None:
     config, spec = resolved("qwen2.5-7b", **fields)
     with pytest.raises(ConfigError, match=words) as caught:
-        plan_host(config, spec, free=int(4.5 * GIB) + 1)
+        plan_host(config, spec, free_memory=lambda: int(4.5 * GIB) + 1)
     assert caught.value.param == named
 
 

@@ -2,7 +2,7 @@
 // 8 query heads per KV head, bf16 queries, a bf16 or e4m3 cache.
 //
 // A *stream* is one (row, KV head); a *unit* is 64 of its keys. All units in a line, row by row and head by head, are
-// cut into equal shares, one per CTA (attention_streams.py plans them), so that every SM moves the same bytes. In a
+// cut into equal shares, one per CTA (attention_shares.py plans them), so that every SM moves the same bytes. In a
 // CTA, one producer warp streams units by TMA into a ring; four consumer warps take 16 keys of each unit, with online
 // softmaxes of their own that meet at the stream's end. A stream in several shares leaves partial results, which the
 // CTA that arrives last adds up in the order of the keys.

@@ -72,7 +72,7 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float])
         memory = device_memory(device)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
-    host = plan_host(config, spec, free_host_memory())
+    host = plan_host(config, spec, free_host_memory)
     state = state_bytes(config, spec) + host.device_bytes(config.device)
     plan = plan_memory(config, spec, memory, weights_bytes, state)
     dtype = TORCH_DTYPES[config.dtype]

@@ -13,6 +13,7 @@ Knows nothing of how memory is allocated or copied.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,8 @@ class HostPlan:
 NO_HOST_POOL = HostPlan(0, 0, 0.0, 0)
 
 
-def plan_host(config: EngineConfig, spec: ModelSpec, free: int) -> HostPlan:
-    """The pool that a resolved `config` asks for, in `free` bytes of host memory.
+def plan_host(config: EngineConfig, spec: ModelSpec, free_memory: Callable[[], int]) -> HostPlan:
+    """The pool that a resolved `config` asks for, in `free_memory()` bytes of the host, which is asked if there is one.
 
     Raises:
         ConfigError: it does not fit, or would not hold a page; names the flag.
@@ -72,6 +73,7 @@ def plan_host(config: EngineConfig, spec: ModelSpec, free: int) -> HostPlan:
             "raise --swap-space or leave it out.",
             param="swap_space",
         )
+    free = free_memory()
     if pages * page_bytes > free:
         if config.num_cpu_blocks:
             name, asked, most = "num_cpu_blocks", f"{pages} pages", f"{free // page_bytes}"
