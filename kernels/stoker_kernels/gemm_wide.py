@@ -20,12 +20,13 @@ from stoker_kernels.gemm_small import SHARED_LIMIT
 TOKENS = 128  # of a CTA's tile
 CLUSTER = 2
 THREADS = 3 * 128
+LAG = 2  # k blocks that a CTA's second warpgroup stays behind its first
 STEM, ARCH = "sm90_bf16_gemm_wide", "sm_90a"
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` (256 or 288) of the weight a CTA; `gated` as above; `by_tokens` as in Pairing, or None: the faster way."""
+    """`rows` (224, 256 or 288; gated not 224) of the weight a CTA; `gated` as above; `by_tokens` as in Pairing, or None: the faster way."""
 
     rows: int
     gated: bool
@@ -39,12 +40,12 @@ class WideTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (SHARED_LIMIT - 1024) // (self.stage_bytes + 16)
+        return (SHARED_LIMIT - 1024 - 8) // (self.stage_bytes + 16)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: alignment, ring, two barriers a stage."""
-        return 1024 + self.stages * (self.stage_bytes + 16)
+        """Dynamic shared memory: alignment, ring, two barriers a stage and one more."""
+        return 1024 + self.stages * (self.stage_bytes + 16) + 8
 
     @property
     def kernel_name(self) -> str:
@@ -57,7 +58,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = [("out", ctypes.c_void_p)] + [
         (name, ctypes.c_int)
-        for name in ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")
+        for name in ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens", "lag")
     ]
 
 
@@ -119,7 +120,7 @@ def launch(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Ten
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(
         out.data_ptr(), m, out.shape[1], out.stride(0), dealt.row_blocks, dealt.token_blocks, k // 64,
-        tile.stages, dealt.by_tokens,
+        tile.stages, dealt.by_tokens, LAG,
     )  # fmt: skip
     maps = [_weight_map(weight.data_ptr(), n, k, tile), cuda.tensor_map(x, TOKENS // CLUSTER)]
     cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

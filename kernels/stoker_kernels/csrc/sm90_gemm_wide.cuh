@@ -27,18 +27,30 @@ struct WideArguments {
   int m, n, ld_out;    // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
   int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
+  int lag;                                         // k blocks that the second warpgroup stays behind the first
+};
+
+// A warpgroup's sums of a tile: as few instructions a step of K as their 256 columns at most allow.
+template <int HALF>
+struct WideSums {
+#ifdef STOKER_TWO_PARTS
+  static constexpr int parts = 2, columns = HALF;
+#else
+  static constexpr int parts = HALF > 128 ? 2 : 1, columns = 2 * HALF / parts;
+#endif
 };
 
 template <int HALF>
 struct WideRing {
   static constexpr int half_bytes = HALF * 128, w_bytes = 2 * half_bytes, x_bytes = WIDE_TOKENS * 128;
   static constexpr int stage_bytes = w_bytes + x_bytes;
-  uint32_t base, full, empty;
+  uint32_t base, full, empty, lead;
 
   __device__ WideRing(unsigned char* raw, int stages) {
     base = (shared_address(raw) + 1023) & ~1023u;
     full = base + stages * stage_bytes;
     empty = full + 8 * stages;
+    lead = empty + 8 * stages;
   }
   __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
   __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
@@ -156,24 +168,25 @@ __device__ __forceinline__ void store_eights(const WideArguments& g, int token, 
   }
 }
 
-template <int HALF, bool GATED>
+template <int HALF, bool GATED, int PARTS, int COLUMNS>
 __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
-                                           const float (&acc)[2][HALF / 2]) {
+                                           const float (&acc)[PARTS][COLUMNS / 2]) {
   const int t = threadIdx.x, lane = t % 32;
   const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int part = 0; part < PARTS; ++part) {
+    const float(&sums)[COLUMNS / 2] = acc[part];
+    const int row = tile.row + part * COLUMNS;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float(&sums)[HALF / 2] = acc[half];
       if constexpr (GATED) {
-        store_eights<HALF / 16>(g, token + 8 * h, (tile.row + half * HALF) / 2, [&](int i) {
+        store_eights<COLUMNS / 16>(g, token + 8 * h, row / 2, [&](int i) {
           const float *gate = sums + 8 * i + 2 * h, *up = gate + 4;
-          return pack_bf16(silu_times(gate[0], up[0]), silu_times(gate[1], up[1]));
+          return silu_times_two(gate, up);
         });
       } else {
-        store_eights<HALF / 8>(g, token + 8 * h, tile.row + half * HALF,
-                               [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
+        store_eights<COLUMNS / 8>(g, token + 8 * h, row,
+                                  [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
       }
     }
   }
@@ -210,14 +223,17 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
-  float acc[2][HALF / 2];
+  constexpr int parts = WideSums<HALF>::parts, columns = WideSums<HALF>::columns;
+  float acc[parts][columns / 2];
   int stage = 0;
   uint32_t parity = 0;
   cluster_wait();
   grid_dependency_wait();
+  const int lead = min(g.lag, g.k_blocks - 1);
   auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
     if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
+  if (group == 1) mbarrier_wait(ring.lead, 0);
   for (int index = cluster; index < tiles; index += clusters) {
     int held = -1;  // stage whose products may still run
     for (int kb = 0; kb < g.k_blocks; ++kb) {
@@ -228,22 +244,24 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          Wgmma<T, HALF>::multiply(acc[half], x + step * 2, w + half * (ring.half_bytes / 16) + step * 2,
-                                   kb + step != 0);
+        for (int part = 0; part < parts; ++part) {
+          Wgmma<T, columns>::multiply(acc[part], x + step * 2, w + part * (columns * 128 / 16) + step * 2,
+                                      kb + step != 0);
         }
       }
       wgmma_commit();
       wgmma_wait<1>();
       if (held >= 0) release(held);
+      // Once a CTA, and it stays so: while one warpgroup stores, the other has the tensor cores to itself.
+      if (kb == lead && index == cluster && threadIdx.x == 0) mbarrier_arrive(ring.lead);
       held = stage;
       if (++stage == g.stages) stage = 0, parity ^= 1;
     }
     wgmma_wait<0>();
-    wgmma_results(acc[0]);
-    wgmma_results(acc[1]);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) wgmma_results(acc[part]);
     release(held);
-    store_wide<HALF, GATED>(g, WideTile<HALF>(g, index, rank), acc);
+    store_wide<HALF, GATED, parts, columns>(g, WideTile<HALF>(g, index, rank), acc);
   }
 }
 
@@ -261,6 +279,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
       mbarrier_init(ring.full + 8 * s, 1);
       mbarrier_init(ring.empty + 8 * s, 2 * 8);  // one arrival per consumer warp of both CTAs
     }
+    mbarrier_init(ring.lead, 1);
     mbarrier_init_fence();
   }
   __syncthreads();

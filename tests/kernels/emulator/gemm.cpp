@@ -39,6 +39,3 @@ extern "C" void run_wide_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::W
 
 extern "C" int cluster_arguments_size() { return sizeof(stoker::GemmArguments); }
 extern "C" int wide_arguments_size() { return sizeof(stoker::WideArguments); }
-extern "C" int wide_shared_bytes(int rows, int stages) {
-  return 1024 + stages * ((rows == 288 ? stoker::WideRing<144>::stage_bytes : stoker::WideRing<128>::stage_bytes) + 16);
-}

@@ -45,6 +45,11 @@ inline uint16_t to_bf16(float x) {
 }
 inline uint16_t to_f16(float x) { return bits<uint16_t>(static_cast<_Float16>(x)); }
 
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
+
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 
 inline uint16_t shared_16(uint32_t address) {
