@@ -10,6 +10,7 @@
 //
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
 // dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
+// e4m3: sums are multiplied by the scales of their token and their row of W, in fp32, before anything else.
 #pragma once
 #include <cuda.h>
 
@@ -24,7 +25,11 @@ constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of
 
 struct WideArguments {
   __nv_bfloat16* out;  // [m, n], rows ld_out apart
-  int m, n, ld_out;    // n: columns of the result
+  // Of e4m3 alone; a gated product has no bias.
+  const __nv_bfloat16* bias;  // [n] or null
+  const float* w_scale;       // [rows of W]
+  const float* x_scale;       // [m]
+  int m, n, ld_out;           // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
   int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
 };
@@ -156,11 +161,69 @@ __device__ __forceinline__ void store_eights(const WideArguments& g, int token, 
   }
 }
 
+// The first of a consumer thread's two tokens; the other is 8 further.
+template <int HALF>
+__device__ __forceinline__ int token_of(const WideTile<HALF>& tile) {
+  const int t = threadIdx.x;
+  return tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + t % 32 / 4;
+}
+
+// Brings a tile's scales and bias to L1 while it is multiplied, a line a thread.
+template <int HALF, bool GATED>
+__device__ __forceinline__ void prefetch_scales(const WideArguments& g, const WideTile<HALF>& tile) {
+  constexpr int LINE = 32;  // scales
+  const int first = LINE * static_cast<int>(threadIdx.x);
+  if (first < WIDE_TOKENS) prefetch_l1(g.x_scale + min(tile.token + first, g.m - 1));
+  if (first > (GATED ? HALF : 2 * HALF)) return;  // a line more than it has, for a tile that starts within one
+  const int column = min((GATED ? tile.row / 2 : tile.row) + first, g.n - 1);
+  prefetch_l1(g.w_scale + column);
+  if (GATED) prefetch_l1(g.w_scale + g.n + column);
+  if (!GATED && g.bias) prefetch_l1(g.bias + column);
+}
+
+// Calls each(half, i, column, from) for this thread's pairs of sums in every eight i of a half: `column` of the result,
+// the nearest that there is, and row `from` of W. No branches, so that the loads of a loop run together.
+template <int HALF, bool GATED, typename Each>
+__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, Each each) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int i = 0; i < HALF / 8; ++i) {
+      const int row = tile.row + half * HALF, pair = 2 * (threadIdx.x % 4);
+      const int column = min((GATED ? row / 2 + i / 2 * 8 : row + i * 8) + pair, g.n - 2);
+      each(half, i, column, GATED && i % 2 ? g.n + column : column);
+    }
+  }
+}
+
+// Turns a tile's sums into those of scaled operands, plus the bias.
+template <int HALF, bool GATED>
+__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, float (&acc)[2][HALF / 2]) {
+  const int token = token_of(tile);
+  const float x_scale[2] = {g.x_scale[min(token, g.m - 1)], g.x_scale[min(token + 8, g.m - 1)]};
+  for_eights<HALF, GATED>(g, tile, [&](int half, int i, int, int from) {
+    const float2 scale = *reinterpret_cast<const float2*>(g.w_scale + from);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      acc[half][4 * i + 2 * h] *= x_scale[h] * scale.x;
+      acc[half][4 * i + 2 * h + 1] *= x_scale[h] * scale.y;
+    }
+  });
+  if (GATED || !g.bias) return;
+  for_eights<HALF, GATED>(g, tile, [&](int half, int i, int column, int) {
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(g.bias + column);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      acc[half][4 * i + 2 * h] += __uint_as_float(pair << 16);
+      acc[half][4 * i + 2 * h + 1] += __uint_as_float(pair & 0xffff0000u);
+    }
+  });
+}
+
 template <int HALF, bool GATED>
 __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
                                            const float (&acc)[2][HALF / 2]) {
-  const int t = threadIdx.x, lane = t % 32;
-  const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
+  const int token = token_of(tile);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -219,6 +282,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
   for (int index = cluster; index < tiles; index += clusters) {
+    if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
     int held = -1;  // stage whose products may still run
     for (int kb = 0; kb < g.k_blocks; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -243,7 +307,9 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     wgmma_results(acc[0]);
     wgmma_results(acc[1]);
     release(held);
-    store_wide<HALF, GATED>(g, WideTile<HALF>(g, index, rank), acc);
+    const WideTile<HALF> tile(g, index, rank);
+    if constexpr (Chunk<T>::scaled) scale_sums<HALF, GATED>(g, tile, acc);
+    store_wide<HALF, GATED>(g, tile, acc);
   }
 }
 
