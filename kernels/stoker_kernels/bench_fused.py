@@ -72,7 +72,7 @@ def family_of(tile: Tile | WideTile) -> str:
 
 def label(tile: Tile | WideTile) -> str:
     """As `gemm_table.GATED` writes it."""
-    return gemm_table.text_of(tile) if isinstance(tile, Tile) else gemm_table.text_of_wide(tile)
+    return gemm_table.text_of(tile)
 
 
 def check(
@@ -102,7 +102,7 @@ def _wrong(tile: Tile | WideTile, x: torch.Tensor, weight: torch.Tensor, expecte
     first = None
     for dependent in (False, True, True):
         out = torch.full(expected.shape, float("nan"), device=x.device, dtype=torch.bfloat16)
-        gemm_gated.launch(tile, x, weight, out, pdl=dependent)
+        gemm_gated.launch(tile, Operands(x, weight, out), pdl=dependent)
         if x.is_cuda:
             torch.cuda.synchronize()
         found = complaint(out, expected, 4e-3)
@@ -156,7 +156,7 @@ def time_products(model: str, weights: Weights, m: int, families: Sequence[str])
         x = torch.randn(m, k, device=bench_layer.DEVICE).bfloat16()
         ways: list[tuple[str, Callable[[LinearWeight, torch.Tensor], object]]] = [("cublas", _cublas(x))]
         tile = gemm_table.best_tile(False, n, k, m) if m <= MAX_TOKENS else None
-        if tile is not None:
+        if isinstance(tile, Tile):
             ways.append(("table", _small(tile, x)))
         ways += [(label(wide), _wide(wide, x)) for wide in wide_tiles(m, gated=False) if "wide" in families]
         samples = [Sample(model, m, name, n, k, way, _each_us(run, every, x)) for way, run in ways]
@@ -177,7 +177,7 @@ def _small(tile: Tile, x: torch.Tensor) -> Callable[[LinearWeight, torch.Tensor]
 
 
 def _wide(tile: WideTile, x: torch.Tensor) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_wide.launch(tile, x, weight.data, out, pdl=True)
+    return lambda weight, out: gemm_wide.launch(tile, Operands(x, weight.data, out), pdl=True)
 
 
 def _each_us(
@@ -203,7 +203,7 @@ def rows_of_table(samples: Sequence[Sample]) -> dict[tuple[int, int], GatedRow]:
         # The slowest first, so that the fastest of a number of tokens stays.
         best = {s.m: s.way for s in sorted(of_shape, key=lambda s: (s.m, -s.us))}
         texts = {m: None if way in ("cublas", "split") else way for m, way in best.items()}
-        now = gemm_table.nearest_gated(*shape)
+        now = gemm_table.nearest_gated(False, *shape)
         tiles = list(now.tiles)
         for m, text in texts.items():
             if m <= GATED_SMALL:

@@ -2,7 +2,7 @@
 
 Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
 default on SM 9.0), `cublas`, `own` (ours wherever M ≤ 128), and `wide` (`table`, with a kernel of 128 × 288 tiles for
-more than 64 tokens and many rows). The choice per call is by (N, K, M), the choice of
+more than 64 tokens and many rows); FP8 takes such tiles by `table`. The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
@@ -30,7 +30,9 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    return cuda.missing_cubin(f"{stem}_small", "sm_90a") or cuda.missing_cubin(f"{stem}_cluster", "sm_90a")
+    needed = ("small", "cluster", "wide") if target.dtype == FP8 else ("small", "cluster")
+    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in needed)
+    return next((reason for reason in missing if reason is not None), None)
 
 
 def _wide_supports(target: Target) -> str | None:

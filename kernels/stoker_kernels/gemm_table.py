@@ -65,16 +65,19 @@ E4M3: dict[tuple[int, int], Row] = {
 }
 
 
+WideEnds = tuple[tuple[int, str | None], ...]
+"""Wide tiles as `parse_wide` takes them, each up to a number of tokens; the last one goes on. None: two kernels."""
+
+
 @dataclass(frozen=True, slots=True)
 class GatedRow:
     """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
 
-    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
-    for more than GATED_SMALL tokens, up to a number of them; the last one goes on.
+    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: for more than GATED_SMALL tokens.
     """
 
     tiles: tuple[str | None, str | None, str | None, str | None]
-    wide: tuple[tuple[int, str | None], ...]
+    wide: WideEnds
 
 
 # By the layer's time of `python -m stoker_kernels.bench_fused` (H200).
@@ -86,26 +89,40 @@ GATED: dict[tuple[int, int], GatedRow] = {
     (17920, 1536): GatedRow(("64x1k2=", "128x1k1=", "128x1k1=", None), ((128, None), (256, "288t"), (1024, "288r"))),
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
 }
+GATED_E4M3: dict[tuple[int, int], GatedRow] = {
+    (37888, 3584): GatedRow((None, None, None, None), ((128, "288r"), (8192, "288t"))),
+}
+# Plain e4m3 products of more than MAX_TOKENS tokens.
+WIDE_E4M3: dict[tuple[int, int], WideEnds] = {
+    (4608, 3584): ((512, None), (8192, "288t")),
+    (3584, 3584): ((512, None), (8192, "256t")),
+    (37888, 3584): ((8192, "288t"),),
+    (3584, 18944): ((512, None), (8192, "256t")),
+}
 GATED_SMALL = 64
 # A weight that was not measured gets wide tiles where they leave little of an H200's SMs without work in any round.
 SM_PAIRS = 66
 BUSY = 0.9
 
 
-def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
+def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
-    row = nearest_gated(n, k)
+    row = nearest_gated(fp8, n, k)
     if m > GATED_SMALL:
-        text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
-        if text is None:
-            return None
-        named = parse_wide(text)
-        if (n, k) in GATED:
-            return named
-        both = (named, replace(named, rows=256 if named.rows == 288 else 288))
-        return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
+        return _wide_tile(row.wide, (n, k) in (GATED_E4M3 if fp8 else GATED), n, m, gated=True)
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]
     return None if text is None else _parse_gated(text, token_tile(m))
+
+
+def _wide_tile(ends: WideEnds, measured: bool, n: int, m: int, *, gated: bool) -> WideTile | None:
+    text = next((text for tokens, text in ends if m <= tokens), ends[-1][1])
+    if text is None:
+        return None
+    named = parse_wide(text, gated)
+    if measured:
+        return named
+    both = (named, replace(named, rows=256 if named.rows == 288 else 288))
+    return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
 
 
 def busy_share(tile: WideTile, n: int, m: int) -> float:
@@ -116,15 +133,9 @@ def busy_share(tile: WideTile, n: int, m: int) -> float:
 
 
 @functools.cache
-def parse_wide(text: str) -> WideTile:
-    """The gated wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
-    return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
-
-
-def text_of_wide(tile: WideTile) -> str:
-    """The text that `parse_wide` makes this tile of."""
-    ways = {None: "", False: "r", True: "t"}
-    return f"{tile.rows}{ways[tile.by_tokens]}"
+def parse_wide(text: str, gated: bool) -> WideTile:
+    """The wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
+    return WideTile(int(text.rstrip("rt")), gated, {"r": False, "t": True}.get(text[-1]))
 
 
 @functools.cache
@@ -135,8 +146,11 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 
 
 @functools.cache
-def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | None:
+def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
+    if fp8 and m > MAX_TOKENS:
+        shape = min(WIDE_E4M3, key=lambda shape: _distance(shape, n, k))
+        return _wide_tile(WIDE_E4M3[shape], shape == (n, k), n, m, gated=False)
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
 
 
@@ -159,8 +173,11 @@ def parse(text: str, tokens: int) -> Tile:
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
 
 
-def text_of(tile: Tile) -> str:
-    """The text that `parse` makes this tile of."""
+def text_of(tile: Tile | WideTile) -> str:
+    """The text that `parse`, or `parse_wide`, makes this tile of."""
+    if isinstance(tile, WideTile):
+        ways = {None: "", False: "r", True: "t"}
+        return f"{tile.rows}{ways[tile.by_tokens]}"
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
     return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
 
@@ -171,9 +188,10 @@ def _parse_gated(text: str, tokens: int) -> Tile:
 
 
 @functools.cache
-def nearest_gated(n: int, k: int) -> GatedRow:
+def nearest_gated(fp8: bool, n: int, k: int) -> GatedRow:
     """The row of the weight nearest to [n, k]."""
-    return GATED[min(GATED, key=lambda shape: _distance(shape, n, k))]
+    table = GATED_E4M3 if fp8 else GATED
+    return table[min(table, key=lambda shape: _distance(shape, n, k))]
 
 
 def _nearest(fp8: bool, n: int, k: int) -> Row:

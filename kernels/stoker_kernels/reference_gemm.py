@@ -42,9 +42,15 @@ def linear(
     return y.to(dtype) if out is None else out.copy_(y)
 
 
-def linear_silu_mul(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a dense weight [2F, K], gate first; gate and up rounded to x's dtype."""
-    return silu_and_mul(linear(x, weight))
+def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
+    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a weight [2F, K], gate first.
+
+    A dense one: gate and up are rounded to x's dtype. FP8: their product is rounded to bfloat16, then quantized.
+    """
+    if isinstance(x, torch.Tensor):
+        return silu_and_mul(linear(x, weight))
+    both = dequantize_activations(x) @ dequantize(weight).float().T
+    return quantize_fp8(silu_and_mul(both).to(torch.bfloat16))
 
 
 def linear_fp64(

@@ -98,14 +98,10 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
 // silu(gate) · up of two neighbours. The special function unit gives 16 results a cycle and SM: one reciprocal serves both.
 __device__ __forceinline__ uint32_t silu_times_two(const float* gate, const float* up) {
   constexpr float MOST = 60.f;  // 2^60 twice is finite, and gate / 2^60 is nothing
-#ifdef STOKER_OLD_SILU
-  return pack_bf16(silu_times(gate[0], up[0]), silu_times(gate[1], up[1]));
-#else
   const float a = 1.f + exp2_approx(fminf(gate[0] * -1.44269504f, MOST));
   const float b = 1.f + exp2_approx(fminf(gate[1] * -1.44269504f, MOST));
   const float one = reciprocal_approx(a * b);
   return pack_bf16(gate[0] * up[0] * (b * one), gate[1] * up[1] * (a * one));
-#endif
 }
 
 // store_tile for rows that alternate by eights between gate and up: stores silu(gate) · up, rounded once; no scales, no

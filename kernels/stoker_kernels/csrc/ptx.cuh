@@ -45,6 +45,8 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
 // with a preference: it costs a request between the halves of L2 at every hit.
 __device__ __forceinline__ uint64_t policy_evict_normal() { return 0x1000000000000000ull; }
 
+__device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -3,8 +3,6 @@
 
 STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_n288, __nv_bfloat16, 144, false)
 STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_n256, __nv_bfloat16, 128, false)
-#ifndef STOKER_TWO_PARTS
 STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_n224, __nv_bfloat16, 112, false)
-#endif
 STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_gated_n288, __nv_bfloat16, 144, true)
 STOKER_SM90_GEMM_WIDE(sm90_bf16_gemm_wide_gated_n256, __nv_bfloat16, 128, true)

@@ -10,6 +10,7 @@
 //
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
 // dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
+// e4m3: sums are multiplied by the scales of their token and their row of W, in fp32, before anything else.
 #pragma once
 #include <cuda.h>
 
@@ -24,20 +25,22 @@ constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of
 
 struct WideArguments {
   __nv_bfloat16* out;  // [m, n], rows ld_out apart
-  int m, n, ld_out;    // n: columns of the result
+  // Of e4m3 alone; a gated product has no bias.
+  const __nv_bfloat16* bias;  // [n] or null
+  const float* w_scale;       // [rows of W]
+  const float* x_scale;       // [m]
+  int m, n, ld_out;           // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
-  int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
+  int row_ctas, token_ctas;                        // a cluster's CTAs, 2 × 1, 1 × 2 or 2 × 2
+  int group;
   int lag;                                         // k blocks that the second warpgroup stays behind the first
 };
 
-// A warpgroup's sums of a tile: as few instructions a step of K as their 256 columns at most allow.
+// A warpgroup's sums of a tile, for as few instructions a step of K as their 256 columns at most allow.
 template <int HALF>
 struct WideSums {
-#ifdef STOKER_TWO_PARTS
-  static constexpr int parts = 2, columns = HALF;
-#else
   static constexpr int parts = HALF > 128 ? 2 : 1, columns = 2 * HALF / parts;
-#endif
+  float of[parts][columns / 2];
 };
 
 template <int HALF>
@@ -63,12 +66,12 @@ struct WideTile {
 
   // Tiles in an order that takes WIDE_GROUP tokens through all rows before the next.
   __device__ WideTile(const WideArguments& g, int index, int rank) {
-    const int group = WIDE_GROUP / WIDE_TOKENS >> g.by_tokens;
+    const int group = g.group / WIDE_TOKENS / g.token_ctas;
     const int each = group * g.row_blocks, first = index / each * group;
     const int wide = max(1, min(group, g.token_blocks - first)), inside = index % each;  // 1: past the end
     const int row_block = inside / wide, token_block = first + inside % wide;
-    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * HALF;
-    token = (g.by_tokens ? token_block * 2 + rank : token_block) * WIDE_TOKENS;
+    row = (row_block * g.row_ctas + rank % g.row_ctas) * 2 * HALF;
+    token = (token_block * g.token_ctas + rank / g.row_ctas) * WIDE_TOKENS;
   }
 };
 
@@ -99,21 +102,22 @@ struct WideProducer {
 
   __device__ void load_w(const WideWalk<HALF>& u, int stage) const {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
-    if (g.by_tokens) return load_half(u, stage, rank);
+    if (g.token_ctas == 2) return load_half(u, stage, rank / g.row_ctas);
     load_half(u, stage, 0);
     load_half(u, stage, 1);
   }
   __device__ void load_half(const WideWalk<HALF>& u, int stage, int half) const {
     const int row = u.tile.row + half * HALF, k = u.k_block * Chunk<T>::elements;
     const uint32_t to = ring.w(stage) + half * ring.half_bytes, full = ring.full + 8 * stage;
+    const uint16_t alike = (1 | 1 << g.row_ctas) << rank % g.row_ctas;  // CTAs with these rows
     if constexpr (GATED) {
-      if (g.by_tokens) {
-        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, 3, w_policy);
+      if (g.token_ctas == 2) {
+        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, alike, w_policy);
       } else {
         tensor_load_4d(to, &w_map, k, 0, 0, row / 16, full, w_policy);
       }
-    } else if (g.by_tokens) {
-      tensor_multicast_2d(to, &w_map, k, row, full, 3, w_policy);
+    } else if (g.token_ctas == 2) {
+      tensor_multicast_2d(to, &w_map, k, row, full, alike, w_policy);
     } else {
       tensor_load_2d(to, &w_map, k, row, full, w_policy);
     }
@@ -121,11 +125,13 @@ struct WideProducer {
   __device__ void load_x(const WideWalk<HALF>& u, int stage) const {
     const int k = u.k_block * Chunk<T>::elements, some = WIDE_TOKENS / 2;
     const uint32_t full = ring.full + 8 * stage;
-    if (g.by_tokens) {
+    if (g.row_ctas == 1) {
       tensor_load_2d(ring.x(stage), &x_map, k, u.tile.token, full, x_policy);
       tensor_load_2d(ring.x(stage) + some * 128, &x_map, k, u.tile.token + some, full, x_policy);
     } else {
-      tensor_multicast_2d(ring.x(stage) + rank * some * 128, &x_map, k, u.tile.token + rank * some, full, 3, x_policy);
+      const int half = rank % 2 * some;
+      const uint16_t alike = 3 << rank / 2 * 2;  // CTAs with these tokens
+      tensor_multicast_2d(ring.x(stage) + half * 128, &x_map, k, u.tile.token + half, full, alike, x_policy);
     }
   }
 };
@@ -168,25 +174,84 @@ __device__ __forceinline__ void store_eights(const WideArguments& g, int token, 
   }
 }
 
-template <int HALF, bool GATED, int PARTS, int COLUMNS>
-__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
-                                           const float (&acc)[PARTS][COLUMNS / 2]) {
-  const int t = threadIdx.x, lane = t % 32;
-  const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
+// The first of a consumer thread's two tokens; the other is 8 further.
+template <int HALF>
+__device__ __forceinline__ int token_of(const WideTile<HALF>& tile) {
+  const int t = threadIdx.x;
+  return tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + t % 32 / 4;
+}
+
+// Brings a tile's scales and bias to L1 while it is multiplied, a line a thread.
+template <int HALF, bool GATED>
+__device__ __forceinline__ void prefetch_scales(const WideArguments& g, const WideTile<HALF>& tile) {
+  constexpr int LINE = 32;  // scales
+  const int first = LINE * static_cast<int>(threadIdx.x);
+  if (first < WIDE_TOKENS) prefetch_l1(g.x_scale + min(tile.token + first, g.m - 1));
+  if (first > (GATED ? HALF : 2 * HALF)) return;  // a line more than it has, for a tile that starts within one
+  const int column = min((GATED ? tile.row / 2 : tile.row) + first, g.n - 1);
+  prefetch_l1(g.w_scale + column);
+  if (GATED) prefetch_l1(g.w_scale + g.n + column);
+  if (!GATED && g.bias) prefetch_l1(g.bias + column);
+}
+
+// Calls each(pairs, column, from) for this thread's two pairs of sums in every eight of columns: `column` of the result,
+// the nearest that there is, and row `from` of W. No branches, so that the loads of a loop run together.
+template <int HALF, bool GATED, typename Each>
+__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, WideSums<HALF>& sums,
+                                           Each each) {
 #pragma unroll
-  for (int part = 0; part < PARTS; ++part) {
-    const float(&sums)[COLUMNS / 2] = acc[part];
-    const int row = tile.row + part * COLUMNS;
+  for (int part = 0; part < WideSums<HALF>::parts; ++part) {
+#pragma unroll
+    for (int i = 0; i < WideSums<HALF>::columns / 8; ++i) {
+      const int row = tile.row + part * WideSums<HALF>::columns, pair = 2 * (threadIdx.x % 4);
+      const int column = min((GATED ? row / 2 + i / 2 * 8 : row + i * 8) + pair, g.n - 2);
+      each(sums.of[part] + 4 * i, column, GATED && i % 2 ? g.n + column : column);
+    }
+  }
+}
+
+// Turns a tile's sums into those of scaled operands, plus the bias.
+template <int HALF, bool GATED>
+__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, WideSums<HALF>& sums) {
+  const int token = token_of(tile);
+  const float x_scale[2] = {g.x_scale[min(token, g.m - 1)], g.x_scale[min(token + 8, g.m - 1)]};
+  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int, int from) {
+    const float2 scale = *reinterpret_cast<const float2*>(g.w_scale + from);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      pairs[2 * h] *= x_scale[h] * scale.x;
+      pairs[2 * h + 1] *= x_scale[h] * scale.y;
+    }
+  });
+  if (GATED || !g.bias) return;
+  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int column, int) {
+    const uint32_t two = *reinterpret_cast<const uint32_t*>(g.bias + column);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      pairs[2 * h] += __uint_as_float(two << 16);
+      pairs[2 * h + 1] += __uint_as_float(two & 0xffff0000u);
+    }
+  });
+}
+
+template <int HALF, bool GATED>
+__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
+                                           const WideSums<HALF>& sums) {
+  const int token = token_of(tile);
+#pragma unroll
+  for (int part = 0; part < WideSums<HALF>::parts; ++part) {
+    const float* of = sums.of[part];
+    const int row = tile.row + part * WideSums<HALF>::columns;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if constexpr (GATED) {
-        store_eights<COLUMNS / 16>(g, token + 8 * h, row / 2, [&](int i) {
-          const float *gate = sums + 8 * i + 2 * h, *up = gate + 4;
+        store_eights<WideSums<HALF>::columns / 16>(g, token + 8 * h, row / 2, [&](int i) {
+          const float *gate = of + 8 * i + 2 * h, *up = gate + 4;
           return silu_times_two(gate, up);
         });
       } else {
-        store_eights<COLUMNS / 8>(g, token + 8 * h, row,
-                                  [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
+        store_eights<WideSums<HALF>::columns / 8>(g, token + 8 * h, row,
+                                       [&](int i) { return pack_bf16(of[4 * i + 2 * h], of[4 * i + 2 * h + 1]); });
       }
     }
   }
@@ -201,11 +266,11 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   auto fill = [&] {
     for (int i = 0; i < ahead; ++i, walk.next()) p.load_w(walk, i);
   };
-  if (issues && !p.g.by_tokens) fill();  // to this CTA alone
+  if (issues && p.g.token_ctas == 1) fill();  // to this CTA alone
   __syncwarp();
   cluster_wait();  // the other CTA's barriers are set up
   if (!issues) return;
-  if (p.g.by_tokens) fill();
+  if (p.g.token_ctas == 2) fill();
   grid_dependency_wait();
   proxy_fence_async();
   for (int i = 0; i < ahead; ++i, walk_x.next()) p.load_x(walk_x, i);
@@ -224,17 +289,20 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
   constexpr int parts = WideSums<HALF>::parts, columns = WideSums<HALF>::columns;
-  float acc[parts][columns / 2];
+  WideSums<HALF> sums;
   int stage = 0;
   uint32_t parity = 0;
   cluster_wait();
   grid_dependency_wait();
   const int lead = min(g.lag, g.k_blocks - 1);
-  auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
-    if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
+  auto release = [&](int held) {  // in each CTA whose producer writes here: all but the one across
+    if (lane < g.row_ctas * g.token_ctas && lane != 3 - rank) {
+      mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
+    }
   };
   if (group == 1) mbarrier_wait(ring.lead, 0);
   for (int index = cluster; index < tiles; index += clusters) {
+    if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
     int held = -1;  // stage whose products may still run
     for (int kb = 0; kb < g.k_blocks; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -245,7 +313,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
         for (int part = 0; part < parts; ++part) {
-          Wgmma<T, columns>::multiply(acc[part], x + step * 2, w + part * (columns * 128 / 16) + step * 2,
+          Wgmma<T, columns>::multiply(sums.of[part], x + step * 2, w + part * (columns * 128 / 16) + step * 2,
                                       kb + step != 0);
         }
       }
@@ -259,9 +327,11 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     }
     wgmma_wait<0>();
 #pragma unroll
-    for (int part = 0; part < parts; ++part) wgmma_results(acc[part]);
+    for (int part = 0; part < parts; ++part) wgmma_results(sums.of[part]);
     release(held);
-    store_wide<HALF, GATED, parts, columns>(g, WideTile<HALF>(g, index, rank), acc);
+    const WideTile<HALF> tile(g, index, rank);
+    if constexpr (Chunk<T>::scaled) scale_sums<HALF, GATED>(g, tile, sums);
+    store_wide<HALF, GATED>(g, tile, sums);
   }
 }
 
@@ -269,7 +339,8 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const CUtensorMap& x_map, const WideArguments& g) {
   extern __shared__ unsigned char raw[];
   const WideRing<HALF> ring(raw, g.stages);
-  const int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+  const int ctas = g.row_ctas * g.token_ctas, rank = cluster_rank(), cluster = blockIdx.x / ctas;
+  const int clusters = gridDim.x / ctas;
   const int tiles = g.row_blocks * g.token_blocks;
   const bool producer = threadIdx.x >= 2 * GROUP_THREADS, loads = threadIdx.x / 32 == 2 * GROUP_THREADS / 32;
   if (loads && threadIdx.x % 32 == 0) {
@@ -277,7 +348,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     tensor_map_prefetch(&x_map);
     for (int s = 0; s < g.stages; ++s) {
       mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, 2 * 8);  // one arrival per consumer warp of both CTAs
+      mbarrier_init(ring.empty + 8 * s, (g.row_ctas + g.token_ctas - 1) * 8);  // by consumer warps, see release
     }
     mbarrier_init(ring.lead, 1);
     mbarrier_init_fence();
@@ -289,7 +360,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     registers_shrink<40>();  // the sums of 64 tokens × 288 rows need more than a third of the SM's
     if (loads) {
       const uint64_t w_policy = g.token_blocks == 1 ? policy_evict_first() : policy_evict_normal();
-      const uint64_t x_policy = g.m <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
+      const uint64_t x_policy = g.m <= g.group ? policy_evict_last() : policy_evict_normal();
       produce_wide(WideProducer<T, HALF, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
       __syncwarp();
     } else {

@@ -20,8 +20,9 @@ from stoker_kernels import cuda, gemm_small, gemm_wide
 from stoker_kernels.gemm_small import Workspace
 
 SOURCES = (
-    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
-    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh", "stream_k.cuh"),
+    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu"),
+    *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
+    "stream_k.cuh",
 )
 
 
