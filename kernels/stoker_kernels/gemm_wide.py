@@ -23,7 +23,6 @@ TOKENS = 128  # of a CTA's tile
 CLUSTER = 2
 THREADS = 3 * 128
 ARCH = "sm_90a"
-LAG, GROUP = 2, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,12 @@ class WideTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (SHARED_LIMIT - 1024 - 8) // (self.stage_bytes + 16)
+        return (SHARED_LIMIT - 1024) // (self.stage_bytes + 16)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: alignment, ring, two barriers a stage and one more."""
-        return 1024 + self.stages * (self.stage_bytes + 16) + 8
+        """Dynamic shared memory: alignment, ring, two barriers a stage."""
+        return 1024 + self.stages * (self.stage_bytes + 16)
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
@@ -68,8 +67,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "bias", "w_scale", "x_scale")),
         *((name, ctypes.c_int) for name in
-          ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "row_ctas", "token_ctas",
-           "group", "lag")),
+          ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")),
     ]
 
 
@@ -95,8 +93,6 @@ def pairing(tile: WideTile, n: int, m: int, pairs: int) -> Pairing:
 
     By tokens L2 gives a quarter less, and a tile that one CTA has no part of costs as much as a whole one.
     """
-    if tile.by_tokens == 2:
-        return Pairing(2, -(-n // (2 * tile.rows)), -(-m // (2 * TOKENS)))
     by_rows = Pairing(False, -(-n // (CLUSTER * tile.rows)), -(-m // TOKENS))
     by_tokens = Pairing(True, -(-n // tile.rows), -(-m // (CLUSTER * TOKENS)))
     faster = m > TOKENS and -(-by_tokens.tiles // pairs) <= -(-by_rows.tiles // pairs)
@@ -140,15 +136,14 @@ def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
     (n, k), m, device, dtype = o.weight.shape, o.x.shape[0], o.x.device, o.weight.dtype
     chosen = cuda.kernel(stem(dtype), ARCH, tile.kernel_name(dtype), tile.shared_bytes, THREADS, device.index or 0)
-    resident = cuda.resident_clusters(chosen, 4 if tile.by_tokens == 2 else CLUSTER, SHARED_LIMIT)
+    resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
-    ctas = {0: (2, 1), 1: (1, 2), 2: (2, 2)}[dealt.by_tokens]
     arguments = _Arguments(
         o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale), address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), dealt.row_blocks, dealt.token_blocks, k * dtype.itemsize // 128,
-        tile.stages, *ctas, GROUP, LAG,
+        tile.stages, dealt.by_tokens,
     )  # fmt: skip
     w_map = _weight_map(o.weight.data_ptr(), n, k, dtype.itemsize, tile)
     maps = [w_map, cuda.tensor_map(o.x, TOKENS // CLUSTER)]
-    cuda.launch(chosen, clusters * ctas[0] * ctas[1], [*maps, arguments], device, pdl=pdl, cluster=ctas[0] * ctas[1])
+    cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

@@ -1,7 +1,7 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
-// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), HALF rows an
-// instruction. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
+// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), all rows an
+// instruction or, of 288, half of them. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
 // crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for up to 128 tokens there is no other
 // way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB from L2 a k block instead of 45,
 // which at the tensor cores' full speed are 30 bytes a cycle and SM instead of 39, of the 39 that L2 has.
@@ -31,29 +31,19 @@ struct WideArguments {
   const float* x_scale;       // [m]
   int m, n, ld_out;           // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
-  int row_ctas, token_ctas;                        // a cluster's CTAs, 2 × 1, 1 × 2 or 2 × 2
-  int group;
-  int lag;                                         // k blocks that the second warpgroup stays behind the first
-};
-
-// A warpgroup's sums of a tile, for as few instructions a step of K as their 256 columns at most allow.
-template <int HALF>
-struct WideSums {
-  static constexpr int parts = HALF > 128 ? 2 : 1, columns = 2 * HALF / parts;
-  float of[parts][columns / 2];
+  int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
 };
 
 template <int HALF>
 struct WideRing {
   static constexpr int half_bytes = HALF * 128, w_bytes = 2 * half_bytes, x_bytes = WIDE_TOKENS * 128;
   static constexpr int stage_bytes = w_bytes + x_bytes;
-  uint32_t base, full, empty, lead;
+  uint32_t base, full, empty;
 
   __device__ WideRing(unsigned char* raw, int stages) {
     base = (shared_address(raw) + 1023) & ~1023u;
     full = base + stages * stage_bytes;
     empty = full + 8 * stages;
-    lead = empty + 8 * stages;
   }
   __device__ uint32_t w(int stage) const { return base + stage * stage_bytes; }
   __device__ uint32_t x(int stage) const { return base + stage * stage_bytes + w_bytes; }
@@ -66,12 +56,12 @@ struct WideTile {
 
   // Tiles in an order that takes WIDE_GROUP tokens through all rows before the next.
   __device__ WideTile(const WideArguments& g, int index, int rank) {
-    const int group = g.group / WIDE_TOKENS / g.token_ctas;
+    const int group = WIDE_GROUP / WIDE_TOKENS >> g.by_tokens;
     const int each = group * g.row_blocks, first = index / each * group;
     const int wide = max(1, min(group, g.token_blocks - first)), inside = index % each;  // 1: past the end
     const int row_block = inside / wide, token_block = first + inside % wide;
-    row = (row_block * g.row_ctas + rank % g.row_ctas) * 2 * HALF;
-    token = (token_block * g.token_ctas + rank / g.row_ctas) * WIDE_TOKENS;
+    row = (g.by_tokens ? row_block : row_block * 2 + rank) * 2 * HALF;
+    token = (g.by_tokens ? token_block * 2 + rank : token_block) * WIDE_TOKENS;
   }
 };
 
@@ -102,22 +92,21 @@ struct WideProducer {
 
   __device__ void load_w(const WideWalk<HALF>& u, int stage) const {
     mbarrier_arrive_expect(ring.full + 8 * stage, ring.stage_bytes);
-    if (g.token_ctas == 2) return load_half(u, stage, rank / g.row_ctas);
+    if (g.by_tokens) return load_half(u, stage, rank);
     load_half(u, stage, 0);
     load_half(u, stage, 1);
   }
   __device__ void load_half(const WideWalk<HALF>& u, int stage, int half) const {
     const int row = u.tile.row + half * HALF, k = u.k_block * Chunk<T>::elements;
     const uint32_t to = ring.w(stage) + half * ring.half_bytes, full = ring.full + 8 * stage;
-    const uint16_t alike = (1 | 1 << g.row_ctas) << rank % g.row_ctas;  // CTAs with these rows
     if constexpr (GATED) {
-      if (g.token_ctas == 2) {
-        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, alike, w_policy);
+      if (g.by_tokens) {
+        tensor_multicast_4d(to, &w_map, k, 0, 0, row / 16, full, 3, w_policy);
       } else {
         tensor_load_4d(to, &w_map, k, 0, 0, row / 16, full, w_policy);
       }
-    } else if (g.token_ctas == 2) {
-      tensor_multicast_2d(to, &w_map, k, row, full, alike, w_policy);
+    } else if (g.by_tokens) {
+      tensor_multicast_2d(to, &w_map, k, row, full, 3, w_policy);
     } else {
       tensor_load_2d(to, &w_map, k, row, full, w_policy);
     }
@@ -125,13 +114,11 @@ struct WideProducer {
   __device__ void load_x(const WideWalk<HALF>& u, int stage) const {
     const int k = u.k_block * Chunk<T>::elements, some = WIDE_TOKENS / 2;
     const uint32_t full = ring.full + 8 * stage;
-    if (g.row_ctas == 1) {
+    if (g.by_tokens) {
       tensor_load_2d(ring.x(stage), &x_map, k, u.tile.token, full, x_policy);
       tensor_load_2d(ring.x(stage) + some * 128, &x_map, k, u.tile.token + some, full, x_policy);
     } else {
-      const int half = rank % 2 * some;
-      const uint16_t alike = 3 << rank / 2 * 2;  // CTAs with these tokens
-      tensor_multicast_2d(ring.x(stage) + half * 128, &x_map, k, u.tile.token + half, full, alike, x_policy);
+      tensor_multicast_2d(ring.x(stage) + rank * some * 128, &x_map, k, u.tile.token + rank * some, full, 3, x_policy);
     }
   }
 };
@@ -197,22 +184,19 @@ __device__ __forceinline__ void prefetch_scales(const WideArguments& g, const Wi
 // Calls each(pairs, column, from) for this thread's two pairs of sums in every eight of columns: `column` of the result,
 // the nearest that there is, and row `from` of W. No branches, so that the loads of a loop run together.
 template <int HALF, bool GATED, typename Each>
-__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, WideSums<HALF>& sums,
+__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF],
                                            Each each) {
 #pragma unroll
-  for (int part = 0; part < WideSums<HALF>::parts; ++part) {
-#pragma unroll
-    for (int i = 0; i < WideSums<HALF>::columns / 8; ++i) {
-      const int row = tile.row + part * WideSums<HALF>::columns, pair = 2 * (threadIdx.x % 4);
-      const int column = min((GATED ? row / 2 + i / 2 * 8 : row + i * 8) + pair, g.n - 2);
-      each(sums.of[part] + 4 * i, column, GATED && i % 2 ? g.n + column : column);
-    }
+  for (int i = 0; i < HALF / 4; ++i) {
+    const int first = GATED ? tile.row / 2 + i / 2 * 8 : tile.row + i * 8;
+    const int column = min(first + 2 * static_cast<int>(threadIdx.x % 4), g.n - 2);
+    each(sums + 4 * i, column, GATED && i % 2 ? g.n + column : column);
   }
 }
 
 // Turns a tile's sums into those of scaled operands, plus the bias.
 template <int HALF, bool GATED>
-__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, WideSums<HALF>& sums) {
+__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF]) {
   const int token = token_of(tile);
   const float x_scale[2] = {g.x_scale[min(token, g.m - 1)], g.x_scale[min(token + 8, g.m - 1)]};
   for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int, int from) {
@@ -236,23 +220,16 @@ __device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTil
 
 template <int HALF, bool GATED>
 __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
-                                           const WideSums<HALF>& sums) {
+                                           const float (&sums)[HALF]) {
   const int token = token_of(tile);
 #pragma unroll
-  for (int part = 0; part < WideSums<HALF>::parts; ++part) {
-    const float* of = sums.of[part];
-    const int row = tile.row + part * WideSums<HALF>::columns;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (GATED) {
-        store_eights<WideSums<HALF>::columns / 16>(g, token + 8 * h, row / 2, [&](int i) {
-          const float *gate = of + 8 * i + 2 * h, *up = gate + 4;
-          return silu_times_two(gate, up);
-        });
-      } else {
-        store_eights<WideSums<HALF>::columns / 8>(g, token + 8 * h, row,
-                                       [&](int i) { return pack_bf16(of[4 * i + 2 * h], of[4 * i + 2 * h + 1]); });
-      }
+  for (int h = 0; h < 2; ++h) {
+    const float* of = sums + 2 * h;
+    if constexpr (GATED) {
+      store_eights<HALF / 8>(g, token + 8 * h, tile.row / 2,
+                             [&](int i) { return silu_times_two(of + 8 * i, of + 8 * i + 4); });
+    } else {
+      store_eights<HALF / 4>(g, token + 8 * h, tile.row, [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
   }
 }
@@ -266,11 +243,11 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   auto fill = [&] {
     for (int i = 0; i < ahead; ++i, walk.next()) p.load_w(walk, i);
   };
-  if (issues && p.g.token_ctas == 1) fill();  // to this CTA alone
+  if (issues && !p.g.by_tokens) fill();  // to this CTA alone
   __syncwarp();
   cluster_wait();  // the other CTA's barriers are set up
   if (!issues) return;
-  if (p.g.token_ctas == 2) fill();
+  if (p.g.by_tokens) fill();
   grid_dependency_wait();
   proxy_fence_async();
   for (int i = 0; i < ahead; ++i, walk_x.next()) p.load_x(walk_x, i);
@@ -288,19 +265,15 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
-  constexpr int parts = WideSums<HALF>::parts, columns = WideSums<HALF>::columns;
-  WideSums<HALF> sums;
+  constexpr int columns = HALF > 128 ? HALF : 2 * HALF;  // of the sums that one instruction makes: 256 at most
+  float sums[HALF];
   int stage = 0;
   uint32_t parity = 0;
   cluster_wait();
   grid_dependency_wait();
-  const int lead = min(g.lag, g.k_blocks - 1);
-  auto release = [&](int held) {  // in each CTA whose producer writes here: all but the one across
-    if (lane < g.row_ctas * g.token_ctas && lane != 3 - rank) {
-      mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
-    }
+  auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
+    if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
-  if (group == 1) mbarrier_wait(ring.lead, 0);
   for (int index = cluster; index < tiles; index += clusters) {
     if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
     int held = -1;  // stage whose products may still run
@@ -312,22 +285,19 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int part = 0; part < parts; ++part) {
-          Wgmma<T, columns>::multiply(sums.of[part], x + step * 2, w + part * (columns * 128 / 16) + step * 2,
-                                      kb + step != 0);
+        for (int first = 0; first < 2 * HALF; first += columns) {
+          auto& some = reinterpret_cast<float(&)[columns / 2]>(sums[first / 2]);
+          Wgmma<T, columns>::multiply(some, x + step * 2, w + first * 8 + step * 2, kb + step != 0);
         }
       }
       wgmma_commit();
       wgmma_wait<1>();
       if (held >= 0) release(held);
-      // Once a CTA, and it stays so: while one warpgroup stores, the other has the tensor cores to itself.
-      if (kb == lead && index == cluster && threadIdx.x == 0) mbarrier_arrive(ring.lead);
       held = stage;
       if (++stage == g.stages) stage = 0, parity ^= 1;
     }
     wgmma_wait<0>();
-#pragma unroll
-    for (int part = 0; part < parts; ++part) wgmma_results(sums.of[part]);
+    wgmma_results(sums);
     release(held);
     const WideTile<HALF> tile(g, index, rank);
     if constexpr (Chunk<T>::scaled) scale_sums<HALF, GATED>(g, tile, sums);
@@ -339,8 +309,7 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const CUtensorMap& x_map, const WideArguments& g) {
   extern __shared__ unsigned char raw[];
   const WideRing<HALF> ring(raw, g.stages);
-  const int ctas = g.row_ctas * g.token_ctas, rank = cluster_rank(), cluster = blockIdx.x / ctas;
-  const int clusters = gridDim.x / ctas;
+  const int rank = cluster_rank(), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
   const int tiles = g.row_blocks * g.token_blocks;
   const bool producer = threadIdx.x >= 2 * GROUP_THREADS, loads = threadIdx.x / 32 == 2 * GROUP_THREADS / 32;
   if (loads && threadIdx.x % 32 == 0) {
@@ -348,9 +317,8 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     tensor_map_prefetch(&x_map);
     for (int s = 0; s < g.stages; ++s) {
       mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, (g.row_ctas + g.token_ctas - 1) * 8);  // by consumer warps, see release
+      mbarrier_init(ring.empty + 8 * s, 2 * 8);  // one arrival per consumer warp of both CTAs
     }
-    mbarrier_init(ring.lead, 1);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -360,7 +328,7 @@ __device__ __forceinline__ void sm90_gemm_wide(const CUtensorMap& w_map, const C
     registers_shrink<40>();  // the sums of 64 tokens × 288 rows need more than a third of the SM's
     if (loads) {
       const uint64_t w_policy = g.token_blocks == 1 ? policy_evict_first() : policy_evict_normal();
-      const uint64_t x_policy = g.m <= g.group ? policy_evict_last() : policy_evict_normal();
+      const uint64_t x_policy = g.m <= WIDE_GROUP ? policy_evict_last() : policy_evict_normal();
       produce_wide(WideProducer<T, HALF, GATED>{w_map, x_map, g, ring, rank, w_policy, x_policy}, cluster, clusters, tiles);
       __syncwarp();
     } else {
