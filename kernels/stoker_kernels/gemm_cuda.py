@@ -21,8 +21,6 @@ from stoker_kernels.pdl import pdl_on
 from stoker_kernels.quant import quantize_fp8
 from stoker_kernels.quant_types import Quantized
 
-WIDE_TILE = WideTile(288, gated=False)
-WIDE_MIN_ROWS, WIDE_ABOVE = 32768, 64  # rows of the weight: one tile an SM of an H200; tokens
 Choose = Callable[[bool, int, int, int], Tile | WideTile | None]
 """(is e4m3, N, K, M) → tile of our own, or None for cuBLAS."""
 
@@ -48,20 +46,6 @@ def cublas(
 ) -> torch.Tensor:
     """cuBLAS for everything but block scales, which it lacks here."""
     return route(x, weight, bias, out, lambda *_: None)
-
-
-def wide(
-    x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    """`table`, but our wide kernel for more than 64 tokens where its tiles cover every SM."""
-    large = weight.kind == "dense" and bias is None and weight.out_features >= WIDE_MIN_ROWS
-    if large and isinstance(x, torch.Tensor) and x.shape[0] > WIDE_ABOVE:
-        y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
-        operands = Operands(x, weight.data, y)
-        if gemm_wide.refusal(WIDE_TILE, operands) is None:
-            gemm_wide.launch(WIDE_TILE, operands, pdl=pdl_on(x.device))
-            return y
-    return table(x, weight, bias=bias, out=out)
 
 
 def route(

@@ -24,7 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
-from stoker_kernels.gemm_wide import CLUSTER, WideTile, pairing
+from stoker_kernels.gemm_wide import CLUSTER, TOKENS, WideTile, pairing
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
 
@@ -84,7 +84,7 @@ class GatedRow:
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
         ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),
-        ((128, "288r"), (256, "288t"), (512, "288r"), (2048, "256t"), (8192, "288t")),
+        ((128, "288r"), (256, "288t"), (512, "288r"), (1024, "288t"), (8192, "256t")),
     ),
     (17920, 1536): GatedRow(("64x1k2=", "128x1k1=", "128x1k1=", None), ((128, None), (256, "288t"), (1024, "288r"))),
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
@@ -103,6 +103,11 @@ GATED_SMALL = 64
 # A weight that was not measured gets wide tiles where they leave little of an H200's SMs without work in any round.
 SM_PAIRS = 66
 BUSY = 0.9
+# Plain bf16 products of more tokens than these, where our tile leaves so much less without work than any of cuBLAS's.
+PLAIN_ABOVE = 1024
+PLAIN_TILE = WideTile(224, gated=False, by_tokens=False)
+CUBLAS_ROWS = (192, 256)  # by 128 tokens a CTA
+BUSIER = 0.05
 
 
 def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
@@ -129,7 +134,18 @@ def busy_share(tile: WideTile, n: int, m: int) -> float:
     """The part of the SMs' rounds that works on rows of the weight that are there."""
     dealt = pairing(tile, n, m, SM_PAIRS)
     rows = dealt.row_blocks * tile.rows * (1 if dealt.by_tokens else CLUSTER)
-    return dealt.tiles / (-(-dealt.tiles // SM_PAIRS) * SM_PAIRS) * n / rows
+    return _full_rounds(dealt.tiles, SM_PAIRS) * n / rows
+
+
+def _full_rounds(tiles: int, slots: int) -> float:
+    return tiles / (-(-tiles // slots) * slots)
+
+
+def _plain_tile(n: int, m: int) -> WideTile | None:
+    """Our tile for a plain bf16 product where it fills the SMs' rounds clearly better than cuBLAS can."""
+    blocks = [(rows, -(-n // rows)) for rows in CUBLAS_ROWS]
+    theirs = max(_full_rounds(count * -(-m // TOKENS), CLUSTER * SM_PAIRS) * n / (rows * count) for rows, count in blocks)
+    return PLAIN_TILE if m > PLAIN_ABOVE and busy_share(PLAIN_TILE, n, m) >= theirs + BUSIER else None
 
 
 @functools.cache
@@ -148,7 +164,9 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 @functools.cache
 def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
-    if fp8 and m > MAX_TOKENS:
+    if m > MAX_TOKENS and not fp8:
+        return _plain_tile(n, m)
+    if m > MAX_TOKENS:
         shape = min(WIDE_E4M3, key=lambda shape: _distance(shape, n, k))
         return _wide_tile(WIDE_E4M3[shape], shape == (n, k), n, m, gated=False)
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
