@@ -49,3 +49,25 @@ class ClusterSplit:
         return [Segment(begin + whole * self.size, *first)] * shared + [
             Segment(begin + i * self.size + rank, 0, self.k_blocks) for i in range(whole)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class MulticastSplit:
+    """A cut where a CTA has a part of one tile: clusters of `share` neighbouring tiles × `split` equal parts of K.
+
+    Raises ValueError for a part without a k block. csrc/sm90_gemm_multicast.cuh has the same arithmetic.
+    """
+
+    tiles: int
+    k_blocks: int
+    share: int
+    split: int
+
+    def __post_init__(self) -> None:
+        if self.k_blocks < self.split:
+            raise ValueError(f"{self.k_blocks} k blocks cannot be cut into {self.split} parts")
+
+    @property
+    def ctas(self) -> int:
+        """All CTAs, those without a tile too, in clusters of `share` · `split`."""
+        return -(-self.tiles // self.share) * self.share * self.split

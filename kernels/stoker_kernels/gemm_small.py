@@ -1,7 +1,8 @@
 """Own GEMMs for M ≤ 128 tokens, where the bytes of the weight are the limit: host side of csrc/*_gemm_*.
 
 A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted. Families:
-`sm90` and `sm80` cut the work by stream-K, `cluster` (SM 9.0) by clusters that sum in distributed shared memory.
+`sm90` and `sm80` cut the work by stream-K, `cluster` (SM 9.0) by clusters that sum in distributed shared memory;
+`multicast` (SM 9.0, more than 32 tokens) has a tile a CTA and reads x once for several tiles of a cluster.
 Invariants: nothing is allocated after `workspace(device)`; results are the same bit for bit from launch to launch, and
 the K partition does not depend on M; counters are zero between launches. The workspace serves one stream at a time.
 Does not know: which tile is fastest (`gemm_table`), nor quantization beyond its scales.
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 
 from stoker_kernels import cuda
-from stoker_kernels.cluster_split import ClusterSplit
+from stoker_kernels.cluster_split import ClusterSplit, MulticastSplit
 from stoker_kernels.linear_weight import FP8
 from stoker_kernels.stream_k import StreamK
 
@@ -31,15 +32,16 @@ PARTIALS_PER_SM = 2 * 256 * MAX_TOKENS * 4  # bytes: two slots of 256 rows
 PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
 COPY_STAGES = {8: 6, 16: 6, 32: 5, 64: 4}  # sm80: compiled in
 
-Family = Literal["sm90", "sm80", "cluster"]
+Family = Literal["sm90", "sm80", "cluster", "multicast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens.
 
-    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`). A
-    `gated` tile (family `cluster`, bf16) multiplies with gate and up stacked and stores silu(gate) · up.
+    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
+    `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
+    multiplies with gate and up stacked and stores silu(gate) · up.
     """
 
     family: Family
@@ -50,6 +52,12 @@ class Tile:
     ctas_per_sm: int = 1
     cluster: int = 1
     gated: bool = False
+    share: int = 1
+
+    @property
+    def split(self) -> int:
+        """CTAs of a cluster that a tile's K is cut over."""
+        return self.cluster // self.share
 
     @property
     def groups(self) -> int:
@@ -64,12 +72,14 @@ class Tile:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: ring, staging, others' sums, barriers, flags; sm90 aligns its ring to 1024 bytes."""
-        ring = self.stages * self.stage_bytes + self.groups * self.tokens * STAGING_PITCH
+        ring, staging = self.stages * self.stage_bytes, self.groups * self.tokens * STAGING_PITCH
         if self.family == "sm80":
-            return ring + 16
-        blocks = -(-(self.tokens // 8) // self.cluster)
-        sums = (self.cluster - 1) * self.groups * blocks * 2048 if self.family == "cluster" else 0
-        return ring + sums + 1024 + 16 * self.stages + 16
+            return ring + staging + 16
+        of_a_part = self.groups * -(-(self.tokens // 8) // self.split) * 2048
+        barriers = 1024 + 16 * self.stages + 32
+        if self.family == "multicast":  # sums and staging lie on the ring, which is free by then
+            return max(ring, self.split * of_a_part + staging) + barriers
+        return ring + staging + (self.split - 1) * of_a_part + barriers
 
     @property
     def threads(self) -> int:
@@ -82,8 +92,8 @@ class Tile:
 
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
-        own = "gated" if self.gated else "cluster"
-        arch, kind = ("sm90", own) if self.family == "cluster" else (self.family, "small")
+        kinds = {"sm90": "small", "sm80": "small", "cluster": "gated" if self.gated else "cluster", "multicast": "multicast"}
+        arch, kind = "sm80" if self.family == "sm80" else "sm90", kinds[self.family]
         return f"{arch}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
@@ -94,7 +104,7 @@ class _Arguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in
           ("out", "weight", "x", "bias", "w_scale", "x_scale", "partials", "counters")),
         *((name, ctypes.c_int) for name in
-          ("m", "n", "k", "ld_x", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages")),
+          ("m", "n", "k", "ld_x", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages", "share")),
     ]
 
 
@@ -161,13 +171,15 @@ def refusal(o: Operands) -> str | None:
     return None
 
 
-def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | ClusterSplit:
+def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | ClusterSplit | MulticastSplit:
     """How a tile cuts an [n, row_bytes] weight; the same for every number of tokens.
 
-    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them. Raises ValueError for a cut that the family
+    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them; a tile a CTA asks for no more. Raises ValueError for a cut that the family
     does not have.
     """
     tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
+    if tile.family == "multicast":
+        return MulticastSplit(tiles, k_blocks, tile.share, tile.split)
     if tile.family == "cluster":
         return ClusterSplit(tiles, k_blocks, min(slots, tiles), tile.cluster)
     return StreamK(tiles, k_blocks, min(slots, tiles * k_blocks))
@@ -189,7 +201,7 @@ def load(tile: Tile, dtype: torch.dtype, device: torch.device) -> cuda.Kernel:
                        device.index or 0)
 
 
-def cut(tile: Tile, weight: torch.Tensor) -> StreamK | ClusterSplit:
+def cut(tile: Tile, weight: torch.Tensor) -> StreamK | ClusterSplit | MulticastSplit:
     """`partition` of this weight on its device."""
     n, k = weight.shape
     return partition(tile, n, k * weight.element_size(), _slots(tile, weight.dtype, weight.device))
@@ -203,22 +215,22 @@ def _slots(tile: Tile, dtype: torch.dtype, device: torch.device) -> int:
 
 
 def fitted(tile: Tile, weight: torch.Tensor) -> Tile:
-    """`tile`, or with the largest smaller cluster that can cut this weight on its device; one of 1 always can."""
-    if tile.family != "cluster":
+    """`tile`, or with the largest smaller split of K that can cut this weight on its device; one of 1 always can."""
+    if tile.cluster == 1:
         return tile
     return _fitted(tile, *weight.shape, weight.dtype, weight.device)
 
 
 @functools.cache
 def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    for size in range(tile.cluster, 1, -1):
-        smaller = replace(tile, cluster=size)
+    for split in range(tile.split, 1, -1):
+        smaller = replace(tile, cluster=tile.share * split)
         try:
             partition(smaller, n, k * dtype.itemsize, _slots(smaller, dtype, device))
         except ValueError:
             continue
         return smaller
-    return replace(tile, cluster=1)
+    return replace(tile, cluster=tile.share)
 
 
 def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
@@ -232,14 +244,14 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
         o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
         _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
         m, o.out.shape[1], k, o.x.stride(0), o.out.stride(0), int(per_channel),
-        part.tiles, part.k_blocks, tile.stages,
+        part.tiles, part.k_blocks, tile.stages, tile.share,
     )
     chosen = load(tile, o.weight.dtype, device)
     if tile.family == "sm80":
         cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
         return
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
-    x_map = cuda.tensor_map(o.x, tile.tokens)
+    x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
     cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
 
 

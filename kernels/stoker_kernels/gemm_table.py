@@ -26,7 +26,7 @@ from stoker_kernels.gemm_small import (
 )
 from stoker_kernels.gemm_wide import CLUSTER, WideTile, pairing
 
-_TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
+_TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?(?:k(\d+))?([-=]?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,18 @@ def parse(text: str, tokens: int) -> Tile:
     """The tile that `text` names, with as many stages as fit.
 
     "64x2" is 64 rows × 2 chunks by stream-K with all of an SM's shared memory; "64x2k4" the same by clusters of 4.
+    "128x1m2k4": 128 rows a CTA, x shared by 2 tiles of a cluster, K split over 4 (family `multicast`).
     A "-" behind it takes half of the shared memory, "=" half and up to two CTAs an SM. Raises ValueError.
     """
     found = _TILE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a tile")
-    rows, chunks, cluster, ring = found.groups()
+    rows, chunks, share, split, ring = found.groups()
+    family: Family = "multicast" if share else "cluster" if split else "sm90"
+    cluster = int(share or 1) * int(split or 1)
     budget = PAIR_BYTES if ring else SHARED_LIMIT
     for stages in range(16, 1, -1):
-        family: Family = "cluster" if cluster else "sm90"
-        tile = Tile(family, int(rows), int(chunks), tokens, stages, 2 if ring == "=" else 1, int(cluster or 1))
+        tile = Tile(family, int(rows), int(chunks), tokens, stages, 2 if ring == "=" else 1, cluster, share=int(share or 1))
         if tile.shared_bytes <= budget:
             return tile
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
@@ -162,7 +164,9 @@ def parse(text: str, tokens: int) -> Tile:
 def text_of(tile: Tile) -> str:
     """The text that `parse` makes this tile of."""
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
-    return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
+    share = f"m{tile.share}" if tile.family == "multicast" else ""
+    split = f"k{tile.split}" if tile.family in ("cluster", "multicast") else ""
+    return f"{tile.rows}x{tile.chunks}{share}{split}{ring}"
 
 
 @functools.cache

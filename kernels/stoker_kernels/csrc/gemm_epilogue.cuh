@@ -24,6 +24,7 @@ struct GemmArguments {
   int* counters;                // [tiles][groups], zero between launches
   int m, n, k, ld_x, ld_out, w_scale_step;
   int tiles, k_blocks, stages;
+  int share;  // CTAs that share x by multicast; only sm90_gemm_multicast
 };
 
 __device__ __forceinline__ float4 load_cg(const float4* p) {
@@ -37,58 +38,79 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Scale, bias, round, transpose through `staging` ([MT][STAGING_PITCH] bytes of this group), store 16 bytes a thread.
-// Of the blocks of 8 tokens only those with block % step == first are stored.
+// Scales and biases of the two rows of a group that a thread holds.
+struct RowScales {
+  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+
+  __device__ RowScales(const GemmArguments& g, int first) {
+    const int t = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first + t / 32 * 16 + t % 32 / 4 + 8 * h;
+      if (row < g.n && g.w_scale) scale[h] = g.w_scale[row * g.w_scale_step];
+      if (row < g.n && g.bias) bias[h] = __bfloat162float(g.bias[row]);
+    }
+  }
+};
+
+// Scales, rounds and transposes a thread's sums of the block of tokens [8j, 8j + 8) into `staging`, [MT][STAGING_PITCH]
+// bytes of its group.
+__device__ __forceinline__ void stage_block(const GemmArguments& g, const RowScales& rows, int j, const float (&sums)[4],
+                                            unsigned char* staging) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP_THREADS / 32 * 16, token = 8 * j + 2 * (lane % 4);
+  float x_scale[2] = {1.f, 1.f};
+  if (g.x_scale) {
+    x_scale[0] = token < g.m ? g.x_scale[token] : 0.f;
+    x_scale[1] = token + 1 < g.m ? g.x_scale[token + 1] : 0.f;
+  }
+  uint32_t packed[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    packed[h] = pack_bf16(sums[2 * h] * x_scale[0] * rows.scale[h] + rows.bias[h],
+                          sums[2 * h + 1] * x_scale[1] * rows.scale[h] + rows.bias[h]);
+  }
+#if __CUDA_ARCH__ >= 900
+  const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
+  stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
+#else
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned char* to = staging + token * STAGING_PITCH + (warp_row + lane / 4 + 8 * h) * 2;
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed[h]);
+    *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed[h] >> 16);
+  }
+#endif
+}
+
+// Stores the blocks first, first + step, … of `staging`, 16 bytes a thread. `row`: the group's first.
+template <int MT>
+__device__ __forceinline__ void store_blocks(const GemmArguments& g, int row, const unsigned char* staging, int first,
+                                             int step) {
+  const int t = threadIdx.x % GROUP_THREADS, column = row + (t % 8) * 8;
+#pragma unroll
+  for (int j = first + t / 64 * step; j < MT / 8; j += 2 * step) {
+    const int token = 8 * j + t % 64 / 8;
+    if (token < g.m && column < g.n) {
+      *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + column) =
+          *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (t % 8) * 16);
+    }
+  }
+}
+
+// Scales and stores a group's tile through `staging`: of its blocks of 8 tokens those with block % step == first.
 template <int MT>
 __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int group, float (&acc)[MT / 2],
                                            unsigned char* staging, int first = 0, int step = 1) {
-  const int t = threadIdx.x % GROUP_THREADS, lane = t % 32, warp_row = (t / 32) * 16;
-  const int rows[2] = {row + warp_row + lane / 4, row + warp_row + lane / 4 + 8};
-  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (rows[h] < g.n) {
-      if (g.w_scale) scale[h] = g.w_scale[rows[h] * g.w_scale_step];
-      if (g.bias) bias[h] = __bfloat162float(g.bias[rows[h]]);
-    }
-  }
+  const RowScales rows(g, row);
   named_barrier(1 + group, GROUP_THREADS);  // the previous tile has left the staging area
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % step != first) continue;
-    const int token = 8 * j + 2 * (lane % 4);
-    float x_scale[2] = {1.f, 1.f};
-    if (g.x_scale) {
-      x_scale[0] = token < g.m ? g.x_scale[token] : 0.f;
-      x_scale[1] = token + 1 < g.m ? g.x_scale[token + 1] : 0.f;
-    }
-    uint32_t packed[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      packed[h] = pack_bf16(acc[4 * j + 2 * h] * x_scale[0] * scale[h] + bias[h],
-                            acc[4 * j + 2 * h + 1] * x_scale[1] * scale[h] + bias[h]);
-    }
-#if __CUDA_ARCH__ >= 900
-    const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
-    stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
-#else
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      unsigned char* to = staging + token * STAGING_PITCH + (warp_row + lane / 4 + 8 * h) * 2;
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed[h]);
-      *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed[h] >> 16);
-    }
-#endif
+    const float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+    stage_block(g, rows, j, sums, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);
-#pragma unroll
-  for (int i = t; i < MT * 8; i += GROUP_THREADS) {
-    const int token = i / 8, column = row + (i % 8) * 8;
-    if (token < g.m && column < g.n && token / 8 % step == first) {
-      *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + column) =
-          *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 8) * 16);
-    }
-  }
+  store_blocks<MT>(g, row, staging, first, step);
 }
 
 __device__ __forceinline__ float silu_times(float gate, float up) {

@@ -151,6 +151,10 @@ __device__ __forceinline__ int cluster_size() {
 
 // Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// An arrival that publishes no writes, for what is over when it is issued, such as reads by wgmma.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address, in CTA `rank` of the cluster, of what lies at `address` here.

@@ -21,6 +21,7 @@ from stoker_kernels.gemm_small import Workspace
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
+    *("sm90_bf16_gemm_multicast.cu", "sm90_gemm_multicast.cuh"),
     *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh", "stream_k.cuh"),
 )
 

@@ -133,6 +133,7 @@ inline void cluster_arrive() {
   ++emulator::cluster->arrived;
   emulator::cluster_check();
 }
+inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
   emulator::aligned();
   emulator::Fiber& me = *emulator::fiber;
