@@ -92,8 +92,8 @@ class Tile:
 
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
-        kinds = {"sm90": "small", "sm80": "small", "cluster": "gated" if self.gated else "cluster", "multicast": "multicast"}
-        arch, kind = "sm80" if self.family == "sm80" else "sm90", kinds[self.family]
+        kind = "gated" if self.gated else "small" if self.family in ("sm80", "sm90") else self.family
+        arch = "sm80" if self.family == "sm80" else "sm90"
         return f"{arch}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
@@ -174,8 +174,8 @@ def refusal(o: Operands) -> str | None:
 def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | ClusterSplit | MulticastSplit:
     """How a tile cuts an [n, row_bytes] weight; the same for every number of tokens.
 
-    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them; a tile a CTA asks for no more. Raises ValueError for a cut that the family
-    does not have.
+    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them; `multicast` does not ask. Raises ValueError for
+    a cut that the family does not have.
     """
     tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
     if tile.family == "multicast":

@@ -155,7 +155,8 @@ def parse(text: str, tokens: int) -> Tile:
     cluster = int(share or 1) * int(split or 1)
     budget = PAIR_BYTES if ring else SHARED_LIMIT
     for stages in range(16, 1, -1):
-        tile = Tile(family, int(rows), int(chunks), tokens, stages, 2 if ring == "=" else 1, cluster, share=int(share or 1))
+        ctas = 2 if ring == "=" else 1
+        tile = Tile(family, int(rows), int(chunks), tokens, stages, ctas, cluster, share=int(share or 1))
         if tile.shared_bytes <= budget:
             return tile
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")

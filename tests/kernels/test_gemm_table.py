@@ -27,7 +27,9 @@ def test_an_unknown_shape_takes_the_nearest_row() -> None:
     assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)
 
 
-@pytest.mark.parametrize("text", ["64x2", "128x1-", "64x1=", "64x2k4", "64x1k2-", "128x2k2", "64x1k8=", "128x1m2k4", "128x1m1k4-"])
+@pytest.mark.parametrize(
+    "text", ["64x2", "128x1-", "64x1=", "64x2k4", "64x1k2-", "128x2k2", "64x1k8=", "128x1m2k4", "128x1m1k4-"]
+)
 @pytest.mark.parametrize("tokens", TOKEN_TILES)
 def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
     tile = gemm_table.parse(text, tokens)

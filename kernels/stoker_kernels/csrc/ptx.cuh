@@ -149,12 +149,10 @@ __device__ __forceinline__ int cluster_size() {
   return size;
 }
 
-// Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-// An arrival that publishes no writes, for what is over when it is issued, such as reads by wgmma.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
+// Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do. An arrival
+// publishes no writes (that would be a MEMBAR): it says that reads by wgmma are over, or that barriers are set up, which
+// their own fence has published.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address, in CTA `rank` of the cluster, of what lies at `address` here.
@@ -235,8 +233,10 @@ __device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const 
       : "memory");
 }
 
-// Orders this thread's earlier generic-proxy view of global memory before its later bulk copies.
+// Orders this thread's earlier generic-proxy view of memory before its later bulk copies: of all memory, which is a MEMBAR,
+// or only of global memory, which is not and is enough after grid_dependency_wait().
 __device__ __forceinline__ void proxy_fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void proxy_fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ void produce_multicast(const CUtensorMap& w_map, cons
   cluster_wait();  // every CTA of the cluster has started and set up its barriers
   if (!issues) return;
   grid_dependency_wait();
-  proxy_fence_async();
+  proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i) load_x(i, i);
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release, by all CTAs of the part, that allows its next use
@@ -191,7 +191,7 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
     for (int group = 0; group < groups; ++group) mbarrier_arrive_expect(ring.received + 8 * group, bytes);
   }
   __syncthreads();
-  cluster_arrive_relaxed();  // the barriers' own fence publishes them
+  cluster_arrive();
   launch_dependents();
   if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages);
   const int group = threadIdx.x / GROUP_THREADS;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   cluster_wait();
   grid_dependency_wait();
   multiply_part<T, BN, MT>(mine, ring, g.stages, group, acc);
-  cluster_arrive_relaxed();  // this CTA has read its ring, and nothing is on the way to it
+  cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
   sum_and_store<BN, MT>(g, mine, ring, group, rows, acc);
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensor
   UnitWalk walk(part), walk_x(part);
   for (int i = 0; i < ahead; ++i, walk.next()) load_w(walk, i);
   grid_dependency_wait();
-  proxy_fence_async();
+  proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i, walk_x.next()) load_x(walk_x, i);
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release that allows its next use

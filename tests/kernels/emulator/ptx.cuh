@@ -17,6 +17,7 @@ inline uint64_t policy_evict_normal() { return 3; }
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
+inline void proxy_fence_async_global() {}
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,6 @@ inline void cluster_arrive() {
   ++emulator::cluster->arrived;
   emulator::cluster_check();
 }
-inline void cluster_arrive_relaxed() { cluster_arrive(); }
 inline void cluster_wait() {
   emulator::aligned();
   emulator::Fiber& me = *emulator::fiber;
