@@ -1,11 +1,10 @@
-// What happens to a tile's accumulators: shared tiles are summed over their CTAs in CTA order, then scales and bias are
-// applied in fp32 and the tile is rounded once and stored, transposed, as out[token, row].
+// What happens to a tile's accumulators: scales and bias are applied in fp32, then the tile is rounded once and stored,
+// transposed, as out[token, row].
 //
 // A group is 128 threads (4 warps) with 64 rows of the weight; warp w holds rows [16w, 16w+16) × MT tokens in the
-// fragment layout that mma.m16n8 and wgmma.m64nN share: acc[4j + 2h + e] is row 8h + lane/4, token 8j + 2(lane%4) + e.
+// fragment layout of wgmma.m64nN: acc[4j + 2h + e] is row 8h + lane/4, token 8j + 2(lane%4) + e.
 #pragma once
 #include "ptx.cuh"
-#include "stream_k.cuh"
 
 namespace stoker {
 
@@ -14,24 +13,14 @@ constexpr int GROUP_ROWS = 64;
 constexpr int STAGING_PITCH = GROUP_ROWS * 2 + 16;  // bytes per token; +16 keeps stmatrix free of bank conflicts
 
 struct GemmArguments {
-  __nv_bfloat16* out;           // [m, n], rows ld_out apart
-  const __nv_bfloat16* weight;  // [n, k]; only kernels without tensor maps read it
-  const __nv_bfloat16* x;       // [m, k], rows ld_x apart; likewise
-  const __nv_bfloat16* bias;    // [n] or null
-  const float* w_scale;         // [n] at steps of w_scale_step (0: one scale for all), or null
-  const float* x_scale;         // [m] or null
-  float4* partials;             // fp32 sums of shared tiles: [2 · CTAs][groups][MT / 8][128] float4
-  int* counters;                // [tiles][groups], zero between launches
-  int m, n, k, ld_x, ld_out, w_scale_step;
+  __nv_bfloat16* out;         // [m, n], rows ld_out apart
+  const __nv_bfloat16* bias;  // [n] or null
+  const float* w_scale;       // [n] at steps of w_scale_step (0: one scale for all), or null
+  const float* x_scale;       // [m] or null
+  int m, n, ld_out, w_scale_step;
   int tiles, k_blocks, stages;
   int share;  // CTAs that share x by multicast; only sm90_gemm_multicast
 };
-
-__device__ __forceinline__ float4 load_cg(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-  return v;
-}
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -69,17 +58,8 @@ __device__ __forceinline__ void stage_block(const GemmArguments& g, const RowSca
     packed[h] = pack_bf16(sums[2 * h] * x_scale[0] * rows.scale[h] + rows.bias[h],
                           sums[2 * h + 1] * x_scale[1] * rows.scale[h] + rows.bias[h]);
   }
-#if __CUDA_ARCH__ >= 900
   const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
   stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
-#else
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    unsigned char* to = staging + token * STAGING_PITCH + (warp_row + lane / 4 + 8 * h) * 2;
-    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed[h]);
-    *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed[h] >> 16);
-  }
-#endif
 }
 
 // Stores the blocks first, first + step, … of `staging`, 16 bytes a thread. `row`: the group's first.
@@ -140,63 +120,6 @@ __device__ __forceinline__ void store_gated_tile(const GemmArguments& g, int col
       *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + at) =
           *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 4) * 16);
     }
-  }
-}
-
-// Adds this CTA's share of a shared tile. True for the last of its CTAs, with the whole sum in `acc`.
-// No CTA ever waits for another. The sum runs in CTA order whoever comes last, so it is the same every time.
-template <int MT, int GROUPS>
-__device__ __forceinline__ bool sum_shared_tile(const GemmArguments& g, const StreamK& part, const Segment& segment,
-                                                int group, float (&acc)[MT / 2], int* is_last) {
-  constexpr int VECTORS = MT / 8;
-  const int t = threadIdx.x % GROUP_THREADS, cta = blockIdx.x;
-  auto slot = [&](int of_cta) {
-    return g.partials + (static_cast<int64_t>(part.slot_of(of_cta, segment.tile)) * GROUPS + group) * VECTORS * GROUP_THREADS + t;
-  };
-  float4* mine = slot(cta);
-#pragma unroll
-  for (int j = 0; j < VECTORS; ++j) {
-    mine[j * GROUP_THREADS] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
-  }
-  const int first = part.cta_of(segment.tile * part.k_blocks);
-  const int last = part.cta_of((segment.tile + 1) * part.k_blocks - 1);
-  __threadfence();
-  named_barrier(1 + group, GROUP_THREADS);
-  if (t == 0) {
-    int* counter = g.counters + segment.tile * GROUPS + group;
-    const bool complete = atomicAdd(counter, 1) == last - first;
-    if (complete) *counter = 0;  // ready for the next launch: nobody else counts here any more
-    *is_last = complete;
-  }
-  named_barrier(1 + group, GROUP_THREADS);
-  if (!*is_last) return false;
-  __threadfence();
-#pragma unroll
-  for (int i = 0; i < MT / 2; ++i) acc[i] = 0.f;
-  for (int c = first; c <= last; ++c) {
-    const float4* theirs = slot(c);
-    float4 v[VECTORS];
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) v[j] = load_cg(theirs + j * GROUP_THREADS);
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-      acc[4 * j] += v[j].x;
-      acc[4 * j + 1] += v[j].y;
-      acc[4 * j + 2] += v[j].z;
-      acc[4 * j + 3] += v[j].w;
-    }
-  }
-  return true;
-}
-
-// One segment's end: store a whole tile at once, a shared one when its last CTA is done. `row`: the group's first row.
-template <int MT, int GROUPS>
-__device__ __forceinline__ void finish_segment(const GemmArguments& g, const StreamK& part, const Segment& segment,
-                                               int row, int group, float (&acc)[MT / 2], unsigned char* staging,
-                                               int* is_last) {
-  const bool whole = segment.begin == 0 && segment.end == part.k_blocks;
-  if (whole || sum_shared_tile<MT, GROUPS>(g, part, segment, group, acc, is_last)) {
-    store_tile<MT>(g, row, group, acc, staging);
   }
 }
 

@@ -1,7 +1,8 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for 33 to 128 tokens, for sm_90a: where x, read once for every tile of rows, weighs on L2
 // as W weighs on HBM. A cluster is `share` neighbouring tiles of BN rows × `split` parts of K, and a CTA multiplies one
-// part of one tile. The CTAs of a part read the same x: each loads its share of the tokens and multicasts it to all, so that
-// x crosses L2 once for share · BN rows. The CTAs of a tile exchange their sums through distributed shared memory.
+// part of one tile. The CTAs of a part read the same x: each loads its share of the tokens and multicasts it to all, so
+// that x crosses L2 once for share · BN rows. The CTAs of a tile exchange their sums through distributed shared memory, by
+// st.async, which is an illegal instruction in a launch without clusters: a cluster has two CTAs or more.
 //
 // A cluster has no second tile, so after the last k block the ring is free: sums and staging lie where it was, behind a
 // barrier of the cluster that says that every CTA has read its ring.
@@ -18,8 +19,24 @@
 
 namespace stoker {
 
-// [stages of W and x][full][empty][received barriers]; in the end the parts' sums and staging lie on the stages.
-// gemm_small.py reserves as much.
+// Where a CTA keeps what it sums: of each part of K, group and block of its own [split][groups][owned] blocks.
+template <int BN, int MT>
+struct PartSums {
+  static constexpr int groups = BN / GROUP_ROWS, blocks = MT / 8;
+  static constexpr int block_bytes = GROUP_THREADS * 16;  // a group's fp32 sums of one block of 8 tokens
+  int split, owned;                                       // most blocks that one CTA of a tile sums
+
+  __device__ explicit PartSums(int split_) : split(split_), owned((blocks + split_ - 1) / split_) {}
+  __device__ int bytes() const { return split * groups * owned * block_bytes; }
+  __device__ int offset(int part, int group, int index) const {
+    return ((part * groups + group) * owned + index) * block_bytes;
+  }
+  // Bytes that a group of part `part` receives, its own too.
+  __device__ int received(int part) const { return split * ((blocks - 1 - part) / split + 1) * block_bytes; }
+};
+
+// [stages of W and x][full][empty][received barriers]; in the end the parts' sums and staging lie on the stages, and the
+// barriers behind whichever is longer. gemm_small.py reserves as much.
 template <int BN, int MT>
 struct MulticastRing {
   static constexpr int w_bytes = BN * 128, x_bytes = MT * 128, stage_bytes = w_bytes + x_bytes;
@@ -27,11 +44,12 @@ struct MulticastRing {
   uint32_t base, full, empty, received;
   unsigned char* pointer;  // to base
 
-  __device__ MulticastRing(unsigned char* raw, int stages) {
+  __device__ MulticastRing(unsigned char* raw, int stages, int split) {
+    const PartSums<BN, MT> sums(split);
     const uint32_t start = shared_address(raw);
     base = (start + 1023) & ~1023u;
     pointer = raw + (base - start);
-    full = base + stages * stage_bytes;
+    full = base + max(stages * stage_bytes, sums.bytes() + sums.groups * MT * STAGING_PITCH);
     empty = full + 8 * stages;
     received = empty + 8 * stages;
   }
@@ -120,20 +138,6 @@ __device__ __forceinline__ void multiply_part(const MulticastPart& mine, const M
   wgmma_results(acc);
 }
 
-// Where a CTA keeps what it sums: of each part of K, group and block of its own [split][groups][owned] blocks.
-template <int BN, int MT>
-struct PartSums {
-  static constexpr int groups = BN / GROUP_ROWS, blocks = MT / 8;
-  static constexpr int block_bytes = GROUP_THREADS * 16;  // a group's fp32 sums of one block of 8 tokens
-  int split, owned;                                       // most blocks that one CTA of a tile sums
-
-  __device__ explicit PartSums(int split_) : split(split_), owned((blocks + split_ - 1) / split_) {}
-  __device__ int bytes() const { return split * groups * owned * block_bytes; }
-  __device__ int offset(int part, int group, int index) const { return ((part * groups + group) * owned + index) * block_bytes; }
-  // Bytes that a group of part `part` receives, its own too.
-  __device__ int received(int part) const { return split * ((blocks - 1 - part) / split + 1) * block_bytes; }
-};
-
 // Sends every block of `acc`, block j to the CTA of the tile whose part is j % split, and stores the sums of this CTA's
 // blocks. They run over the parts in order, whoever sums: a token's bits do not depend on its place.
 template <int BN, int MT>
@@ -175,8 +179,8 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
                                                     const GemmArguments& g) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
-  const MulticastRing<BN, MT> ring(raw, g.stages);
   const MulticastPart mine(cluster_rank(), cluster_size(), g.share, g.k_blocks);
+  const MulticastRing<BN, MT> ring(raw, g.stages, mine.split);
   const bool producer = threadIdx.x >= groups * GROUP_THREADS;
   if (producer && threadIdx.x % 32 == 0) {
     tensor_map_prefetch(&w_map);
@@ -207,9 +211,9 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
 
 }  // namespace stoker
 
-// Two CTAs of up to 128 rows share an SM: this kernel's and the next one's, which fills its ring meanwhile.
+// Two CTAs share an SM: this kernel's and the next one's, which fills its ring meanwhile.
 #define STOKER_SM90_GEMM_MULTICAST(NAME, T, BN, MT)                                                                \
-  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) <= 128 ? 2 : 1)                                 \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2)                                                   \
       NAME##_n##BN##_c1_m##MT(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, \
                               const __grid_constant__ stoker::GemmArguments g) {                                   \
     stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g);                                                       \
