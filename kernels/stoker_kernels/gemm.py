@@ -29,7 +29,7 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("small", "cluster", "wide"))
+    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("cluster", "multicast", "wide"))
     return next((reason for reason in missing if reason is not None), None)
 
 
