@@ -65,19 +65,16 @@ E4M3: dict[tuple[int, int], Row] = {
 }
 
 
-WideEnds = tuple[tuple[int, str | None], ...]
-"""Wide tiles as `parse_wide` takes them, each up to a number of tokens; the last one goes on. None: two kernels."""
-
-
 @dataclass(frozen=True, slots=True)
 class GatedRow:
     """One weight of gate and up, with their activation in one kernel. None: `linear` and an activation are faster.
 
-    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: for more than GATED_SMALL tokens.
+    `tiles`: our tile per token tile (8, 16, 32, 64), as `parse` takes it; `wide`: a wide tile as `parse_wide` takes it
+    for more than GATED_SMALL tokens, up to a number of them; the last one goes on.
     """
 
     tiles: tuple[str | None, str | None, str | None, str | None]
-    wide: WideEnds
+    wide: tuple[tuple[int, str | None], ...]
 
 
 # By the layer's time of `python -m stoker_kernels.bench_fused` (H200).
@@ -90,20 +87,15 @@ GATED: dict[tuple[int, int], GatedRow] = {
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
 }
 GATED_E4M3: dict[tuple[int, int], GatedRow] = {
-    (37888, 3584): GatedRow((None, None, None, None), ((128, "288r"), (8192, "288t"))),
-}
-# Plain e4m3 products of more than MAX_TOKENS tokens.
-WIDE_E4M3: dict[tuple[int, int], WideEnds] = {
-    (4608, 3584): ((512, None), (8192, "288t")),
-    (3584, 3584): ((512, None), (8192, "256t")),
-    (37888, 3584): ((8192, "288t"),),
-    (3584, 18944): ((512, None), (8192, "256t")),
+    (37888, 3584): GatedRow((None, None, None, None), ((8192, "288"),)),
 }
 GATED_SMALL = 64
-# A weight that was not measured gets wide tiles where they leave little of an H200's SMs without work in any round.
+WIDE_ROWS = (224, 256, 288)  # of plain e4m3 tiles; of equals the smallest is fastest
+# Wide tiles go where they leave little of an H200's SMs without work in any round: plain ones, and gated ones of a
+# weight that was not measured.
 SM_PAIRS = 66
 BUSY = 0.9
-# Plain bf16 products of more tokens than these, where our tile leaves so much less without work than any of cuBLAS's.
+# Of plain bf16 products cuBLAS has the same speed per tile: ours goes where it keeps the SMs busier by this.
 PLAIN_ABOVE = 1024
 PLAIN_TILE = WideTile(224, gated=False, by_tokens=False)
 CUBLAS_ROWS = (192, 256)  # by 128 tokens a CTA
@@ -114,44 +106,45 @@ def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
     row = nearest_gated(fp8, n, k)
     if m > GATED_SMALL:
-        return _wide_tile(row.wide, (n, k) in (GATED_E4M3 if fp8 else GATED), n, m, gated=True)
+        text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
+        if text is None:
+            return None
+        named = parse_wide(text)
+        if (n, k) in (GATED_E4M3 if fp8 else GATED):
+            return named
+        both = (named, replace(named, rows=256 if named.rows == 288 else 288))
+        return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
     text = row.tiles[TOKEN_TILES.index(token_tile(m))]
     return None if text is None else _parse_gated(text, token_tile(m))
 
 
-def _wide_tile(ends: WideEnds, measured: bool, n: int, m: int, *, gated: bool) -> WideTile | None:
-    text = next((text for tokens, text in ends if m <= tokens), ends[-1][1])
-    if text is None:
-        return None
-    named = parse_wide(text, gated)
-    if measured:
-        return named
-    both = (named, replace(named, rows=256 if named.rows == 288 else 288))
-    return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
+def plain_wide_tile(n: int, m: int) -> WideTile | None:
+    """The plain wide tile that keeps the SMs busiest with m tokens and n rows; None where each leaves many idle."""
+    busiest = max((WideTile(rows, gated=False) for rows in WIDE_ROWS), key=lambda tile: busy_share(tile, n, m))
+    return busiest if busy_share(busiest, n, m) >= BUSY else None
 
 
 def busy_share(tile: WideTile, n: int, m: int) -> float:
-    """The part of the SMs' rounds that works on rows of the weight that are there."""
-    dealt = pairing(tile, n, m, SM_PAIRS)
-    rows = dealt.row_blocks * tile.rows * (1 if dealt.by_tokens else CLUSTER)
-    return _full_rounds(dealt.tiles, SM_PAIRS) * n / rows
+    """The part of the SMs' rounds that works on rows of the weight, and on blocks of tokens, that are there."""
+    rounds = -(-pairing(tile, n, m, SM_PAIRS).tiles // SM_PAIRS)
+    return _share(rounds, tile.rows, n, m)
 
 
-def _full_rounds(tiles: int, slots: int) -> float:
-    return tiles / (-(-tiles // slots) * slots)
+def _share(rounds: int, rows: int, n: int, m: int) -> float:
+    return n * -(-m // TOKENS) / (rounds * SM_PAIRS * CLUSTER * rows)
 
 
-def _plain_tile(n: int, m: int) -> WideTile | None:
-    """Our tile for a plain bf16 product where it fills the SMs' rounds clearly better than cuBLAS can."""
-    blocks = [(rows, -(-n // rows)) for rows in CUBLAS_ROWS]
-    theirs = max(_full_rounds(count * -(-m // TOKENS), CLUSTER * SM_PAIRS) * n / (rows * count) for rows, count in blocks)
+def fuller_tile(n: int, m: int) -> WideTile | None:
+    """Our tile for a plain bf16 product where it keeps the SMs clearly busier than cuBLAS can."""
+    tiles = ((rows, -(-n // rows) * -(-m // TOKENS)) for rows in CUBLAS_ROWS)
+    theirs = max(_share(-(-count // (SM_PAIRS * CLUSTER)), rows, n, m) for rows, count in tiles)
     return PLAIN_TILE if m > PLAIN_ABOVE and busy_share(PLAIN_TILE, n, m) >= theirs + BUSIER else None
 
 
 @functools.cache
-def parse_wide(text: str, gated: bool) -> WideTile:
-    """The wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
-    return WideTile(int(text.rstrip("rt")), gated, {"r": False, "t": True}.get(text[-1]))
+def parse_wide(text: str) -> WideTile:
+    """The gated wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
+    return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
 
 
 @functools.cache
@@ -164,11 +157,8 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 @functools.cache
 def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
-    if m > MAX_TOKENS and not fp8:
-        return _plain_tile(n, m)
     if m > MAX_TOKENS:
-        shape = min(WIDE_E4M3, key=lambda shape: _distance(shape, n, k))
-        return _wide_tile(WIDE_E4M3[shape], shape == (n, k), n, m, gated=False)
+        return plain_wide_tile(n, m) if fp8 else fuller_tile(n, m)
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
 
 

@@ -27,7 +27,7 @@ ARCH = "sm_90a"
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` (256 or 288; bf16 also 224, e4m3 128; neither gated) of the weight a CTA; `gated` as above.
+    """`rows` (256 or 288; plain ones also 224) of the weight a CTA; `gated` as above.
 
     `by_tokens` as in Pairing, or None: the faster way.
     """

@@ -3,6 +3,6 @@
 
 STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n288, stoker::e4m3, 144, false)
 STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n256, stoker::e4m3, 128, false)
-STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n128, stoker::e4m3, 64, false)
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n224, stoker::e4m3, 112, false)
 STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_gated_n288, stoker::e4m3, 144, true)
 STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_gated_n256, stoker::e4m3, 128, true)
