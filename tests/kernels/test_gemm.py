@@ -90,7 +90,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["table", "own", "cublas"])
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_tensor", "fp8_block"])
-@pytest.mark.parametrize("m", [1, 16, 100, 300])
+@pytest.mark.parametrize("m", [1, 16, 64, 100, 300])
 def test_every_path_on_the_device_equals_the_definition(name: str, kind: WeightKind, m: int) -> None:
     x, weight, bias = (t.cuda().bfloat16() for t in operands(m, 3584, 1536))
     quantized = quantize_weight(weight, kind)
