@@ -2,7 +2,7 @@
 
 Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
 default on SM 9.0), `cublas`, `own` (ours wherever M ≤ 128), and `wide` (`table`, with a kernel of 128 × 288 tiles for
-more than 64 tokens and many rows); FP8 takes such tiles by `table`. The choice per call is by (N, K, M), the choice of
+more than 64 tokens and many rows; for FP8 `table` has such tiles). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
