@@ -57,7 +57,7 @@ class Sample:
 def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
     """The wide tiles worth timing for m tokens."""
     ways = (False, True) if m > gemm_wide.TOKENS else (False,)
-    every = (288, 256, 224) if fp8 and not gated else (288, 256)
+    every = (288, 256) if gated else (288, 256, 224) if fp8 else (224,)
     return [WideTile(rows, gated, by_tokens) for rows in every for by_tokens in ways]
 
 
@@ -284,9 +284,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with torch.inference_mode():
         samples = measure(models, tokens, families, until)
     for fp8, name in ((False, "GATED"), (True, "GATED_E4M3")):
-        print(f"gemm_table.{name}:")
-        for shape, row in rows_of_table(samples, fp8=fp8).items():
-            print(row_text(shape, row))
+        rows = rows_of_table(samples, fp8=fp8)
+        if rows:
+            print(f"gemm_table.{name}:", *(row_text(*each) for each in rows.items()), sep="\n")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([{name: getattr(sample, name) for name in Sample.__slots__} for sample in samples], file)

@@ -81,7 +81,7 @@ class GatedRow:
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
         ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),
-        ((128, "288r"), (256, "288t"), (512, "288r"), (1024, "288t"), (8192, "256t")),
+        ((128, "288r"), (256, "288t"), (512, "288r"), (8192, "256t")),
     ),
     (17920, 1536): GatedRow(("64x1k2=", "128x1k1=", "128x1k1=", None), ((128, None), (256, "288t"), (1024, "288r"))),
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
@@ -95,11 +95,10 @@ WIDE_ROWS = (224, 256, 288)  # of plain e4m3 tiles; of equals the smallest is fa
 # weight that was not measured.
 SM_PAIRS = 66
 BUSY = 0.9
-# Of plain bf16 products cuBLAS has the same speed per tile: ours goes where it keeps the SMs busier by this.
-PLAIN_ABOVE = 1024
-PLAIN_TILE = WideTile(224, gated=False, by_tokens=False)
-CUBLAS_ROWS = (192, 256)  # by 128 tokens a CTA
-BUSIER = 0.05
+# A plain bf16 product of many tokens gets this tile where it leaves next to none without work and one of 256 rows, as
+# cuBLAS's, clearly more: per round the two are as fast.
+BF16_TILE = WideTile(224, gated=False, by_tokens=False)
+BF16_LEAST, FULL, BUSIER = 1024, 0.95, 0.05
 
 
 def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
@@ -118,27 +117,22 @@ def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     return None if text is None else _parse_gated(text, token_tile(m))
 
 
-def plain_wide_tile(n: int, m: int) -> WideTile | None:
-    """The plain wide tile that keeps the SMs busiest with m tokens and n rows; None where each leaves many idle."""
+def fp8_wide_tile(n: int, m: int) -> WideTile | None:
+    """The plain e4m3 tile that keeps the SMs busiest with m tokens and n rows; None where each leaves many idle."""
     busiest = max((WideTile(rows, gated=False) for rows in WIDE_ROWS), key=lambda tile: busy_share(tile, n, m))
     return busiest if busy_share(busiest, n, m) >= BUSY else None
+
+
+def bf16_wide_tile(n: int, m: int) -> WideTile | None:
+    """The plain wide tile for m tokens and n rows of bf16, None for cuBLAS."""
+    least = max(FULL, busy_share(WideTile(256, gated=False), n, m) + BUSIER)
+    return BF16_TILE if m >= BF16_LEAST and busy_share(BF16_TILE, n, m) >= least else None
 
 
 def busy_share(tile: WideTile, n: int, m: int) -> float:
     """The part of the SMs' rounds that works on rows of the weight, and on blocks of tokens, that are there."""
     rounds = -(-pairing(tile, n, m, SM_PAIRS).tiles // SM_PAIRS)
-    return _share(rounds, tile.rows, n, m)
-
-
-def _share(rounds: int, rows: int, n: int, m: int) -> float:
-    return n * -(-m // TOKENS) / (rounds * SM_PAIRS * CLUSTER * rows)
-
-
-def fuller_tile(n: int, m: int) -> WideTile | None:
-    """Our tile for a plain bf16 product where it keeps the SMs clearly busier than cuBLAS can."""
-    tiles = ((rows, -(-n // rows) * -(-m // TOKENS)) for rows in CUBLAS_ROWS)
-    theirs = max(_share(-(-count // (SM_PAIRS * CLUSTER)), rows, n, m) for rows, count in tiles)
-    return PLAIN_TILE if m > PLAIN_ABOVE and busy_share(PLAIN_TILE, n, m) >= theirs + BUSIER else None
+    return n * -(-m // TOKENS) / (rounds * SM_PAIRS * CLUSTER * tile.rows)
 
 
 @functools.cache
@@ -158,7 +152,7 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
     if m > MAX_TOKENS:
-        return plain_wide_tile(n, m) if fp8 else fuller_tile(n, m)
+        return fp8_wide_tile(n, m) if fp8 else bf16_wide_tile(n, m)
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
 
 

@@ -1,4 +1,4 @@
-"""GEMM of 128 tokens × 256 or 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
+"""GEMM of 128 tokens × 224 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
 beyond. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
@@ -27,7 +27,7 @@ ARCH = "sm_90a"
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` (256 or 288; plain ones also 224) of the weight a CTA; `gated` as above.
+    """`rows` of the weight a CTA (gated 256 or 288; plain bf16 224, e4m3 all three); `gated` as above.
 
     `by_tokens` as in Pairing, or None: the faster way.
     """

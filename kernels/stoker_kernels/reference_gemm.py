@@ -72,8 +72,8 @@ def linear_fp64(
 def sum_error(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor:
     """[T, N]: how far a kernel's sums may be from `linear_fp64`."""
     values = dequantize_activations(x) if isinstance(x, Quantized) else x
-    lengths = values.float().norm(dim=1, keepdim=True) * dequantize(weight).float().norm(dim=1)
-    return lengths.double() * SUM_ERROR[weight.data.dtype]
+    lengths: torch.Tensor = values.double().norm(dim=1, keepdim=True) * dequantize(weight).double().norm(dim=1)
+    return lengths * SUM_ERROR[weight.data.dtype]
 
 
 def silu_mul_fp64(both: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -75,13 +75,13 @@ PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by 
 @PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
 def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: bool, m: int, gated: bool) -> None:
-    # 1200 rows are 2 pairs of 576 and a tile of 48 rows, which its second CTA has none of.
-    product(machine, WideTile(288, gated, by_tokens), m, 1200, 192, resident=2)
+    # 2 pairs of 576 or 448 rows and a tile of 48 rows, which its second CTA has none of.
+    rows = 288 if gated else 224
+    product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
 
 
 @PAIRS
-@pytest.mark.parametrize("rows", [256, 288])
-@PLAIN_OR_GATED
+@pytest.mark.parametrize(("rows", "gated"), [(224, False), (256, True), (288, True)])
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(
     machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
@@ -92,34 +92,34 @@ def test_wide_tiles_match_at_each_shape(
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
-@pytest.mark.parametrize("rows", [128, 256, 288])
+@pytest.mark.parametrize("rows", [224, 256, 288])
 def test_wide_tiles_scale_e4m3(
     machine: Machine, by_tokens: bool, gated: bool, m: int, n: int, k: int, rows: int
 ) -> None:
-    if rows == 128 and gated:
+    if rows == 224 and gated:
         pytest.skip("not compiled")
     scaled_product(machine, WideTile(rows, gated, by_tokens), m, n, k, resident=2)
 
 
 @PAIRS
-@pytest.mark.parametrize("rows", [128, 256, 288])
+@pytest.mark.parametrize("rows", [224, 256, 288])
 def test_wide_tiles_add_a_bias_to_e4m3(machine: Machine, by_tokens: bool, rows: int) -> None:
     scaled_product(machine, WideTile(rows, False, by_tokens), 150, 616, 256, resident=2, biased=True)
 
 
 @PAIRS
-@PLAIN_OR_GATED
-@pytest.mark.parametrize(("resident", "clusters"), [(1, 1), (4, 4), (5, 5), (66, 10)])
+@pytest.mark.parametrize(("rows", "gated", "tiles"), [(224, False, (12, 14)), (288, True, (9, 10))])
+@pytest.mark.parametrize("resident", [1, 4, 5, 66])
 def test_clusters_take_tiles_in_turn(
-    machine: Machine, by_tokens: bool, gated: bool, resident: int, clusters: int
+    machine: Machine, by_tokens: bool, rows: int, gated: bool, tiles: tuple[int, int], resident: int
 ) -> None:
-    product(machine, WideTile(288, gated, by_tokens), 300, 1408, 256, resident)
-    assert machine.clusters == min(clusters, 10 if by_tokens else 9)
+    product(machine, WideTile(rows, gated, by_tokens), 300, 1408, 256, resident)
+    assert machine.clusters == min(resident, tiles[by_tokens])
 
 
 @PAIRS
 def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, by_tokens: bool) -> None:
-    product(machine, WideTile(256, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
+    product(machine, WideTile(224, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
 @PAIRS

@@ -227,7 +227,7 @@ __device__ __forceinline__ void store_wide(const WideArguments& g, const WideTil
     const float* of = sums + 2 * h;
     if constexpr (GATED) {
       store_eights<HALF / 8>(g, token + 8 * h, tile.row / 2,
-                             [&](int i) { return silu_times_two(of + 8 * i, of + 8 * i + 4); });
+                             [&](int i) { return silu_times(of + 8 * i, of + 8 * i + 4); });
     } else {
       store_eights<HALF / 4>(g, token + 8 * h, tile.row, [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
