@@ -30,7 +30,7 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    needed = ("small", "cluster", "wide") if target.dtype == FP8 else ("small", "cluster")
+    needed = ("cluster", "multicast", "wide") if target.dtype == FP8 else ("cluster", "multicast")
     missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in needed)
     return next((reason for reason in missing if reason is not None), None)
 
