@@ -79,8 +79,9 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
-    for name in ("bf16_gemm_multicast", "bf16_gemm_cluster", "e4m3_gemm_multicast", "e4m3_gemm_cluster", "e4m3_gemm_wide"):
-        (tmp_path / f"sm90_{name}.sm_90a.cubin").touch()
+    for stem in ("bf16_gemm_multicast", "bf16_gemm_cluster", "e4m3_gemm_multicast", "e4m3_gemm_cluster"):
+        (tmp_path / f"sm90_{stem}.sm_90a.cubin").touch()
+    (tmp_path / "sm90_e4m3_gemm_wide.sm_90a.cubin").touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
     assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}
