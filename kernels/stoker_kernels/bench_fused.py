@@ -3,7 +3,7 @@
 First every fused and every wide tile against the definition, on fresh inputs into poisoned results, each family in a
 process of its own under a time limit. Then the chain of a decode layer (`bench_layer.Chain`) by cuBLAS, with two
 kernels as `gemm_table` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's
-tile, the wide ones. Prints the rows that `gemm_table.GATED` should have.
+tile, the wide ones. Prints the rows that `gemm_table.GATED` should have, or GATED_E4M3 (`--models 7b:fp8`).
 Invariants: a family whose check failed is not timed; all weights together exceed L2 many times, so each is read cold.
 Does not know: what the engine runs (by that table; `--kernel linear_silu_mul=split` makes it run two kernels).
 """
@@ -23,16 +23,21 @@ import torch
 from stoker_kernels import bench_layer, gemm_cuda, gemm_gated, gemm_small, gemm_table, gemm_wide, pdl
 from stoker_kernels.bench_gemm import BANDWIDTH, complaint, refused_cut
 from stoker_kernels.bench_layer import SHAPES, Chain, Weights, by_table, random_weights
-from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm_small import Operands, Tile
 from stoker_kernels.gemm_table import GATED_SMALL, GatedRow
 from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import LinearWeight
+from stoker_kernels.linear_weight import FP8, LinearWeight
+from stoker_kernels.quant import quantize_fp8, quantize_weight
+from stoker_kernels.quant_types import Quantized
+from stoker_kernels.reference_gemm import linear_fp64, silu_mul_fp64, sum_error
 
 CHECK_TOKENS = (1, 7, 8, 16, 33, 64, 65, 100, 128, 200, 300, 2200)
 CHECK_SHAPES = ((18944, 3584), (8960, 1536), (3072, 1024), (520, 1152))  # F, K
 CHECK_SECONDS = 60
-FAMILIES = ("gated", "wide-gated", "wide")  # the cluster kernel, the wide one, and that without an activation
-PEAK = 772e12  # bf16 operations a second that cuBLAS reaches on a cool H200
+# The cluster kernel, the wide one, and that without an activation.
+FAMILIES = ("gated", "wide-gated", "wide", "wide-gated-e4m3", "wide-e4m3")
+FP8_MODEL = ":fp8"  # behind a model's name
+PEAK = 772e12  # bf16 operations a second that cuBLAS reaches on a cool H200; of e4m3 twice as many
 REPEATS = 2  # of all layers' weights in a graph
 
 
@@ -49,30 +54,35 @@ class Sample:
     us: float
 
 
-def wide_tiles(m: int, *, gated: bool) -> list[WideTile]:
+def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
     """The wide tiles worth timing for m tokens."""
     ways = (False, True) if m > gemm_wide.TOKENS else (False,)
-    return [WideTile(rows, gated, by_tokens) for rows in (288, 256) for by_tokens in ways]
+    every = (288, 256) if gated else (288, 256, 224) if fp8 else (224,)
+    return [WideTile(rows, gated, by_tokens) for rows in every for by_tokens in ways]
 
 
 def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:
     """The fused tiles worth timing for m tokens."""
+    fp8 = weight.dtype == FP8
     if m > GATED_SMALL:
-        return [*wide_tiles(m, gated=True)]
+        return [*wide_tiles(m, gated=True, fp8=fp8)]
+    if fp8:
+        return []
     tokens = gemm_small.token_tile(m)
     texts = [f"{kernel}k{size}{ring}" for kernel in ("64x1", "64x2", "128x1") for size in (1, 2) for ring in ("", "=")]
     tiles = [replace(gemm_table.parse(text, tokens), gated=True) for text in texts]
     return [tile for tile in dict.fromkeys(tiles) if refused_cut(tile, weight) is None]
 
 
-def family_of(tile: Tile | WideTile) -> str:
+def family_of(tile: Tile | WideTile, *, fp8: bool) -> str:
     """The family that a tile is checked with."""
-    return "gated" if isinstance(tile, Tile) else "wide-gated" if tile.gated else "wide"
+    name = "gated" if isinstance(tile, Tile) else "wide-gated" if tile.gated else "wide"
+    return f"{name}-e4m3" if fp8 else name
 
 
 def label(tile: Tile | WideTile) -> str:
     """As `gemm_table.GATED` writes it."""
-    return gemm_table.text_of(tile) if isinstance(tile, Tile) else gemm_table.text_of_wide(tile)
+    return gemm_table.text_of(tile)
 
 
 def check(
@@ -80,17 +90,17 @@ def check(
 ) -> int:
     """A family's tiles at every size, with and without dependent launch, twice for equal bits; how many are wrong."""
     torch.manual_seed(time.time_ns() % 2**31)
-    right, wrong = 0, 0
+    right, wrong, fp8 = 0, 0, family.endswith("e4m3")
     for f, k in shapes:
-        weight = (torch.randn(2 * f, k, device=bench_layer.DEVICE) * k**-0.5).bfloat16()
+        values = (torch.randn(2 * f, k, device=bench_layer.DEVICE) * k**-0.5).bfloat16()
+        weight = quantize_weight(values, "fp8_channel" if fp8 else "dense")
         for m in tokens:
-            x = torch.randn(m, k, device=bench_layer.DEVICE).bfloat16()
-            both = x.float() @ weight.float().T
-            gate, up = both.chunk(2, dim=1)
-            expected = {True: (gate * torch.sigmoid(gate) * up).double(), False: both.double()}
-            every = [*fused_tiles(m, weight), *wide_tiles(m, gated=True), *wide_tiles(m, gated=False)]
-            for tile in (tile for tile in dict.fromkeys(every) if family_of(tile) == family):
-                found = _wrong(tile, x, weight, expected[tile.gated])
+            x = _random_tokens(m, k, fp8)
+            plain = linear_fp64(x, weight), sum_error(x, weight)
+            expected = {True: silu_mul_fp64(*plain), False: plain}
+            ways = [*fused_tiles(m, weight.data), *(t for g in (True, False) for t in wide_tiles(m, gated=g, fp8=fp8))]
+            for tile in (tile for tile in dict.fromkeys(ways) if family_of(tile, fp8=fp8) == family):
+                found = _wrong(tile, x, weight, *expected[tile.gated])
                 right, wrong = right + (found is None), wrong + (found is not None)
                 if found is not None and wrong <= 12:
                     print(f"WRONG {family} {label(tile)} M={m} F={f} K={k}: {found}", flush=True)
@@ -98,14 +108,30 @@ def check(
     return wrong
 
 
-def _wrong(tile: Tile | WideTile, x: torch.Tensor, weight: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _random_tokens(m: int, k: int, fp8: bool) -> torch.Tensor | Quantized:
+    x = torch.randn(m, k, device=bench_layer.DEVICE).bfloat16()
+    return quantize_fp8(x) if fp8 else x
+
+
+def _operands(x: torch.Tensor | Quantized, weight: LinearWeight, out: torch.Tensor) -> Operands:
+    data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
+    return Operands(data, weight.data, out, None, weight.scale, scale)
+
+
+def _wrong(
+    tile: Tile | WideTile,
+    x: torch.Tensor | Quantized,
+    weight: LinearWeight,
+    expected: torch.Tensor,
+    error: torch.Tensor,
+) -> str | None:
     first = None
     for dependent in (False, True, True):
-        out = torch.full(expected.shape, float("nan"), device=x.device, dtype=torch.bfloat16)
-        gemm_gated.launch(tile, x, weight, out, pdl=dependent)
-        if x.is_cuda:
+        out = torch.full(expected.shape, float("nan"), device=expected.device, dtype=torch.bfloat16)
+        gemm_gated.launch(tile, _operands(x, weight, out), pdl=dependent)
+        if out.is_cuda:
             torch.cuda.synchronize()
-        found = complaint(out, expected, 4e-3)
+        found = complaint(out, expected, error)
         if found is not None:
             return f"pdl={dependent}: {found}"
         if first is not None and not torch.equal(first, out):
@@ -125,23 +151,24 @@ def passes(family: str) -> bool:
         return False
 
 
-def limit_us(m: int, n: int, k: int) -> float:
-    """The larger of the weight's bytes and the product's operations, in microseconds."""
-    return max(2 * n * k / BANDWIDTH, 2 * m * n * k / PEAK) * 1e6
+def limit_us(m: int, n: int, k: int, size: int) -> float:
+    """The larger of the weight's bytes, `size` a value, and the product's operations, in microseconds."""
+    return max(size * n * k / BANDWIDTH, m * size * n * k / PEAK) * 1e6
 
 
 def time_layer(model: str, weights: Weights, m: int, families: Sequence[str]) -> list[Sample]:
     """The chain by cuBLAS, with two kernels and with each fused tile; prints them, the fastest fused first."""
     n, k = weights.products()["gate_up"]
     tried = [("cublas", Chain(weights, m).layer_us())]
-    chain = Chain(weights, m, by_table(False, m, weights) if m <= MAX_TOKENS else {})
+    chain = Chain(weights, m, by_table(weights.fp8, m, weights))
     tried.append(("split", chain.layer_us() if any(chain.tiles.values()) else tried[0][1]))
     for tile in fused_tiles(m, weights.layers[0]["gate_up"].data):
-        if family_of(tile) not in families:
+        if family_of(tile, fp8=weights.fp8) not in families:
             continue
         chain.fused = tile
         tried.append((label(tile), chain.layer_us()))
-    limit = sum(limit_us(m, *shape) for shape in weights.products().values())
+    size = weights.layers[0]["gate_up"].data.element_size()
+    limit = sum(limit_us(m, *shape, size) for shape in weights.products().values())
     fused = sorted(tried[2:], key=lambda way: way[1])
     cells = [f"{way} {us:.1f}" for way, us in (*tried[:2], *fused[:5])]
     print(f"{model} M={m}, us a layer: limit {limit:.1f} | " + " | ".join(cells), flush=True)
@@ -151,39 +178,40 @@ def time_layer(model: str, weights: Weights, m: int, families: Sequence[str]) ->
 def time_products(model: str, weights: Weights, m: int, families: Sequence[str]) -> list[Sample]:
     """Each product by itself: cuBLAS, the table's tile, the wide tiles; prints them."""
     found = []
-    for name, (n, k) in {**weights.products(), "head": (weights.head.out_features, weights.head.in_features)}.items():
-        every = [weights.head] if name == "head" else [layer[name] for layer in weights.layers]
-        x = torch.randn(m, k, device=bench_layer.DEVICE).bfloat16()
+    for name, every in {**{name: [layer[name] for layer in weights.layers] for name in weights.products()},
+                        "head": [weights.head]}.items():  # fmt: skip
+        (n, k), fp8 = every[0].data.shape, every[0].kind != "dense"
+        x = _random_tokens(m, k, fp8)
         ways: list[tuple[str, Callable[[LinearWeight, torch.Tensor], object]]] = [("cublas", _cublas(x))]
-        tile = gemm_table.best_tile(False, n, k, m) if m <= MAX_TOKENS else None
-        if tile is not None:
+        tile = gemm_table.best_tile(fp8, n, k, m)
+        if isinstance(tile, Tile):
             ways.append(("table", _small(tile, x)))
-        ways += [(label(wide), _wide(wide, x)) for wide in wide_tiles(m, gated=False) if "wide" in families]
-        samples = [Sample(model, m, name, n, k, way, _each_us(run, every, x)) for way, run in ways]
+        wide = [tile for tile in wide_tiles(m, gated=False, fp8=fp8) if family_of(tile, fp8=fp8) in families]
+        ways += [(label(tile), _wide(tile, x)) for tile in wide]
+        samples = [Sample(model, m, name, n, k, way, _each_us(run, every, m)) for way, run in ways]
+        limit = limit_us(m, n, k, every[0].data.element_size())
         cells = " | ".join(f"{sample.way} {sample.us:.1f}" for sample in samples)
-        print(f"{model} M={m}, {name}: limit {limit_us(m, n, k):.1f} | {cells}", flush=True)
+        print(f"{model} M={m}, {name}: limit {limit:.1f} | {cells}", flush=True)
         found += samples
     return found
 
 
-def _cublas(x: torch.Tensor) -> Callable[[LinearWeight, torch.Tensor], object]:
+def _cublas(x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
     return lambda weight, out: gemm_cuda.cublas(x, weight, bias=None, out=out)
 
 
-def _small(tile: Tile, x: torch.Tensor) -> Callable[[LinearWeight, torch.Tensor], object]:
+def _small(tile: Tile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
     return lambda weight, out: gemm_small.launch(
-        gemm_small.fitted(tile, weight.data), Operands(x, weight.data, out), pdl=True
+        gemm_small.fitted(tile, weight.data), _operands(x, weight, out), pdl=True
     )
 
 
-def _wide(tile: WideTile, x: torch.Tensor) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_wide.launch(tile, x, weight.data, out, pdl=True)
+def _wide(tile: WideTile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
+    return lambda weight, out: gemm_wide.launch(tile, _operands(x, weight, out), pdl=True)
 
 
-def _each_us(
-    run: Callable[[LinearWeight, torch.Tensor], object], every: Sequence[LinearWeight], x: torch.Tensor
-) -> float:
-    out = torch.empty(x.shape[0], every[0].out_features, device=x.device, dtype=torch.bfloat16)
+def _each_us(run: Callable[[LinearWeight, torch.Tensor], object], every: Sequence[LinearWeight], m: int) -> float:
+    out = torch.empty(m, every[0].out_features, device=bench_layer.DEVICE, dtype=torch.bfloat16)
 
     def body() -> None:
         for weight in [*every] * REPEATS:
@@ -192,18 +220,18 @@ def _each_us(
     return bench_layer.graph_us(body, 7) / (len(every) * REPEATS)
 
 
-def rows_of_table(samples: Sequence[Sample]) -> dict[tuple[int, int], GatedRow]:
-    """What `gemm_table.GATED` should hold by the layers' times; what was not timed keeps its row's text.
+def rows_of_table(samples: Sequence[Sample], *, fp8: bool) -> dict[tuple[int, int], GatedRow]:
+    """What `gemm_table.GATED`, or GATED_E4M3, should hold by the layers' times.
 
-    None, for two kernels, stands also where no fused tile passed its check.
+    What was not timed keeps its row's text. None, for two kernels, stands also where no fused tile passed its check.
     """
-    rows = {}
+    samples, rows = [s for s in samples if s.model.endswith(FP8_MODEL) == fp8], {}
     for shape in dict.fromkeys((s.n, s.k) for s in samples if s.product == "layer"):
         of_shape = [s for s in samples if s.product == "layer" and (s.n, s.k) == shape]
         # The slowest first, so that the fastest of a number of tokens stays.
         best = {s.m: s.way for s in sorted(of_shape, key=lambda s: (s.m, -s.us))}
         texts = {m: None if way in ("cublas", "split") else way for m, way in best.items()}
-        now = gemm_table.nearest_gated(*shape)
+        now = gemm_table.nearest_gated(fp8, *shape)
         tiles = list(now.tiles)
         for m, text in texts.items():
             if m <= GATED_SMALL:
@@ -223,7 +251,7 @@ def measure(models: Sequence[str], tokens: Sequence[int], families: Sequence[str
     """Every way for each model and number of tokens until the clock says `until`; prints as it goes."""
     samples: list[Sample] = []
     for model in models:
-        weights = random_weights(SHAPES[model], False)
+        weights = random_weights(SHAPES[model.removesuffix(FP8_MODEL)], model.endswith(FP8_MODEL))
         for m in tokens:
             if time.monotonic() > until:
                 print(f"out of time before {model} M={m}")
@@ -241,11 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", choices=FAMILIES, help="only check this family, in this process")
     parser.add_argument("--json", help="write every sample here")
     parser.add_argument("--seconds", type=float, default=120, help="start no further measurement after this long")
-    parser.add_argument("--models", default="7b,1.5b,0.6b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--models", default="7b,1.5b,0.6b", help=f"of {', '.join(SHAPES)}; 7b:fp8")
     parser.add_argument("--tokens", default="1,128,64,16,256,1024,32,512,8192,96")
     options = parser.parse_args(argv)
     models, tokens = options.models.split(","), [int(text) for text in options.tokens.split(",")]
-    unknown = [model for model in models if model not in SHAPES]
+    unknown = [model for model in models if model.removesuffix(FP8_MODEL) not in SHAPES]
     if unknown:
         parser.error(f"no model {', '.join(unknown)}; there are {', '.join(SHAPES)}")
     if options.check:
@@ -255,9 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     pdl.enable_pdl(True)
     with torch.inference_mode():
         samples = measure(models, tokens, families, until)
-    print("gemm_table.GATED:")
-    for shape, row in rows_of_table(samples).items():
-        print(row_text(shape, row))
+    for fp8, name in ((False, "GATED"), (True, "GATED_E4M3")):
+        rows = rows_of_table(samples, fp8=fp8)
+        if rows:
+            print(f"gemm_table.{name}:", *(row_text(*each) for each in rows.items()), sep="\n")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([{name: getattr(sample, name) for name in Sample.__slots__} for sample in samples], file)

@@ -142,9 +142,9 @@ def exact(o: Operands) -> torch.Tensor:
     return y if o.bias is None else y + o.bias.double()
 
 
-def complaint(out: torch.Tensor, expected: torch.Tensor, slack: float) -> str | None:
-    """None where `out` is `expected` to bf16 rounding and `slack` of the mean, else where and how it is wrong."""
-    allowed = expected.abs() * 2.0**-8 + slack * expected.abs().mean()
+def complaint(out: torch.Tensor, expected: torch.Tensor, error: torch.Tensor) -> str | None:
+    """None where `out` is a bf16 rounding of what is within `error` of `expected`, else where and how it is wrong."""
+    allowed = error + (expected.abs() + error) * 2.0**-8
     bad = ~((out.double() - expected).abs() <= allowed)
     if not bad.any():
         return None
@@ -164,7 +164,8 @@ def check_one(tile: Tile, o: Operands, expected: torch.Tensor) -> str | None:
         o.out.fill_(float("nan"))
         gemm_small.launch(tile, o, pdl=pdl)
         torch.cuda.synchronize()
-        wrong = complaint(o.out, expected, 2e-2 if o.x.dtype == FP8 else 2e-3)  # wgmma sums e4m3 in < 24 bits
+        slack = 2e-2 if o.x.dtype == FP8 else 2e-3  # wgmma sums e4m3 in < 24 bits
+        wrong = complaint(o.out, expected, slack * expected.abs().mean())
         if wrong is not None:
             return f"pdl={pdl}: {wrong}"
         if first is not None and not torch.equal(first, o.out):

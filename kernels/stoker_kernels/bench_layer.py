@@ -25,17 +25,17 @@ import triton
 from stoker_kernels import gemm_cuda, gemm_gated, gemm_small, gemm_table, pdl
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench_gemm import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
-from stoker_kernels.gemm_small import Tile
+from stoker_kernels.gemm_small import Operands, Tile
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
-from stoker_kernels.quant import quantize_weight
+from stoker_kernels.quant import quantize_fp8, quantize_weight
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 
 PAGE, HEAD_DIM, EPS = 64, 128, 1e-6
 DEVICE = "cuda"
-Tiles = dict[tuple[int, int], Tile | None]
+Tiles = dict[tuple[int, int], Tile | WideTile | None]
 """(N, K) → tile of ours, or None for cuBLAS."""
 
 
@@ -145,12 +145,13 @@ class Chain:
 
     def activated(self, hidden: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
         """silu(gate) · up, by one kernel where this chain has a fused one."""
-        if self.fused is None or isinstance(hidden, Quantized):
+        if self.fused is None:
             gate_up = self.product(hidden, weight)
             return silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
         out = torch.empty(self.m, weight.out_features // 2, device=DEVICE, dtype=torch.bfloat16)
-        gemm_gated.launch(self.fused, hidden, weight.data, out, pdl=True)
-        return out
+        data, scale = (hidden.data, hidden.scale) if isinstance(hidden, Quantized) else (hidden, None)
+        gemm_gated.launch(self.fused, Operands(data, weight.data, out, None, weight.scale, scale), pdl=True)
+        return quantize_fp8(out) if self.weights.fp8 else out
 
     def run(self) -> None:
         """Every layer twice."""

@@ -1,8 +1,7 @@
 """`linear`: y = x · Wᵀ + bias for dense and FP8 weights.
 
 Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was measured faster, else cuBLAS; the
-default on SM 9.0), `cublas`, `own` (ours wherever M ≤ 128), and `wide` (`table`, with a kernel of 128 × 288 tiles for
-more than 64 tokens and many rows). The choice per call is by (N, K, M), the choice of
+default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
@@ -30,11 +29,8 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    return cuda.missing_cubin(f"{stem}_cluster", "sm_90a") or cuda.missing_cubin(f"{stem}_multicast", "sm_90a")
-
-
-def _wide_supports(target: Target) -> str | None:
-    return _own_supports(target) or cuda.missing_cubin("sm90_bf16_gemm_wide", "sm_90a")
+    missing = (cuda.missing_cubin(f"{stem}_{kind}", "sm_90a") for kind in ("cluster", "multicast", "wide"))
+    return next((reason for reason in missing if reason is not None), None)
 
 
 def _cublas_supports(target: Target) -> str | None:
@@ -48,7 +44,6 @@ def _cublas_supports(target: Target) -> str | None:
 register("linear", "table", "stoker_kernels.gemm_cuda:table", _own_supports)
 register("linear", "cublas", "stoker_kernels.gemm_cuda:cublas", _cublas_supports)
 register("linear", "own", "stoker_kernels.gemm_cuda:own", _own_supports)
-register("linear", "wide", "stoker_kernels.gemm_cuda:wide", _wide_supports)
 register("linear", "reference", "stoker_kernels.reference_gemm:linear", reference_supports)
 
 

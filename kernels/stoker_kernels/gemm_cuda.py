@@ -1,4 +1,4 @@
-"""`linear` on CUDA: our small-M kernels, cuBLAS, and the table that chooses between them per call.
+"""`linear` on CUDA: our kernels, cuBLAS, and the table that chooses between them per call.
 
 Invariants: nothing allocates outside torch's allocator, so every path can be captured after one call outside a
 capture; no path dequantizes a weight. FP8 through cuBLAS is an unscaled product in bf16 (e4m3 sums stay below
@@ -15,14 +15,13 @@ import torch
 
 from stoker_kernels import gemm_small, gemm_table, gemm_wide
 from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import FP8, LinearWeight
 from stoker_kernels.pdl import pdl_on
 from stoker_kernels.quant import quantize_fp8
 from stoker_kernels.quant_types import Quantized
 
-WIDE_TILE = gemm_wide.WideTile(288, gated=False)
-WIDE_MIN_ROWS, WIDE_ABOVE = 32768, 64  # rows of the weight: one tile an SM of an H200; tokens
-Choose = Callable[[bool, int, int, int], Tile | None]
+Choose = Callable[[bool, int, int, int], Tile | WideTile | None]
 """(is e4m3, N, K, M) → tile of our own, or None for cuBLAS."""
 
 
@@ -37,7 +36,9 @@ def own(
     x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Our kernel wherever it takes the operands (M ≤ 128, rows on 16 bytes), else cuBLAS."""
-    return route(x, weight, bias, out, lambda fp8, n, k, m: gemm_table.own_tile(fp8, n, k, m))
+    return route(
+        x, weight, bias, out, lambda fp8, n, k, m: gemm_table.own_tile(fp8, n, k, m) if m <= MAX_TOKENS else None
+    )
 
 
 def cublas(
@@ -47,19 +48,6 @@ def cublas(
     return route(x, weight, bias, out, lambda *_: None)
 
 
-def wide(
-    x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    """`table`, but our wide kernel for more than 64 tokens where its tiles cover every SM."""
-    large = weight.kind == "dense" and bias is None and weight.out_features >= WIDE_MIN_ROWS
-    if large and isinstance(x, torch.Tensor) and x.shape[0] > WIDE_ABOVE:
-        y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
-        if gemm_wide.refusal(WIDE_TILE, x, weight.data, y) is None:
-            gemm_wide.launch(WIDE_TILE, x, weight.data, y, pdl=pdl_on(x.device))
-            return y
-    return table(x, weight, bias=bias, out=out)
-
-
 def route(
     x: torch.Tensor | Quantized,
     weight: LinearWeight,
@@ -67,7 +55,7 @@ def route(
     out: torch.Tensor | None,
     choose: Choose,
 ) -> torch.Tensor:
-    """`linear` with our kernels where `choose` names a tile, it takes the operands and M ≤ 128; else cuBLAS."""
+    """`linear` with our kernels where `choose` names a tile that takes the operands; else cuBLAS."""
     dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
     given = x
     if weight.kind != "dense" and isinstance(given, torch.Tensor):
@@ -79,15 +67,25 @@ def route(
         return y
     if weight.kind == "fp8_block":
         return _block_scaled(Quantized(data, _present(x_scale)), weight, bias, y)
-    if m <= MAX_TOKENS:
-        tile = choose(weight.data.dtype == FP8, n, k, m)
-        operands = Operands(data, weight.data, y, bias, weight.scale, x_scale)
-        if tile is not None and gemm_small.refusal(operands) is None:
-            gemm_small.launch(gemm_small.fitted(tile, weight.data), operands, pdl=pdl_on(data.device))
-            return y
+    tile = choose(weight.data.dtype == FP8, n, k, m)
+    if tile is not None and _by_tile(tile, Operands(data, weight.data, y, bias, weight.scale, x_scale)):
+        return y
     if weight.kind == "dense":
         return _dense(data, weight.data, bias, y)
     return _scaled(data, _present(x_scale), weight, bias, y)
+
+
+def _by_tile(tile: Tile | WideTile, operands: Operands) -> bool:
+    """Run a kernel of ours; False where it does not take the operands."""
+    if isinstance(tile, WideTile):
+        if gemm_wide.refusal(tile, operands) is not None:
+            return False
+        gemm_wide.launch(tile, operands, pdl=pdl_on(operands.x.device))
+        return True
+    if gemm_small.refusal(operands) is not None:
+        return False
+    gemm_small.launch(gemm_small.fitted(tile, operands.weight), operands, pdl=pdl_on(operands.x.device))
+    return True
 
 
 def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ class _Arguments(ctypes.Structure):
 class Operands:
     """One product. x [M, K], weight [N, K] (both bf16 or both e4m3), out [M, N] bf16; scales fp32, or None.
 
-    For a gated tile out is [M, N / 2], and there is neither bias nor scale.
+    For a gated tile out is [M, N / 2], and there is no bias; nor are there scales but with a wide tile.
     """
 
     x: torch.Tensor
@@ -203,7 +203,7 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     part = cut(tile, o.weight)
     per_channel = o.w_scale is not None and o.w_scale.numel() > 1
     arguments = _Arguments(
-        o.out.data_ptr(), _address(o.bias), _address(o.w_scale), _address(o.x_scale),
+        o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale), address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), int(per_channel), part.tiles, part.k_blocks, tile.stages, tile.share,
     )
     chosen = load(tile, o.weight.dtype, device)
@@ -212,5 +212,6 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def address_of(tensor: torch.Tensor | None) -> int:
+    """Where a tensor starts; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -24,7 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
-from stoker_kernels.gemm_wide import CLUSTER, WideTile, pairing
+from stoker_kernels.gemm_wide import CLUSTER, TOKENS, WideTile, pairing
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
@@ -81,26 +81,35 @@ class GatedRow:
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
         ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),
-        ((128, "288r"), (256, "288t"), (512, "288r"), (2048, "256t"), (8192, "288t")),
+        ((128, "288r"), (256, "288t"), (512, "288r"), (8192, "256t")),
     ),
     (17920, 1536): GatedRow(("64x1k2=", "128x1k1=", "128x1k1=", None), ((128, None), (256, "288t"), (1024, "288r"))),
     (6144, 1024): GatedRow(("128x1k2=", "64x2k1=", "64x1k1=", None), ((1024, None),)),
 }
+GATED_E4M3: dict[tuple[int, int], GatedRow] = {
+    (37888, 3584): GatedRow((None, None, None, None), ((8192, "288"),)),
+}
 GATED_SMALL = 64
-# A weight that was not measured gets wide tiles where they leave little of an H200's SMs without work in any round.
+WIDE_ROWS = (224, 256, 288)  # of plain e4m3 tiles; of equals the smallest is fastest
+# Wide tiles go where they leave little of an H200's SMs without work in any round: plain ones, and gated ones of a
+# weight that was not measured.
 SM_PAIRS = 66
 BUSY = 0.9
+# A plain bf16 product of many tokens gets this tile where it leaves next to none without work and one of 256 rows, as
+# cuBLAS's, clearly more: per round the two are as fast.
+BF16_TILE = WideTile(224, gated=False, by_tokens=False)
+BF16_LEAST, FULL, BUSIER = 1024, 0.95, 0.05
 
 
-def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
+def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
-    row = nearest_gated(n, k)
+    row = nearest_gated(fp8, n, k)
     if m > GATED_SMALL:
         text = next((text for tokens, text in row.wide if m <= tokens), row.wide[-1][1])
         if text is None:
             return None
         named = parse_wide(text)
-        if (n, k) in GATED:
+        if (n, k) in (GATED_E4M3 if fp8 else GATED):
             return named
         both = (named, replace(named, rows=256 if named.rows == 288 else 288))
         return next((tile for tile in both if busy_share(tile, n, m) >= BUSY), None)
@@ -108,23 +117,28 @@ def gated_tile(n: int, k: int, m: int) -> Tile | WideTile | None:
     return None if text is None else _parse_gated(text, token_tile(m))
 
 
+def fp8_wide_tile(n: int, m: int) -> WideTile | None:
+    """The plain e4m3 tile that keeps the SMs busiest with m tokens and n rows; None where each leaves many idle."""
+    busiest = max((WideTile(rows, gated=False) for rows in WIDE_ROWS), key=lambda tile: busy_share(tile, n, m))
+    return busiest if busy_share(busiest, n, m) >= BUSY else None
+
+
+def bf16_wide_tile(n: int, m: int) -> WideTile | None:
+    """The plain wide tile for m tokens and n rows of bf16, None for cuBLAS."""
+    least = max(FULL, busy_share(WideTile(256, gated=False), n, m) + BUSIER)
+    return BF16_TILE if m >= BF16_LEAST and busy_share(BF16_TILE, n, m) >= least else None
+
+
 def busy_share(tile: WideTile, n: int, m: int) -> float:
-    """The part of the SMs' rounds that works on rows of the weight that are there."""
-    dealt = pairing(tile, n, m, SM_PAIRS)
-    rows = dealt.row_blocks * tile.rows * (1 if dealt.by_tokens else CLUSTER)
-    return dealt.tiles / (-(-dealt.tiles // SM_PAIRS) * SM_PAIRS) * n / rows
+    """The part of the SMs' rounds that works on rows of the weight, and on blocks of tokens, that are there."""
+    rounds = -(-pairing(tile, n, m, SM_PAIRS).tiles // SM_PAIRS)
+    return n * -(-m // TOKENS) / (rounds * SM_PAIRS * CLUSTER * tile.rows)
 
 
 @functools.cache
 def parse_wide(text: str) -> WideTile:
     """The gated wide tile that "256" or "288" names; "r" behind it: pairs of CTAs by rows, "t": by tokens."""
     return WideTile(int(text.rstrip("rt")), True, {"r": False, "t": True}.get(text[-1]))
-
-
-def text_of_wide(tile: WideTile) -> str:
-    """The text that `parse_wide` makes this tile of."""
-    ways = {None: "", False: "r", True: "t"}
-    return f"{tile.rows}{ways[tile.by_tokens]}"
 
 
 @functools.cache
@@ -135,8 +149,10 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 
 
 @functools.cache
-def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | None:
+def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
+    if m > MAX_TOKENS:
+        return fp8_wide_tile(n, m) if fp8 else bf16_wide_tile(n, m)
     return own_tile(fp8, n, k, m) if m <= min(MAX_TOKENS, _nearest(fp8, n, k).up_to) else None
 
 
@@ -162,8 +178,11 @@ def parse(text: str, tokens: int) -> Tile:
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
 
 
-def text_of(tile: Tile) -> str:
-    """The text that `parse` makes this tile of."""
+def text_of(tile: Tile | WideTile) -> str:
+    """The text that `parse`, or `parse_wide`, makes this tile of."""
+    if isinstance(tile, WideTile):
+        ways = {None: "", False: "r", True: "t"}
+        return f"{tile.rows}{ways[tile.by_tokens]}"
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
     share = f"m{tile.share}" if tile.family == "multicast" else ""
     return f"{tile.rows}x{tile.chunks}{share}k{tile.split}{ring}"
@@ -175,9 +194,10 @@ def _parse_gated(text: str, tokens: int) -> Tile:
 
 
 @functools.cache
-def nearest_gated(n: int, k: int) -> GatedRow:
+def nearest_gated(fp8: bool, n: int, k: int) -> GatedRow:
     """The row of the weight nearest to [n, k]."""
-    return GATED[min(GATED, key=lambda shape: _distance(shape, n, k))]
+    table = GATED_E4M3 if fp8 else GATED
+    return table[min(table, key=lambda shape: _distance(shape, n, k))]
 
 
 def _nearest(fp8: bool, n: int, k: int) -> Row:

@@ -1,7 +1,8 @@
-"""GEMM of 128 tokens × 256 or 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_bf16_gemm_wide.
+"""GEMM of 128 tokens × 224 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
-beyond. `gated` multiplies with gate and up stacked and stores silu(gate) · up.
+beyond. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
+for each row of the weight and each token.
 Invariants: nothing is allocated; a row of the result does not depend on the number of tokens; no K is split.
 Does not know: where it is faster than cuBLAS.
 """
@@ -15,17 +16,21 @@ from dataclasses import dataclass
 import torch
 
 from stoker_kernels import cuda
-from stoker_kernels.gemm_small import SHARED_LIMIT
+from stoker_kernels.gemm_small import SHARED_LIMIT, Operands, address_of
+from stoker_kernels.linear_weight import FP8
 
 TOKENS = 128  # of a CTA's tile
 CLUSTER = 2
 THREADS = 3 * 128
-STEM, ARCH = "sm90_bf16_gemm_wide", "sm_90a"
+ARCH = "sm_90a"
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` (256 or 288) of the weight a CTA; `gated` as above; `by_tokens` as in Pairing, or None: the faster way."""
+    """`rows` of the weight a CTA (gated 256 or 288; plain bf16 224, e4m3 all three); `gated` as above.
+
+    `by_tokens` as in Pairing, or None: the faster way.
+    """
 
     rows: int
     gated: bool
@@ -46,18 +51,23 @@ class WideTile:
         """Dynamic shared memory: alignment, ring, two barriers a stage."""
         return 1024 + self.stages * (self.stage_bytes + 16)
 
-    @property
-    def kernel_name(self) -> str:
+    def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
-        return f"{STEM}_{'gated_' if self.gated else ''}n{self.rows}"
+        return f"{stem(dtype)}_{'gated_' if self.gated else ''}n{self.rows}"
+
+
+def stem(dtype: torch.dtype) -> str:
+    """csrc file, and cubin, that holds the kernels for weights of this dtype."""
+    return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_wide"
 
 
 class _Arguments(ctypes.Structure):
     """WideArguments of csrc/sm90_gemm_wide.cuh."""
 
-    _fields_ = [("out", ctypes.c_void_p)] + [
-        (name, ctypes.c_int)
-        for name in ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "bias", "w_scale", "x_scale")),
+        *((name, ctypes.c_int) for name in
+          ("m", "n", "ld_out", "row_blocks", "token_blocks", "k_blocks", "stages", "by_tokens")),
     ]
 
 
@@ -89,37 +99,51 @@ def pairing(tile: WideTile, n: int, m: int, pairs: int) -> Pairing:
     return by_tokens if (faster if tile.by_tokens is None else tile.by_tokens) else by_rows
 
 
-def refusal(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> str | None:
+def refusal(tile: WideTile, o: Operands) -> str | None:
     """None where the kernel takes x [M, K], weight [N, K] and out [M, N] ([M, N / 2] if gated), else why not."""
-    (n, k), m = weight.shape, x.shape[0]
-    if any(t.dtype != torch.bfloat16 for t in (x, weight, out)):
-        return "takes bf16"
-    if k % 64 or n % (16 if tile.gated else 8) or m == 0:
-        return f"K = {k} is not a multiple of 64, N = {n} not of {16 if tile.gated else 8}, or M is 0"
-    if x.stride(1) != 1 or out.stride(1) != 1 or not weight.is_contiguous():
+    (n, k), m = o.weight.shape, o.x.shape[0]
+    chunk = 128 // o.weight.element_size()
+    if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
+        return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
+    if k % chunk or n % (16 if tile.gated else 8) or m == 0:
+        return f"K = {k} is not a multiple of {chunk}, N = {n} not of {16 if tile.gated else 8}, or M is 0"
+    if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
         return "rows have to be contiguous"
-    if any(v % 16 for v in (x.stride(0) * 2, out.stride(0) * 2, x.data_ptr(), weight.data_ptr(), out.data_ptr())):
-        return "rows have to start on multiples of 16 bytes"
+    starts = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2, o.x.data_ptr(), o.weight.data_ptr())
+    if any(value % 16 for value in (*starts, o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale))):
+        return "rows, scales and bias have to start on multiples of 16 bytes"
+    return _refused_scales(tile, o)
+
+
+def _refused_scales(tile: WideTile, o: Operands) -> str | None:
+    if o.weight.dtype != FP8:
+        return None if o.bias is o.w_scale is o.x_scale is None else "takes scales and a bias with e4m3 alone"
+    if o.w_scale is None or o.x_scale is None or (o.w_scale.numel(), o.x_scale.numel()) != (len(o.weight), len(o.x)):
+        return "takes a scale for each row of the weight and for each token"
+    if o.bias is not None and (tile.gated or o.bias.dtype != torch.bfloat16):
+        return "takes a bf16 bias, and none with gate and up"
     return None
 
 
 @functools.cache
-def _weight_map(address: int, n: int, k: int, tile: WideTile) -> ctypes.Array[ctypes.c_char]:
+def _weight_map(address: int, n: int, k: int, element_size: int, tile: WideTile) -> ctypes.Array[ctypes.c_char]:
     if tile.gated:
-        return cuda.paired_map_at(address, n, k, 2, tile.rows // 2)
-    return cuda.tensor_map_at(address, n, k, k, 2, tile.rows // 2)
+        return cuda.paired_map_at(address, n, k, element_size, tile.rows // 2)
+    return cuda.tensor_map_at(address, n, k, k, element_size, tile.rows // 2)
 
 
-def launch(tile: WideTile, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
-    (n, k), m, device = weight.shape, x.shape[0], x.device
-    chosen = cuda.kernel(STEM, ARCH, tile.kernel_name, tile.shared_bytes, THREADS, device.index or 0)
+    (n, k), m, device, dtype = o.weight.shape, o.x.shape[0], o.x.device, o.weight.dtype
+    chosen = cuda.kernel(stem(dtype), ARCH, tile.kernel_name(dtype), tile.shared_bytes, THREADS, device.index or 0)
     resident = cuda.resident_clusters(chosen, CLUSTER, SHARED_LIMIT)
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(
-        out.data_ptr(), m, out.shape[1], out.stride(0), dealt.row_blocks, dealt.token_blocks, k // 64,
+        o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale), address_of(o.x_scale),
+        m, o.out.shape[1], o.out.stride(0), dealt.row_blocks, dealt.token_blocks, k * dtype.itemsize // 128,
         tile.stages, dealt.by_tokens,
     )  # fmt: skip
-    maps = [_weight_map(weight.data_ptr(), n, k, tile), cuda.tensor_map(x, TOKENS // CLUSTER)]
+    w_map = _weight_map(o.weight.data_ptr(), n, k, dtype.itemsize, tile)
+    maps = [w_map, cuda.tensor_map(o.x, TOKENS // CLUSTER)]
     cuda.launch(chosen, clusters * CLUSTER, [*maps, arguments], device, pdl=pdl, cluster=CLUSTER)

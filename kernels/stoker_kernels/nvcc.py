@@ -26,6 +26,7 @@ TARGETS = {
     "sm90_e4m3_gemm_multicast": ("sm_90a",),
     "sm90_bf16_gemm_gated": ("sm_90a",),
     "sm90_bf16_gemm_wide": ("sm_90a",),
+    "sm90_e4m3_gemm_wide": ("sm_90a",),
     "sm90_decode": ("sm_90a",),
     "sm90_prefill": ("sm_90a",),
 }

@@ -19,7 +19,8 @@ from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
 from stoker_kernels.triton_kernel import kernel
 
-_BLOCK = 4096
+_BLOCK, _LARGE_BLOCK = 4096, 8192
+_MANY_ROWS = 2048  # from here on larger blocks are faster (H200, 18,944 columns: 127 µs instead of 152 for 8,192 rows)
 
 
 @kernel
@@ -61,10 +62,14 @@ def quantize_fp8(x: Tensor) -> Quantized:
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows:
         _quantize_fp8_kernel[(rows,)](
-            x, fp8_storage(data), scales, columns, x.stride(0), BLOCK=_BLOCK, FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE,
-            num_warps=8, **launch_options(x.device),
+            x, fp8_storage(data), scales, columns, x.stride(0), BLOCK=_block(rows, columns), FP8_MAX=FP8_MAX,
+            MIN_SCALE=MIN_SCALE, num_warps=8, **launch_options(x.device),
         )  # fmt: skip
     return Quantized(data, scales)
+
+
+def _block(rows: int, columns: int) -> int:
+    return _LARGE_BLOCK if rows >= _MANY_ROWS and columns > _BLOCK else _BLOCK
 
 
 def _register() -> None:
@@ -73,7 +78,7 @@ def _register() -> None:
             _quantize_fp8_kernel,
             {"x": f"*{dtype}", "out": "*fp8e4nv", "scales": f"*{FP32}", "columns": I32_DIVISIBLE,
              "x_stride": I32_DIVISIBLE},
-            [{"BLOCK": _BLOCK, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}],
+            [{"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE} for block in (_BLOCK, _LARGE_BLOCK)],
             options={"num_warps": 8},
             min_sm=89,
             compact=dtype == BF16,

@@ -1,7 +1,8 @@
 """`linear` in plain PyTorch: the oracle of the tests, and the CPU backend.
 
 Invariants: products accumulate in fp32 (fp64 where asked for); quantized operands are dequantized by their
-definition and never requantized; the result is rounded once, to `out`'s dtype.
+definition and never requantized; the result is rounded once, to `out`'s dtype. `sum_error` bounds what a kernel's sums
+may be off by before that rounding.
 Does not know: devices, tiles, tables.
 """
 
@@ -9,10 +10,16 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.linear_weight import LinearWeight
+from stoker_kernels.linear_weight import FP8, LinearWeight
 from stoker_kernels.quant import dequantize, quantize_fp8
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import silu_and_mul
+
+# Parts of |x| · |w|, a row of each as a vector: no sum of their products exceeds it, and most stay below its 1/√K.
+# wgmma adds 32 products of e4m3 at a time to a sum of which it keeps 13 bits behind the leading one. At K = 18,944 that
+# is cut 592 times, by 2^-14 of itself: all to one side, 2^-11.9 of |x| · |w|. Of bf16 it keeps about all of fp32.
+SUM_ERROR = {FP8: 2.0**-11, torch.bfloat16: 2.0**-16}
+SILU_SLOPE = 1.1  # the most that silu's derivative reaches
 
 
 def dequantize_activations(x: Quantized) -> torch.Tensor:
@@ -42,9 +49,15 @@ def linear(
     return y.to(dtype) if out is None else out.copy_(y)
 
 
-def linear_silu_mul(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a dense weight [2F, K], gate first; gate and up rounded to x's dtype."""
-    return silu_and_mul(linear(x, weight))
+def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
+    """silu(x · gateᵀ) · (x · upᵀ), [T, F], of a weight [2F, K], gate first.
+
+    A dense one: gate and up are rounded to x's dtype. FP8: their product is rounded to bfloat16, then quantized.
+    """
+    if isinstance(x, torch.Tensor):
+        return silu_and_mul(linear(x, weight))
+    both = dequantize_activations(x) @ dequantize(weight).float().T
+    return quantize_fp8(silu_and_mul(both).to(torch.bfloat16))
 
 
 def linear_fp64(
@@ -54,3 +67,17 @@ def linear_fp64(
     values = dequantize_activations(x) if isinstance(x, Quantized) else x
     y = values.double() @ dequantize(weight).double().T
     return y if bias is None else y + bias.double()
+
+
+def sum_error(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor:
+    """[T, N]: how far a kernel's sums may be from `linear_fp64`."""
+    values = dequantize_activations(x) if isinstance(x, Quantized) else x
+    lengths: torch.Tensor = values.double().norm(dim=1, keepdim=True) * dequantize(weight).double().norm(dim=1)
+    return lengths * SUM_ERROR[weight.data.dtype]
+
+
+def silu_mul_fp64(both: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """silu(gate) · up of `linear_fp64`'s [T, 2F], and how far it may be off where gate and up are off by `error`."""
+    (gate, up), (gate_error, up_error) = both.chunk(2, dim=1), error.chunk(2, dim=1)
+    silu = gate * torch.sigmoid(gate)
+    return silu * up, SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
 REGISTER_COLUMNS = (128,)
-TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144)
+TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 224, 256)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
 TOP = """\

@@ -17,6 +17,8 @@ from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attentio
 from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.gemm import LinearWeight
 from stoker_kernels.pages import copy_pages
+from stoker_kernels.quant import quantize_fp8
+from stoker_kernels.quant_types import Quantized
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_kernels.triton_kernel import PrecompiledKernel
@@ -104,6 +106,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(attention_sm90, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
     monkeypatch.setattr(gemm_gated, "linear", record_linear)
+    monkeypatch.setattr(decoder_module, "linear_silu_mul", record_both)
     pdl.enable_pdl(True)
     yield recorder
     pdl.enable_pdl(False)
@@ -122,7 +125,6 @@ def record_linear(
 ) -> torch.Tensor:
     """cuBLAS's way for FP8 ends in a kernel of ours; everything else is not Triton's."""
     from stoker_kernels import gemm_fp8_triton
-    from stoker_kernels.quant import quantize_fp8
 
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) and weight.kind != "dense" else x
     rows = quantized.shape[0] if isinstance(quantized, torch.Tensor) else quantized.data.shape[0]
@@ -130,6 +132,13 @@ def record_linear(
     if weight.scale is not None:
         gemm_fp8_triton.scale(y, quantized.scale, weight.scale, bias, y)
     return y
+
+
+def record_both(x: Any, weight: LinearWeight) -> Any:
+    """Gate, up and activation by two kernels, and what follows on one."""
+    if isinstance(x, Quantized):
+        quantize_fp8(torch.empty(x.data.shape[0], weight.out_features // 2, dtype=torch.bfloat16))
+    return gemm_gated.linear_silu_mul(x, weight)
 
 
 def make_spec(model: str) -> ModelSpec:

@@ -80,8 +80,8 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
 ) -> None:
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     for element in ("bf16", "e4m3"):
-        (tmp_path / f"sm90_{element}_gemm_multicast.sm_90a.cubin").touch()
-        (tmp_path / f"sm90_{element}_gemm_cluster.sm_90a.cubin").touch()
+        for family in ("cluster", "multicast", "wide"):
+            (tmp_path / f"sm90_{element}_gemm_{family}.sm_90a.cubin").touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
     assert dispatch.require(hopper, torch.float16, ("linear",)) == {"linear": "cublas"}

@@ -1,14 +1,17 @@
 import pytest
 import torch
 
-from stoker_kernels import dispatch, gemm_table, gemm_wide
-from stoker_kernels.activation import silu_and_mul
+from stoker_kernels import dispatch, gemm_gated, gemm_table, gemm_wide
+from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
+from stoker_kernels.bench_gemm import complaint
 from stoker_kernels.gemm import linear
 from stoker_kernels.gemm_gated import linear_silu_mul
-from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Tile
+from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import LinearWeight
-from stoker_kernels.quant import quantize_weight
+from stoker_kernels.quant import quantize_fp8, quantize_weight
+from stoker_kernels.quant_types import Quantized
+from stoker_kernels.reference_gemm import dequantize_activations, linear_fp64, silu_mul_fp64, sum_error
 
 
 def operands(m: int, f: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,10 +32,41 @@ def test_equals_the_definition(m: int) -> None:
     assert torch.allclose(got.double(), definition(x, weight), atol=1e-5)
 
 
+def quantized(m: int, f: int, k: int) -> tuple[Quantized, LinearWeight]:
+    x, weight = operands(m, f, k)
+    return quantize_fp8(x), quantize_weight(weight, "fp8_channel")
+
+
+def assert_quantized(got: torch.Tensor | Quantized, expected: torch.Tensor, error: torch.Tensor) -> None:
+    """`got` is `expected`, known to `error` and rounded to bf16, in e4m3 with a scale a token."""
+    assert isinstance(got, Quantized)
+    error = error + (expected.abs() + error) * 2.0**-7
+    least = got.scale.double() * 2.0**-10  # half of e4m3's smallest number
+    allowed = error + (expected.abs() + error) / 16 + least
+    assert ((dequantize_activations(got).double() - expected).abs() <= allowed).all()
+    largest = (expected.abs() + error).amax(dim=1, keepdim=True)
+    assert (got.scale.double() * 448 <= largest * 1.001).all()
+    assert (got.scale.double() * 448 >= (largest - 2 * error.amax(dim=1, keepdim=True)) * 0.999).all()
+
+
+@pytest.mark.parametrize("implementation", ["split", "reference"])
+def test_quantized_in_quantized_out(implementation: str) -> None:
+    x, weight = quantized(5, 48, 96)
+    dispatch.pin("linear_silu_mul", implementation)
+    try:
+        got = linear_silu_mul(x, weight)
+    finally:
+        dispatch.unpin("linear_silu_mul")
+    expected, _ = silu_mul_fp64(linear_fp64(x, weight), torch.zeros(5, 96))
+    assert_quantized(got, expected, 2.0**-7 * expected.abs())
+
+
 def test_what_does_not_fit_is_named() -> None:
     x, weight = operands(2, 8, 16)
     with pytest.raises(ValueError, match="fp8_channel"):
         linear_silu_mul(x, quantize_weight(weight, "fp8_channel"))
+    with pytest.raises(ValueError, match=r"an FP8 .* not dense"):
+        linear_silu_mul(quantize_fp8(x), LinearWeight(weight))
     with pytest.raises(ValueError, match=r"\(15, 16\)"):
         linear_silu_mul(x, LinearWeight(weight[:15]))
     with pytest.raises(ValueError, match=r"\(2, 8\)"):
@@ -42,7 +76,7 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize("shape", list(gemm_table.GATED))
 @pytest.mark.parametrize("m", [1, 8, 9, 32, 64])
 def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
-    tile = gemm_table.gated_tile(*shape, m)
+    tile = gemm_table.gated_tile(False, *shape, m)
     if tile is None:
         assert m > 32, "two kernels are faster for many tokens alone"
         return
@@ -54,10 +88,31 @@ def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
 
 def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy() -> None:
     llama_8b = (28672, 4096)
-    assert gemm_table.gated_tile(*llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
-    assert gemm_table.gated_tile(*llama_8b, 1024) == WideTile(256, True, True)
-    assert gemm_table.gated_tile(11264, 2048, 128) is None
+    assert gemm_table.gated_tile(False, *llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
+    assert gemm_table.gated_tile(False, *llama_8b, 1024) == WideTile(256, True, True)
+    assert gemm_table.gated_tile(True, *llama_8b, 512) is None
+    assert gemm_table.gated_tile(True, *llama_8b, 1024) == WideTile(256, True)
+    assert gemm_table.gated_tile(False, 11264, 2048, 128) is None
     assert gemm_table.busy_share(WideTile(288, True, True), 37888, 256) > 0.99
+    # Of 300 tokens pairs by rows leave a part of the last block idle, pairs by tokens nearly a block.
+    assert gemm_table.busy_share(WideTile(288, True, False), 37888, 300) > 0.99
+    assert gemm_table.busy_share(WideTile(288, True, True), 37888, 300) < 0.76
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "rows"),
+    [(4608, 512, None), (4608, 1024, 288), (3584, 1000, 224), (3584, 1500, None), (3584, 2048, 224), (37888, 256, 288)],
+)
+def test_plain_e4m3_tiles_go_where_they_keep_the_sms_busy(n: int, m: int, rows: int | None) -> None:
+    assert gemm_table.best_tile(True, n, 3584, m) == (None if rows is None else WideTile(rows, gated=False))
+
+
+def test_no_fp8_tile_serves_few_tokens_or_blocks_of_scales() -> None:
+    assert {gemm_table.gated_tile(True, 37888, 3584, m) for m in (1, 16, 64)} == {None}
+    x, weight = operands(70, 128, 128)
+    given, blocks = quantize_fp8(x), quantize_weight(weight, "fp8_block")
+    o = Operands(given.data, blocks.data, torch.empty(70, 128).bfloat16(), None, blocks.scale, given.scale)
+    assert "a scale for each row" in str(gemm_gated.refusal(WideTile(288, gated=True), o))
 
 
 @pytest.mark.parametrize("rows", [256, 288])
@@ -72,6 +127,10 @@ def test_two_kernels_serve_elsewhere_and_equal_their_ops() -> None:
     dense = LinearWeight(weight)
     assert dispatch.implementations("linear_silu_mul") == ("fused", "split", "reference")
     assert torch.equal(linear_silu_mul(x, dense), silu_and_mul(linear(x, dense)))
+    given, fp8 = quantized(5, 48, 96)
+    got, want = linear_silu_mul(given, fp8), silu_and_mul_quant(linear(given, fp8))
+    assert torch.equal(got.scale, want.scale)
+    assert torch.equal(got.data.view(torch.uint8), want.data.view(torch.uint8))
     assert dispatch.require(x.device, x.dtype, ("linear_silu_mul",)) == {"linear_silu_mul": "split"}
 
 
@@ -85,46 +144,64 @@ def test_the_fused_kernel_says_what_it_needs() -> None:
         dispatch.unpin("linear_silu_mul")
 
 
+def on_gpu(m: int, n: int, k: int, fp8: bool) -> tuple[torch.Tensor | Quantized, LinearWeight]:
+    x, weight = (t.cuda().bfloat16() for t in operands(m, n // 2, k))
+    return quantize_fp8(x) if fp8 else x, quantize_weight(weight, "fp8_channel" if fp8 else "dense")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("by_tokens", [False, True])
-@pytest.mark.parametrize("rows", [256, 288])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("m", "n", "k"), [(65, 1200, 192), (129, 37888, 3584), (300, 1040, 1152), (2200, 6144, 1024)])
-def test_the_wide_kernels_equal_the_definition(m: int, n: int, k: int, gated: bool, rows: int, by_tokens: bool) -> None:
-    x, weight = (t.cuda().bfloat16() for t in operands(m, n // 2, k))
-    expected = definition(x, weight) if gated else x.double() @ weight.double().T
-    out = torch.full(expected.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
-    gemm_wide.launch(WideTile(rows, gated, by_tokens), x, weight, out, pdl=False)
-    allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
-    assert ((out.double() - expected).abs() <= allowed).all()
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("m", "n", "k"), [(65, 1200, 384), (129, 37888, 3584), (300, 1040, 1152), (2200, 6144, 1024)])
+def test_the_wide_kernels_equal_the_definition(
+    m: int, n: int, k: int, fp8: bool, gated: bool, by_tokens: bool
+) -> None:
+    x, weight = on_gpu(m, n, k, fp8)
+    bias = torch.randn(n, device="cuda").bfloat16() if fp8 and not gated else None
+    expected, error = linear_fp64(x, weight, bias), sum_error(x, weight)
+    if gated:
+        expected, error = silu_mul_fp64(expected, error)
+    data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
+    for rows in (256, 288) if gated else gemm_table.WIDE_ROWS if fp8 else (gemm_table.BF16_TILE.rows,):
+        out = torch.full(expected.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+        o = Operands(data, weight.data, out, bias, weight.scale, scale)
+        assert gemm_wide.refusal(WideTile(rows, gated, by_tokens), o) is None
+        gemm_wide.launch(WideTile(rows, gated, by_tokens), o, pdl=False)
+        assert complaint(out, expected, error) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("f", "k"), [(18944, 3584), (3072, 1024), (520, 1152)])
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 65, 128, 300])
-def test_the_fused_kernels_equal_the_definition(f: int, k: int, m: int) -> None:
-    x, weight = (t.cuda().bfloat16() for t in operands(m, f, k))
-    expected = definition(x, weight)
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
+def test_the_fused_kernels_equal_the_definition(f: int, k: int, m: int, fp8: bool) -> None:
+    x, weight = on_gpu(m, 2 * f, k, fp8)
+    both, error = linear_fp64(x, weight), sum_error(x, weight)
+    if gemm_table.gated_tile(fp8, 2 * f, k, m) is None:
+        error += both.abs() * 2.0**-8  # two kernels round gate and up first
+    expected, error = silu_mul_fp64(both, error)
     dispatch.pin("linear_silu_mul", "fused")
     try:
-        got = linear_silu_mul(x, LinearWeight(weight))
+        got = linear_silu_mul(x, weight)
     finally:
         dispatch.unpin("linear_silu_mul")
-    # Two kernels round gate and up first.
-    rounding = 2.0**-6 if gemm_table.gated_tile(2 * f, k, m) is None else 2.0**-7
-    allowed = expected.abs() * rounding + 4e-3 * expected.abs().mean()
-    assert ((got.double() - expected).abs() <= allowed).all()
+    if fp8:
+        assert_quantized(got, expected, error)
+    else:
+        assert complaint(got, expected, error) is None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("m", [65, 128, 300])
-def test_linear_by_wide_tiles_equals_the_definition(m: int) -> None:
-    x, weight = (t.cuda().bfloat16() for t in operands(m, 18944, 512))
-    expected = x.double() @ weight.double().T
-    dispatch.pin("linear", "wide")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(("m", "n"), [(65, 37888), (300, 37888), (1024, 37888), (1024, 3584)])
+def test_linear_by_wide_tiles_equals_the_definition(m: int, n: int, fp8: bool) -> None:
+    x, weight = on_gpu(m, n, 512, fp8)
+    dispatch.pin("linear", "table")
     try:
-        got = linear(x, LinearWeight(weight))
+        got = linear(x, weight)
     finally:
         dispatch.unpin("linear")
-    allowed = expected.abs() * 2.0**-7 + 4e-3 * expected.abs().mean()
-    assert ((got.double() - expected).abs() <= allowed).all()
+    # cuBLAS's products of e4m3 are rounded before they are scaled.
+    expected = linear_fp64(x, weight)
+    assert complaint(got, expected, sum_error(x, weight) + (expected.abs() * 2.0**-8 if fp8 else 0)) is None

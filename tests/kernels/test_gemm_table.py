@@ -24,6 +24,22 @@ def test_more_tokens_never_go_back_to_our_kernel(fp8: bool) -> None:
         assert ours[0]
 
 
+@pytest.mark.parametrize(
+    ("n", "m", "ours"),
+    [
+        (3584, 2048, True),  # 8 pairs of tiles × 16 blocks of tokens: 128 of 2 · 66; 256 rows a tile: 224 of 264
+        (3584, 4096, True),
+        (3584, 2816, False),  # 176 of 3 · 66
+        (3584, 8192, False),  # full either way
+        (3584, 896, False),
+        (4608, 4096, False),  # a quarter of the last pair's rows is there
+        (152064, 4096, False),
+    ],
+)
+def test_a_plain_product_gets_wide_tiles_where_those_of_cublas_leave_sms_idle(n: int, m: int, ours: bool) -> None:
+    assert gemm_table.best_tile(False, n, 3584, m) == (gemm_table.BF16_TILE if ours else None)
+
+
 def test_an_unknown_shape_takes_the_nearest_row() -> None:
     assert gemm_table.own_tile(False, 128256, 3584, 1) == gemm_table.own_tile(False, 152064, 3584, 1)
     assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stoker_kernels import gemm_table, nvcc, wgmma_codegen
-from stoker_kernels.gemm_small import TOKEN_TILES, Tile
+from stoker_kernels.gemm_small import TOKEN_TILES
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import FP8
 
@@ -41,13 +41,15 @@ def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str)
 
 
 def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: Path) -> None:
-    tiles = (gemm_table.gated_tile(*shape, m) for shape in gemm_table.GATED for m in (1, 16, 32, 64, 8192))
-    plain = [WideTile(rows, gated=False) for rows in (256, 288)]
-    for stem in ("sm90_bf16_gemm_gated", "sm90_bf16_gemm_wide"):
+    for stem in ("sm90_bf16_gemm_gated", "sm90_bf16_gemm_wide", "sm90_e4m3_gemm_wide"):
         assert nvcc.compile_cubin(stem, "sm_90a", tmp_path) == ""
     names = set.union(*(function_names(path) for path in tmp_path.glob("*.cubin")))
-    assert {tile.kernel_name(torch.bfloat16) if isinstance(tile, Tile) else tile.kernel_name
-            for tile in (*tiles, *plain) if tile is not None} <= names  # fmt: skip
+    for dtype, table in ((torch.bfloat16, gemm_table.GATED), (FP8, gemm_table.GATED_E4M3)):
+        gated = (gemm_table.gated_tile(dtype == FP8, *shape, m) for shape in table for m in (1, 16, 32, 64, 8192))
+        plain = gemm_table.WIDE_ROWS if dtype == FP8 else (gemm_table.BF16_TILE.rows,)
+        wide = [(rows, False) for rows in plain] + [(256, True), (288, True)]
+        tiles = [*gated, *(WideTile(*each) for each in wide)]
+        assert {tile.kernel_name(dtype) for tile in tiles if tile is not None} <= names
 
 
 def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

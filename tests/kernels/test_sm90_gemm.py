@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
@@ -9,8 +11,9 @@ from tests.kernels.emulator.gemm import Machine
 from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_wide
 from stoker_kernels.gemm_small import Operands, Tile
 from stoker_kernels.gemm_wide import WideTile, pairing
-from stoker_kernels.linear_weight import LinearWeight
-from stoker_kernels.reference_gemm import linear_silu_mul
+from stoker_kernels.linear_weight import FP8, LinearWeight
+from stoker_kernels.quant import quantize_fp8, quantize_weight
+from stoker_kernels.reference_gemm import linear_fp64, linear_silu_mul
 
 BF16 = torch.bfloat16
 
@@ -20,20 +23,43 @@ def product(machine: Machine, tile: Tile | WideTile, m: int, n: int, k: int, res
     generator = torch.Generator().manual_seed(m * n + k)
     x_space = torch.randn(m, k + 8, generator=generator).to(BF16)
     weight = (torch.randn(n, k, generator=generator) * k**-0.5).to(BF16)
-    columns = n // 2 if tile.gated else n
-    out_space = torch.full((m + 3, columns + 24), float("nan"), dtype=BF16)
-    x, out = x_space[:, :k], out_space[1 : m + 1, 8 : columns + 8]
-    want = x.float() @ weight.float().T
+    machine.x, machine.resident = x_space, resident
+    x = x_space[:, :k]
+    return checked(machine, tile, Operands(x, weight, torch.empty(0)), x.float() @ weight.float().T)
+
+
+def scaled_product(
+    machine: Machine, tile: WideTile, m: int, n: int, k: int, resident: int = 1, biased: bool = False
+) -> torch.Tensor:
+    """`product` of e4m3 operands with their scales, x and its scales still being written when the kernel starts."""
+    generator = torch.Generator().manual_seed(m * n + k)
+    x = quantize_fp8(torch.randn(m, k, generator=generator) * torch.rand(m, 1, generator=generator))
+    weight = quantize_weight(torch.randn(n, k, generator=generator) * k**-0.5, "fp8_channel")
+    bias = torch.randn(n, generator=generator).to(BF16) if biased else None
+    space = torch.empty(m * (k + 16) + 4 * m, dtype=torch.uint8)
+    data = space[: m * (k + 16)].view(FP8).view(m, k + 16)[:, :k]
+    scale = space[m * (k + 16) :].view(torch.float32).view(m, 1)
+    data.view(torch.uint8).copy_(x.data.view(torch.uint8))
+    scale.copy_(x.scale)
+    machine.x, machine.resident = space, resident
+    want = linear_fp64(x, weight, bias).float()
+    return checked(machine, tile, Operands(data, weight.data, torch.empty(0), bias, weight.scale, scale), want)
+
+
+def checked(machine: Machine, tile: Tile | WideTile, o: Operands, want: torch.Tensor) -> torch.Tensor:
     if tile.gated:
         gate, up = want.chunk(2, dim=1)
         want = gate * torch.sigmoid(gate) * up
-    machine.x, machine.out, machine.resident = x_space, out_space, resident
+    m, columns = want.shape
+    out_space = torch.full((m + 3, columns + 24), float("nan"), dtype=BF16)
+    out = out_space[1 : m + 1, 8 : columns + 8]
+    machine.out, o = out_space, replace(o, out=out)
     if isinstance(tile, WideTile):
-        assert gemm_wide.refusal(tile, x, weight, out) is None
-        gemm_wide.launch(tile, x, weight, out, pdl=True)
+        assert gemm_wide.refusal(tile, o) is None
+        gemm_wide.launch(tile, o, pdl=True)
     else:
-        assert gemm_small.refusal(Operands(x, weight, out)) is None
-        gemm_small.launch(tile, Operands(x, weight, out), pdl=True)
+        assert gemm_small.refusal(o) is None
+        gemm_small.launch(tile, o, pdl=True)
     torch.testing.assert_close(out.float(), want, rtol=2.0**-8, atol=1e-4)
     result = out.clone()
     out.fill_(float("nan"))
@@ -49,13 +75,13 @@ PAIRS = pytest.mark.parametrize("by_tokens", [False, True], ids=["by rows", "by 
 @PLAIN_OR_GATED
 @pytest.mark.parametrize("m", [65, 96, 127, 128, 129, 255, 300])
 def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: bool, m: int, gated: bool) -> None:
-    # 1200 rows are 2 pairs of 576 and a tile of 48 rows, which its second CTA has none of.
-    product(machine, WideTile(288, gated, by_tokens), m, 1200, 192, resident=2)
+    # 2 pairs of 576 or 448 rows and a tile of 48 rows, which its second CTA has none of.
+    rows = 288 if gated else 224
+    product(machine, WideTile(rows, gated, by_tokens), m, 4 * rows + 48, 192, resident=2)
 
 
 @PAIRS
-@pytest.mark.parametrize("rows", [256, 288])
-@PLAIN_OR_GATED
+@pytest.mark.parametrize(("rows", "gated"), [(224, False), (256, True), (288, True)])
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(
     machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
@@ -65,17 +91,35 @@ def test_wide_tiles_match_at_each_shape(
 
 @PAIRS
 @PLAIN_OR_GATED
-@pytest.mark.parametrize(("resident", "clusters"), [(1, 1), (4, 4), (5, 5), (66, 10)])
-def test_clusters_take_tiles_in_turn(
-    machine: Machine, by_tokens: bool, gated: bool, resident: int, clusters: int
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
+@pytest.mark.parametrize("rows", [224, 256, 288])
+def test_wide_tiles_scale_e4m3(
+    machine: Machine, by_tokens: bool, gated: bool, m: int, n: int, k: int, rows: int
 ) -> None:
-    product(machine, WideTile(288, gated, by_tokens), 300, 1408, 256, resident)
-    assert machine.clusters == min(clusters, 10 if by_tokens else 9)
+    if rows == 224 and gated:
+        pytest.skip("not compiled")
+    scaled_product(machine, WideTile(rows, gated, by_tokens), m, n, k, resident=2)
+
+
+@PAIRS
+@pytest.mark.parametrize("rows", [224, 256, 288])
+def test_wide_tiles_add_a_bias_to_e4m3(machine: Machine, by_tokens: bool, rows: int) -> None:
+    scaled_product(machine, WideTile(rows, False, by_tokens), 150, 616, 256, resident=2, biased=True)
+
+
+@PAIRS
+@pytest.mark.parametrize(("rows", "gated", "tiles"), [(224, False, (12, 14)), (288, True, (9, 10))])
+@pytest.mark.parametrize("resident", [1, 4, 5, 66])
+def test_clusters_take_tiles_in_turn(
+    machine: Machine, by_tokens: bool, rows: int, gated: bool, tiles: tuple[int, int], resident: int
+) -> None:
+    product(machine, WideTile(rows, gated, by_tokens), 300, 1408, 256, resident)
+    assert machine.clusters == min(resident, tiles[by_tokens])
 
 
 @PAIRS
 def test_tokens_beyond_a_group_of_blocks_match(machine: Machine, by_tokens: bool) -> None:
-    product(machine, WideTile(256, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
+    product(machine, WideTile(224, False, by_tokens), 17 * 128 + 5, 640, 64, resident=3)
 
 
 @PAIRS
@@ -93,7 +137,7 @@ def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, by_tokens: b
     results = []
     for m in (65, 150):
         machine.x, machine.out = x[:m].clone(), torch.empty(m, 304, dtype=BF16)
-        gemm_wide.launch(WideTile(288, True, by_tokens), machine.x, weight, machine.out, pdl=True)
+        gemm_wide.launch(WideTile(288, True, by_tokens), Operands(machine.x, weight, machine.out), pdl=True)
         results.append(machine.out[:65])
     assert torch.equal(*results)
 
@@ -175,7 +219,7 @@ def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest
     monkeypatch.setattr(gemm_gated, "split", None)
     row = gemm_table.GatedRow(("64x2k1=", "64x2k1=", "64x1k1=", "64x1k2"), ((8192, "288"),))
     monkeypatch.setattr(gemm_table, "GATED", {(624, 512): row})
-    monkeypatch.setattr(gemm_table, "nearest_gated", lambda n, k: row)
+    monkeypatch.setattr(gemm_table, "nearest_gated", lambda fp8, n, k: row)
     generator = torch.Generator().manual_seed(m)
     x = torch.randn(m, 512, generator=generator).to(BF16)
     weight = (torch.randn(624, 512, generator=generator) * 512**-0.5).to(BF16)
@@ -184,7 +228,8 @@ def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest
     torch.testing.assert_close(
         got, linear_silu_mul(x.float(), LinearWeight(weight.float())).to(BF16), rtol=0.01, atol=1e-3
     )
-    kind = "wide_gated_n288" if m > gemm_table.GATED_SMALL else f"gated_n{gemm_table.gated_tile(624, 512, m).rows}"
+    named = gemm_table.gated_tile(False, 624, 512, m)
+    kind = "wide_gated_n288" if m > gemm_table.GATED_SMALL else f"gated_n{named.rows}"
     assert machine.ran.startswith(f"sm90_bf16_gemm_{kind}")
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from stoker_kernels import dispatch
 from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.gemm import LinearWeight, linear
+from stoker_kernels.gemm_gated import linear_silu_mul
 from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
+from stoker_kernels.quant_types import Quantized
 from stoker_runtime.models import decoder
 from stoker_runtime.weights.layout import DecoderWeights
 
@@ -124,6 +126,23 @@ def test_the_feed_forward_is_linear_and_activation_to_the_bit(
     monkeypatch.setattr(decoder, "linear_silu_mul", by_hand)
     assert torch.equal(paged_model(path).step([(0, prompt)], all_logits=True)[0], by_op)
     assert calls
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_quantized_feed_forward_keeps_the_models_dtype(
+    dtype: torch.dtype, tiny_checkpoint: Checkpoint, paged_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = []
+
+    def recorded(x: Quantized, weight: LinearWeight) -> Tensor | Quantized:
+        inputs.append(x)
+        return linear_silu_mul(x, weight)
+
+    monkeypatch.setattr(decoder, "linear_silu_mul", recorded)
+    model = paged_model(str(tiny_checkpoint("qwen2")), dtype=dtype, quantization="fp8")
+    model.step([(0, _prompts()[4])])
+    # `linear_silu_mul` of quantized values rounds to bf16 in between; other models take two kernels.
+    assert [type(x) for x in inputs] == ([Quantized] * model.spec.num_layers if dtype == torch.bfloat16 else [])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -41,6 +41,8 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
 // with a preference: it costs a request between the halves of L2 at every hit.
 __device__ __forceinline__ uint64_t policy_evict_normal() { return 0x1000000000000000ull; }
 
+__device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -51,6 +53,20 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     case 3: asm volatile("bar.sync 3, %0;" ::"r"(threads) : "memory"); break;
     default: asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory"); break;
   }
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// How many elements of a type make one 128-byte chunk of a row.
+// How many elements of a type make one 128-byte chunk of a row, and whether their products are to be scaled.
 #pragma once
 #include "wgmma.cuh"
 
@@ -9,10 +9,12 @@ struct Chunk;
 template <>
 struct Chunk<__nv_bfloat16> {
   static constexpr int elements = 64;
+  static constexpr bool scaled = false;
 };
 template <>
 struct Chunk<e4m3> {
   static constexpr int elements = 128;
+  static constexpr bool scaled = true;
 };
 
 }  // namespace stoker

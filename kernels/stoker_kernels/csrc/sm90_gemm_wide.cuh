@@ -1,7 +1,7 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
-// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), HALF rows an
-// instruction. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
+// A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), all rows an
+// instruction or, of 288, half of them. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
 // crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for up to 128 tokens there is no other
 // way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB from L2 a k block instead of 45,
 // which at the tensor cores' full speed are 30 bytes a cycle and SM instead of 39, of the 39 that L2 has.
@@ -10,6 +10,7 @@
 //
 // GATED: W stacks the rows of a gate and of an up projection, eights of which TMA lays side by side (a map of four
 // dimensions); the result is silu(gate) · up, [M, N / 2]. Eights of columns alternate in a thread's sums.
+// e4m3: sums are multiplied by the scales of their token and their row of W, in fp32, before anything else.
 #pragma once
 #include <cuda.h>
 
@@ -24,7 +25,11 @@ constexpr int WIDE_GROUP = 2048;  // tokens that go together through the rows of
 
 struct WideArguments {
   __nv_bfloat16* out;  // [m, n], rows ld_out apart
-  int m, n, ld_out;    // n: columns of the result
+  // Of e4m3 alone; a gated product has no bias.
+  const __nv_bfloat16* bias;  // [n] or null
+  const float* w_scale;       // [rows of W]
+  const float* x_scale;       // [m]
+  int m, n, ld_out;           // n: columns of the result
   int row_blocks, token_blocks, k_blocks, stages;  // blocks: of both CTAs' rows or tokens
   int by_tokens;                                   // what a cluster's CTAs share: 0: x, 1: W
 };
@@ -156,25 +161,75 @@ __device__ __forceinline__ void store_eights(const WideArguments& g, int token, 
   }
 }
 
+// The first of a consumer thread's two tokens; the other is 8 further.
+template <int HALF>
+__device__ __forceinline__ int token_of(const WideTile<HALF>& tile) {
+  const int t = threadIdx.x;
+  return tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + t % 32 / 4;
+}
+
+// Brings a tile's scales and bias to L1 while it is multiplied, a line a thread.
 template <int HALF, bool GATED>
-__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
-                                           const float (&acc)[2][HALF / 2]) {
-  const int t = threadIdx.x, lane = t % 32;
-  const int token = tile.token + t / GROUP_THREADS * 64 + t % GROUP_THREADS / 32 * 16 + lane / 4;
+__device__ __forceinline__ void prefetch_scales(const WideArguments& g, const WideTile<HALF>& tile) {
+  constexpr int LINE = 32;  // scales
+  const int first = LINE * static_cast<int>(threadIdx.x);
+  if (first < WIDE_TOKENS) prefetch_l1(g.x_scale + min(tile.token + first, g.m - 1));
+  if (first > (GATED ? HALF : 2 * HALF)) return;  // a line more than it has, for a tile that starts within one
+  const int column = min((GATED ? tile.row / 2 : tile.row) + first, g.n - 1);
+  prefetch_l1(g.w_scale + column);
+  if (GATED) prefetch_l1(g.w_scale + g.n + column);
+  if (!GATED && g.bias) prefetch_l1(g.bias + column);
+}
+
+// Calls each(pairs, column, from) for this thread's two pairs of sums in every eight of columns: `column` of the result,
+// the nearest that there is, and row `from` of W. No branches, so that the loads of a loop run together.
+template <int HALF, bool GATED, typename Each>
+__device__ __forceinline__ void for_eights(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF],
+                                           Each each) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int i = 0; i < HALF / 4; ++i) {
+    const int first = GATED ? tile.row / 2 + i / 2 * 8 : tile.row + i * 8;
+    const int column = min(first + 2 * static_cast<int>(threadIdx.x % 4), g.n - 2);
+    each(sums + 4 * i, column, GATED && i % 2 ? g.n + column : column);
+  }
+}
+
+// Turns a tile's sums into those of scaled operands, plus the bias.
+template <int HALF, bool GATED>
+__device__ __forceinline__ void scale_sums(const WideArguments& g, const WideTile<HALF>& tile, float (&sums)[HALF]) {
+  const int token = token_of(tile);
+  const float x_scale[2] = {g.x_scale[min(token, g.m - 1)], g.x_scale[min(token + 8, g.m - 1)]};
+  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int, int from) {
+    const float2 scale = *reinterpret_cast<const float2*>(g.w_scale + from);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float(&sums)[HALF / 2] = acc[half];
-      if constexpr (GATED) {
-        store_eights<HALF / 16>(g, token + 8 * h, (tile.row + half * HALF) / 2, [&](int i) {
-          const float *gate = sums + 8 * i + 2 * h, *up = gate + 4;
-          return pack_bf16(silu_times(gate[0], up[0]), silu_times(gate[1], up[1]));
-        });
-      } else {
-        store_eights<HALF / 8>(g, token + 8 * h, tile.row + half * HALF,
-                               [&](int i) { return pack_bf16(sums[4 * i + 2 * h], sums[4 * i + 2 * h + 1]); });
-      }
+      pairs[2 * h] *= x_scale[h] * scale.x;
+      pairs[2 * h + 1] *= x_scale[h] * scale.y;
+    }
+  });
+  if (GATED || !g.bias) return;
+  for_eights<HALF, GATED>(g, tile, sums, [&](float* pairs, int column, int) {
+    const uint32_t two = *reinterpret_cast<const uint32_t*>(g.bias + column);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      pairs[2 * h] += __uint_as_float(two << 16);
+      pairs[2 * h + 1] += __uint_as_float(two & 0xffff0000u);
+    }
+  });
+}
+
+template <int HALF, bool GATED>
+__device__ __forceinline__ void store_wide(const WideArguments& g, const WideTile<HALF>& tile,
+                                           const float (&sums)[HALF]) {
+  const int token = token_of(tile);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float* of = sums + 2 * h;
+    if constexpr (GATED) {
+      store_eights<HALF / 8>(g, token + 8 * h, tile.row / 2,
+                             [&](int i) { return silu_times(of + 8 * i, of + 8 * i + 4); });
+    } else {
+      store_eights<HALF / 4>(g, token + 8 * h, tile.row, [&](int i) { return pack_bf16(of[4 * i], of[4 * i + 1]); });
     }
   }
 }
@@ -210,7 +265,8 @@ template <typename T, int HALF, bool GATED>
 __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideRing<HALF>& ring, int rank, int cluster,
                                              int clusters, int tiles) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
-  float acc[2][HALF / 2];
+  constexpr int columns = HALF > 128 ? HALF : 2 * HALF;  // of the sums that one instruction makes: 256 at most
+  float sums[HALF];
   int stage = 0;
   uint32_t parity = 0;
   cluster_wait();
@@ -219,6 +275,7 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
     if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
   for (int index = cluster; index < tiles; index += clusters) {
+    if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
     int held = -1;  // stage whose products may still run
     for (int kb = 0; kb < g.k_blocks; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -228,9 +285,9 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          Wgmma<T, HALF>::multiply(acc[half], x + step * 2, w + half * (ring.half_bytes / 16) + step * 2,
-                                   kb + step != 0);
+        for (int first = 0; first < 2 * HALF; first += columns) {
+          auto& some = reinterpret_cast<float(&)[columns / 2]>(sums[first / 2]);
+          Wgmma<T, columns>::multiply(some, x + step * 2, w + first * 8 + step * 2, kb + step != 0);
         }
       }
       wgmma_commit();
@@ -240,10 +297,11 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
       if (++stage == g.stages) stage = 0, parity ^= 1;
     }
     wgmma_wait<0>();
-    wgmma_results(acc[0]);
-    wgmma_results(acc[1]);
+    wgmma_results(sums);
     release(held);
-    store_wide<HALF, GATED>(g, WideTile<HALF>(g, index, rank), acc);
+    const WideTile<HALF> tile(g, index, rank);
+    if constexpr (Chunk<T>::scaled) scale_sums<HALF, GATED>(g, tile, sums);
+    store_wide<HALF, GATED>(g, tile, sums);
   }
 }
 

@@ -137,8 +137,9 @@ class Decoder:
         return output.view(output.shape[0], spec.q_size)
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
-        dense = layer.gate_up.kind == layer.down.kind == "dense"
-        if dense and self.spec.activation == "silu" and layer.gate_up_bias is None and isinstance(hidden, Tensor):
+        dense = layer.gate_up.kind == layer.down.kind == "dense" and isinstance(hidden, Tensor)
+        quantized = isinstance(hidden, Quantized) and layer.down.kind != "dense" and self.dtype == torch.bfloat16
+        if (dense or quantized) and self.spec.activation == "silu" and layer.gate_up_bias is None:
             return self._linear(linear_silu_mul(hidden, layer.gate_up), layer.down, layer.down_bias)
         gate_up = self._linear(hidden, layer.gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)

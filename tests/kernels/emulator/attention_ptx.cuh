@@ -16,7 +16,6 @@ inline uint16_t f16_from_e4m3(uint8_t x) {
   if (exponent == 15 && mantissa == 7) value = NAN;
   return to_f16(x & 128 ? -value : value);
 }
-inline float exp2_approx(float x) { return std::exp2(x); }
 inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
 inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {

@@ -41,11 +41,11 @@ struct Product {
   float* sums;
   uint64_t a, b;
   int columns;
-  bool accumulate;
+  bool accumulate, e4m3;
   std::function<void()> own;
 
   bool same(const Product& o) const {
-    return a == o.a && b == o.b && columns == o.columns && accumulate == o.accumulate && !own == !o.own;
+    return a == o.a && b == o.b && columns == o.columns && accumulate == o.accumulate && e4m3 == o.e4m3 && !own == !o.own;
   }
 };
 

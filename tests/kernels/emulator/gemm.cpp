@@ -2,6 +2,7 @@
 #include "sm90_bf16_gemm_gated.cu"
 #include "sm90_bf16_gemm_multicast.cu"
 #include "sm90_bf16_gemm_wide.cu"
+#include "sm90_e4m3_gemm_wide.cu"
 
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 1, 32)
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 2, 8)
@@ -40,6 +41,3 @@ extern "C" void run_wide_gemm(void (*kernel)(CUtensorMap, CUtensorMap, stoker::W
 
 extern "C" int cluster_arguments_size() { return sizeof(stoker::GemmArguments); }
 extern "C" int wide_arguments_size() { return sizeof(stoker::WideArguments); }
-extern "C" int wide_shared_bytes(int rows, int stages) {
-  return 1024 + stages * ((rows == 288 ? stoker::WideRing<144>::stage_bytes : stoker::WideRing<128>::stage_bytes) + 16);
-}

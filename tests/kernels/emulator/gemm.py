@@ -19,8 +19,8 @@ from tests.kernels.emulator.build import compile_emulated, tensor_map
 from stoker_kernels import cuda, gemm_small, gemm_wide
 
 SOURCES = (
-    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
-    *("sm90_bf16_gemm_multicast.cu", "sm90_gemm_multicast.cuh"),
+    *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
+    *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh"),
     *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 

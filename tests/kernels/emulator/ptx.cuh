@@ -14,6 +14,7 @@ inline void grid_dependency_wait() { emulator::wait_while(emulator::predecessor.
 inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
+inline void prefetch_l1(const void*) {}
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
@@ -45,6 +46,11 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 inline uint16_t to_f16(float x) { return bits<uint16_t>(static_cast<_Float16>(x)); }
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 

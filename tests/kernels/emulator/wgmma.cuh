@@ -1,6 +1,8 @@
 // csrc/wgmma.cuh and the wgmma part of csrc/ptx.cuh: a product is done when its warpgroup waits for it, from what shared
 // memory holds then.
 #pragma once
+#include <type_traits>
+
 #include "ptx.cuh"
 
 namespace stoker {
@@ -12,14 +14,28 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() { emulator::fiber->products.emplace_back(); }
 template <int count> void wgmma_results(float (&)[count]) {}
 
-// Reads `lines` × 16 values of an operand in 128-byte swizzle, K contiguous.
-inline void read_operand(uint64_t descriptor, int lines, float* values) {
+inline float from_e4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  if ((x & 0x7F) == 0x7F) return NAN;
+  const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(static_cast<float>(mantissa), -9);
+  return x & 0x80 ? -size : size;
+}
+
+// Reads `lines` × 32 bytes of an operand in 128-byte swizzle, K contiguous: 16 values, or 32 of e4m3.
+inline void read_operand(uint64_t descriptor, int lines, bool e4m3, float* values) {
   const uint32_t base = (descriptor & 0x3FFF) << 4, groups = (descriptor >> 32 & 0x3FFF) << 4;
   for (int line = 0; line < lines; ++line) {
     for (int half = 0; half < 2; ++half) {
       uint16_t chunk[8];
       std::memcpy(chunk, emulator::shared(swizzled(base + line / 8 * groups + line % 8 * 128 + half * 16)), 16);
-      for (int i = 0; i < 8; ++i) values[line * 16 + half * 8 + i] = from_bf16(chunk[i]);
+      for (const uint16_t two : chunk) {
+        if (e4m3) {
+          *values++ = from_e4m3(two & 255);
+          *values++ = from_e4m3(two >> 8);
+        } else {
+          *values++ = from_bf16(two);
+        }
+      }
     }
   }
 }
@@ -27,12 +43,12 @@ inline void read_operand(uint64_t descriptor, int lines, float* values) {
 // One product of a warpgroup whose threads hold `products[t]`; thread t's sums are rows 16 · warp + lane / 4 (+ 8).
 inline void multiply_now(const std::vector<const emulator::Product*>& products) {
   const emulator::Product& p = *products[0];
-  static float a[64 * 16], b[256 * 16], across[16 * 256], sums[64 * 256];
-  const int n = p.columns;
-  read_operand(p.a, 64, a);
-  read_operand(p.b, n, b);
+  static float a[64 * 32], b[256 * 32], across[32 * 256], sums[64 * 256];
+  const int n = p.columns, depth = p.e4m3 ? 32 : 16;
+  read_operand(p.a, 64, p.e4m3, a);
+  read_operand(p.b, n, p.e4m3, b);
   for (int column = 0; column < n; ++column) {
-    for (int k = 0; k < 16; ++k) across[k * n + column] = b[column * 16 + k];
+    for (int k = 0; k < depth; ++k) across[k * n + column] = b[column * depth + k];
   }
   const auto exchange = [&](bool store) {
     for (int t = 0; t < 128; ++t) {
@@ -45,8 +61,8 @@ inline void multiply_now(const std::vector<const emulator::Product*>& products) 
   };
   exchange(false);
   for (int row = 0; row < 64; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      const float x = a[row * 16 + k];
+    for (int k = 0; k < depth; ++k) {
+      const float x = a[row * depth + k];
       for (int column = 0; column < n; ++column) sums[row * n + column] += x * across[k * n + column];
     }
   }
@@ -91,7 +107,7 @@ inline float operand_columns(uint64_t descriptor, int line, int k) {
 template <typename T, int N>
 struct Wgmma {
   static void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, nullptr});
+    emulator::fiber->products.back().push_back({d, a, b, N, accumulate, std::is_same_v<T, e4m3>, nullptr});
   }
 };
 
@@ -115,7 +131,7 @@ struct WgmmaRegisters {
         sums[i] = sum;
       }
     };
-    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, product});
+    emulator::fiber->products.back().push_back({d, 0, b, N, accumulate, false, product});
   }
 };
 

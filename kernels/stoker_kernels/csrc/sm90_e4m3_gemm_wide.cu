@@ -1,0 +1,8 @@
+// e4m3 weights (scaled per channel or per tensor) and activations (scaled per token); see sm90_gemm_wide.cuh.
+#include "sm90_gemm_wide.cuh"
+
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n288, stoker::e4m3, 144, false)
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n256, stoker::e4m3, 128, false)
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n224, stoker::e4m3, 112, false)
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_gated_n288, stoker::e4m3, 144, true)
+STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_gated_n256, stoker::e4m3, 128, true)
