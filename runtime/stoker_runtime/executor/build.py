@@ -67,9 +67,7 @@ def build_executor(config: EngineConfig) -> Executor:
     return executor
 
 
-def _build(
-    config: EngineConfig, source: ModelSource, seconds: dict[str, float], ahead: UploadAhead | None
-) -> Executor:
+def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float], ahead: UploadAhead | None) -> Executor:
     spec = build_spec(source)
     with phase("device", seconds):
         device = open_device(config.device)

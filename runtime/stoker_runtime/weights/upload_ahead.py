@@ -67,7 +67,7 @@ class Chunk(NamedTuple):
     number: int
     source: Source
     offset: int
-    count: int
+    length: int
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -178,10 +178,10 @@ class UploadAhead:
             opened.callback(os.close, descriptor)
             source = Source(descriptor, stamp_of(os.fstat(descriptor)), size, len(chunks))
             sources[file] = source
-            length = source.stamp.size
-            for offset in range(0, length, CHUNK_BYTES):
-                chunks.append(Chunk(len(chunks), source, offset, min(CHUNK_BYTES, length - offset)))
-            size += -(-length // ALIGNMENT) * ALIGNMENT
+            end = source.stamp.size
+            for offset in range(0, end, CHUNK_BYTES):
+                chunks.append(Chunk(len(chunks), source, offset, min(CHUNK_BYTES, end - offset)))
+            size += -(-end // ALIGNMENT) * ALIGNMENT
         if not chunks:
             raise DriverError("there are no safetensors")
         size = -(-size // PAGE_BYTES) * PAGE_BYTES
@@ -201,7 +201,7 @@ class UploadAhead:
             driver.enter()
             with driver.pinned(CHUNK_BYTES) as buffer:
                 while (chunk := self._next()) is not None:
-                    part = buffer[: chunk.count]
+                    part = buffer[: chunk.length]
                     fill(chunk, part)
                     driver.copy(self._block + chunk.source.place + chunk.offset, part)
                     with self._news:
@@ -226,7 +226,7 @@ class UploadAhead:
 def fill(chunk: Chunk, buffer: memoryview) -> None:
     """Read a chunk. Raises OSError where the file ends before it does."""
     done = 0
-    while done < chunk.count:
+    while done < chunk.length:
         got = os.preadv(chunk.source.descriptor, [buffer[done:]], chunk.offset + done)
         if got == 0:
             raise OSError(f"a file ended at byte {chunk.offset + done} while it was uploaded")
