@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine import head_start
+from stoker_runtime.engine import core, head_start
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.process_clock import process_age
 from stoker_runtime.weights.cuda_driver import DriverError
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 GIB = 1024**3
 
@@ -70,6 +73,23 @@ def test_nothing_is_uploaded_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_leave_room_for_the_weights(fields: dict[str, float], free: int, expected: float) -> None:
     config = EngineConfig(model="shape:tiny", **fields)  # type: ignore[arg-type]
     assert head_start.upload_room(config, free * GIB, 100 * GIB) == pytest.approx(expected * GIB)
+
+
+def test_a_failed_start_gives_back_what_was_brought() -> None:
+    class Silent:
+        def poll(self, milliseconds: int) -> int:
+            return 0
+
+    def build(config: EngineConfig, ahead: UploadAhead | None) -> NoReturn:
+        assert ahead is not None
+        raise ConfigError("it does not fit")
+
+    ahead = UploadAhead([], lambda free, total: 0)
+    closed: list[bool] = []
+    ahead.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    socket: Any = Silent()
+    assert core.build_and_serve(EngineConfig(model="shape:tiny"), build, socket, ahead) == 2
+    assert closed == [True]
 
 
 def test_a_process_knows_its_age() -> None:
