@@ -11,9 +11,10 @@ from uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import run
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 
-def build(config: EngineConfig) -> UniformExecutor:
+def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
     return UniformExecutor(
         num_pages=2048,
         page_size=16,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine import head_start
+from stoker_runtime.engine import core, head_start
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.process_clock import process_age
+from stoker_runtime.weights.cuda_driver import DriverError
+from stoker_runtime.weights.upload_ahead import UploadAhead
+
+GIB = 1024**3
 
 
 def test_only_weights_are_read_ahead(tmp_path: Path) -> None:
@@ -22,33 +27,69 @@ def test_only_weights_are_read_ahead(tmp_path: Path) -> None:
     head_start.read_ahead([tmp_path / "a.gguf", tmp_path / "gone.gguf"])
 
 
-@pytest.mark.parametrize(("device", "context"), [("cpu", False), ("auto", True), ("cuda", True)])
-def test_a_context_is_made_for_gpus_alone(device: str, context: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_safetensors_of_the_checkpoint_are_uploaded(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "consolidated.safetensors", "a.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    assert head_start.uploadable(str(tmp_path)) == [tmp_path / "model.safetensors"]
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    assert head_start.uploadable(str(tmp_path)) == []
+    assert head_start.uploadable(str(tmp_path / "a.gguf")) == []
+    assert head_start.uploadable("shape:tiny") == []
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_context_is_made_without_files_too(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
-    monkeypatch.setattr(head_start, "create_context", lambda: made.append(True))
-    for thread in head_start.begin(EngineConfig(model="shape:tiny", device=device)):
-        thread.join()
-    assert made == [True] * context
+
+    def driver() -> None:
+        made.append(True)
+        raise DriverError("none here")
+
+    monkeypatch.setattr(head_start, "CudaDriver", driver)
+    ahead = head_start.begin(EngineConfig(model="shape:tiny", device=device))
+    assert ahead is not None
+    assert ahead.reserved == 0
+    ahead.close()
+    assert made == [True]
+    assert ahead.failure == "none here"
 
 
-def test_the_context_is_the_first_devices_primary_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    class Driver:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_: calls.append(name) or 0
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
-    head_start.create_context()
-    assert calls == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+def test_nothing_is_uploaded_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    forbidden: Callable[[], None] = lambda: pytest.fail("no driver is asked for")  # noqa: E731
+    monkeypatch.setattr(head_start, "CudaDriver", forbidden)
+    assert head_start.begin(EngineConfig(model="shape:tiny", device="cpu")) is None
 
 
-def test_no_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(name)
+@pytest.mark.parametrize(
+    ("fields", "free", "expected"),
+    [
+        ({"gpu_memory_utilization": 1.0}, 100, 45),
+        ({"gpu_memory_utilization": 0.5}, 100, 22.5),
+        ({"gpu_memory_utilization": 0.5}, 40, -4.5),
+        ({"gpu_memory_utilization": 1.0, "gpu_memory_reserve_gb": 20.0}, 100, 36),
+        ({"gpu_memory_utilization": 1.0, "dtype": "float32"}, 100, 30),
+    ],
+)
+def test_files_leave_room_for_the_weights(fields: dict[str, float], free: int, expected: float) -> None:
+    config = EngineConfig(model="shape:tiny", **fields)  # type: ignore[arg-type]
+    assert head_start.upload_room(config, free * GIB, 100 * GIB) == pytest.approx(expected * GIB)
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    head_start.create_context()
+
+def test_a_failed_start_gives_back_what_was_brought() -> None:
+    class Silent:
+        def poll(self, milliseconds: int) -> int:
+            return 0
+
+    def build(config: EngineConfig, ahead: UploadAhead | None) -> NoReturn:
+        assert ahead is not None
+        raise ConfigError("it does not fit")
+
+    ahead = UploadAhead([], lambda free, total: 0)
+    closed: list[bool] = []
+    ahead.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    socket: Any = Silent()
+    assert core.build_and_serve(EngineConfig(model="shape:tiny"), build, socket, ahead) == 2
+    assert closed == [True]
 
 
 def test_a_process_knows_its_age() -> None:

@@ -14,6 +14,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import run
 from stoker_runtime.errors import EngineError, ModelError
 from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 
 class FailingExecutor(UniformExecutor):
@@ -31,7 +32,7 @@ class FailingExecutor(UniformExecutor):
         return super().execute(batch)
 
 
-def build(config: EngineConfig) -> UniformExecutor:
+def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
     mode = sys.argv[1]
     if mode == "no-model":
         raise ModelError(f"{config.model}: no such checkpoint")

@@ -53,6 +53,7 @@ from stoker_runtime.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 HEARTBEAT_SECONDS = 0.5
 FAREWELL_MS = 2000
@@ -259,7 +260,7 @@ def run(build: ExecutorFactory) -> int:
     # Millions of objects are imported and none is garbage: the collector would only walk them, again and again.
     gc.disable()
     start = read_start(sys.stdin.buffer)
-    head_start.begin(start.config)
+    ahead = head_start.begin(start.config)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
@@ -270,13 +271,15 @@ def run(build: ExecutorFactory) -> int:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.LINGER, FAREWELL_MS)
         socket.bind(start.endpoint)
-        return build_and_serve(start.config, build, socket)
+        return build_and_serve(start.config, build, socket, ahead)
 
 
-def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.Socket[bytes]) -> int:
+def build_and_serve(
+    config: EngineConfig, build: ExecutorFactory, socket: zmq.Socket[bytes], ahead: UploadAhead | None
+) -> int:
     """Build the executor and serve; 0 after a Stop, 2 for a configuration that cannot work, 1 for a breakdown."""
     try:
-        executor = build(config)
+        executor = build(config, ahead)
         loop = make_loop(executor, config)
     except Exception as error:
         if not isinstance(error, StokerError):
@@ -284,6 +287,9 @@ def build_and_serve(config: EngineConfig, build: ExecutorFactory, socket: zmq.So
             error = EngineError(f"The engine did not start: {type(error).__name__}: {error}")
         tell_failure(socket, error)
         return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        if ahead is not None:
+            ahead.close()
     # What was loaded lives until the end: keep the collector from walking it in the middle of a step.
     gc.collect()
     gc.freeze()
@@ -323,11 +329,11 @@ def read_start(stream: BinaryIO) -> Start:
     return start
 
 
-def build_executor(config: EngineConfig) -> Executor | PoolingExecutor:
+def build_executor(config: EngineConfig, ahead: UploadAhead | None) -> Executor | PoolingExecutor:
     """The real executor. Imported here so that a failing import is reported like any failing start."""
     from stoker_runtime.executor.build import build_model
 
-    return build_model(config)
+    return build_model(config, ahead)
 
 
 if __name__ == "__main__":

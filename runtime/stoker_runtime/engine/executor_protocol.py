@@ -18,6 +18,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 
 @dataclass(slots=True)
@@ -113,6 +114,9 @@ class Executor(Protocol):
 class ExecutorFactory(Protocol):
     """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
 
-    def __call__(self, config: EngineConfig) -> Executor | PoolingExecutor:
-        """Load the model, make every allocation. Raises ConfigError, ModelError, KernelUnavailableError."""
+    def __call__(self, config: EngineConfig, ahead: UploadAhead | None) -> Executor | PoolingExecutor:
+        """Load the model, make every allocation; `ahead` is what the head start has brought to the first GPU.
+
+        Raises ConfigError, ModelError, KernelUnavailableError.
+        """
         ...

@@ -1,7 +1,7 @@
-"""What the engine process starts before torch is imported, in threads that need no Python: the import takes seconds.
+"""What the engine process starts before torch is imported, in threads that need little of Python: it takes seconds.
 
-The CUDA context is created through the driver, and torch finds it there; the kernel is asked to read the weights'
-files ahead, which costs nothing where they are in the page cache.
+The CUDA context is created through the driver, where torch finds it, and safetensors are uploaded; the kernel is asked
+to read the weights' files ahead, which costs nothing where they are in the page cache.
 
 Invariants: nothing here decides anything. What fails is met again, and reported, by the code that needs it.
 Knows nothing of torch or of what the files hold.
@@ -9,28 +9,41 @@ Knows nothing of torch or of what the files hold.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
 from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ModelError
+from stoker_runtime.weights.cuda_driver import CudaDriver
+from stoker_runtime.weights.safetensors_index import checkpoint_files
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+GIB = 1024**3
 
 log = logging.getLogger(__name__)
 
 
-def begin(config: EngineConfig) -> list[threading.Thread]:
-    """Start the threads for this configuration; they end by themselves."""
-    files = weight_files(config.model)
-    threads = [threading.Thread(target=read_ahead, args=(files,), name="stoker-read-ahead", daemon=True)]
-    if config.device != "cpu":
-        threads.append(threading.Thread(target=create_context, name="stoker-context", daemon=True))
-    for thread in threads:
-        thread.start()
-    return threads
+def begin(config: EngineConfig) -> UploadAhead | None:
+    """Start the threads for this configuration; they end by themselves. None where there is no GPU to upload to."""
+    threading.Thread(
+        target=read_ahead, args=(weight_files(config.model),), name="stoker-read-ahead", daemon=True
+    ).start()
+    if config.device == "cpu":
+        return None
+    ahead = UploadAhead(uploadable(config.model), lambda free, total: upload_room(config, free, total))
+    threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()
+    return ahead
+
+
+def upload_room(config: EngineConfig, free: int, total: int) -> int:
+    """How many bytes of files may be on the device beside the weights made of them, which stay below all it may use."""
+    unused = int(total * (1 - config.gpu_memory_utilization))
+    may_use = free - max(unused, int(config.gpu_memory_reserve_gb * GIB))
+    # Weights become larger than their files in float32 alone: twice as large as the usual 16 bits.
+    return int(may_use * (0.3 if config.dtype == "float32" else 0.45))
 
 
 def weight_files(model: str) -> list[Path]:
@@ -39,6 +52,16 @@ def weight_files(model: str) -> list[Path]:
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
     return [path] if path.suffix in WEIGHT_SUFFIXES and path.is_file() else []
+
+
+def uploadable(model: str) -> list[Path]:
+    """The files of a local checkpoint whose bytes are of use on the device as they are: safetensors."""
+    path = Path(model)
+    try:
+        return checkpoint_files(path) if path.is_dir() else []
+    except ModelError as error:
+        log.debug("nothing is uploaded ahead: %s", error)
+        return []
 
 
 def read_ahead(files: list[Path]) -> None:
@@ -53,20 +76,3 @@ def read_ahead(files: list[Path]) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
-
-
-def create_context() -> None:
-    """Create the first device's primary context, which the CUDA runtime, and so torch, takes over."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        log.debug("no CUDA driver: %s", error)
-        return
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    status = (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(device), 0)
-        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-    )
-    if status:
-        log.debug("the context was not created ahead: CUDA error %d", status)

@@ -29,6 +29,7 @@ from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.process_clock import process_age
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,10 @@ log = logging.getLogger(__name__)
 FIRST_GRAPHS = (1, 2, 4, 8)
 
 
-def build_model(config: EngineConfig) -> Executor | PoolingExecutor:
+def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Executor | PoolingExecutor:
     """Load the model and allocate everything, for generating or for pooling as the model and `config` say.
+
+    `ahead` is what the head start has brought, or is bringing, to the first GPU.
 
     Raises:
         ConfigError: a size that does not fit, or a device that is not there; names the flag.
@@ -51,8 +54,8 @@ def build_model(config: EngineConfig) -> Executor | PoolingExecutor:
         source = read_source(config.model)
         pooling = read_pooling(source, config)
     if pooling is not None:
-        return build_pooling_executor(config, source, pooling, seconds)
-    return _build(config, source, seconds)
+        return build_pooling_executor(config, source, pooling, seconds, ahead)
+    return _build(config, source, seconds, ahead)
 
 
 def build_executor(config: EngineConfig) -> Executor:
@@ -64,12 +67,14 @@ def build_executor(config: EngineConfig) -> Executor:
     return executor
 
 
-def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float]) -> Executor:
+def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float], ahead: UploadAhead | None) -> Executor:
     spec = build_spec(source)
     with phase("device", seconds):
         device = open_device(config.device)
         config = resolve(config, spec, device.type)
-        memory = device_memory(device)
+        if device.type == "cpu":
+            ahead = None
+        memory = device_memory(device, ahead.reserved if ahead else 0)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     host = plan_host(config, spec, free_host_memory)
@@ -77,7 +82,7 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float])
     plan = plan_memory(config, spec, memory, weights_bytes, state)
     dtype = TORCH_DTYPES[config.dtype]
     with phase("weights", seconds), torch.inference_mode():
-        weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed)
+        weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
     with phase("cache", seconds), torch.inference_mode():
         decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
         executor = Executor(config, decoder, plan, device, host)

@@ -50,12 +50,15 @@ def open_device(name: str) -> torch.device:
     return device
 
 
-def device_memory(device: torch.device) -> DeviceMemory:
-    """Total bytes of the device and what is in use before Stoker allocates; zeros for the CPU."""
+def device_memory(device: torch.device, lent: int = 0) -> DeviceMemory:
+    """Total bytes of the device and what is in use before Stoker allocates; zeros for the CPU.
+
+    `lent` bytes in use are free again before anything large is allocated beside the weights.
+    """
     if device.type == "cpu":
         return DeviceMemory(0, 0)
     free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(total, total - free)
+    return DeviceMemory(total, total - free - lent)
 
 
 def pin_kernels(config: EngineConfig) -> None:

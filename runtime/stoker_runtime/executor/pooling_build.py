@@ -30,6 +30,7 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.encoder import load_encoder
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +53,23 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
 
 
 def build_pooling_executor(
-    config: EngineConfig, source: ModelSource, pooling: PoolingSpec, seconds: dict[str, float]
+    config: EngineConfig,
+    source: ModelSource,
+    pooling: PoolingSpec,
+    seconds: dict[str, float],
+    ahead: UploadAhead | None = None,
 ) -> PoolingExecutor:
     """Load the model and allocate everything. Raises ConfigError, ModelError, KernelUnavailableError."""
     with phase("device", seconds):
         spec = pooling_spec(source)
         device = open_device(config.device)
         config = resolve_pooling(config, spec, pooling, device.type)
-        plan = plan_pooling(config, spec, device_memory(device))
+        if device.type == "cpu":
+            ahead = None
+        plan = plan_pooling(config, spec, device_memory(device, ahead.reserved if ahead else 0))
     pin_kernels(config)
     with phase("weights", seconds), torch.inference_mode():
-        pooler = _load(config, source, spec, pooling, device)
+        pooler = _load(config, source, spec, pooling, device, ahead)
     executor = PoolingExecutor(config, pooler, pooling, device)
     with phase("kernels", seconds):
         try:
@@ -78,13 +85,18 @@ def build_pooling_executor(
 
 
 def _load(
-    config: EngineConfig, source: ModelSource, spec: EncoderSpec | ModelSpec, pooling: PoolingSpec, device: torch.device
+    config: EngineConfig,
+    source: ModelSource,
+    spec: EncoderSpec | ModelSpec,
+    pooling: PoolingSpec,
+    device: torch.device,
+    ahead: UploadAhead | None,
 ) -> Pooler:
     dtype = TORCH_DTYPES[config.dtype]
     if isinstance(spec, EncoderSpec):
         if source.path is None:
             raise ModelError(f"{source.name}: an encoder is a folder of safetensors.", param="model")
-        return EncoderPooler(Encoder(spec, load_encoder(source.path, spec, device, dtype)), pooling)
-    weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed)
+        return EncoderPooler(Encoder(spec, load_encoder(source.path, spec, device, dtype, ahead)), pooling)
+    weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
     return DecoderPooler(decoder, pooling, config, device)

@@ -2,12 +2,14 @@
 
 Invariants: a worker reads with pread, never by mapping, so the host's resident memory stays at the lanes' buffers;
 on CUDA each lane has its own stream and two pinned buffers, so reading and copying overlap. Destinations are
-contiguous. After `join` everything submitted is ordered before later work on the current stream.
+contiguous. After `join` everything submitted is ordered before later work on the current stream. What was uploaded
+ahead is taken from there, on the current stream, and given back at the end; lanes are made only if a file is read.
 Knows nothing of parameters, layers or block formats.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,8 @@ from torch import Tensor
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.weights.tensor_entry import TensorEntry
+from stoker_runtime.weights.upload_ahead import UploadAhead
+from stoker_runtime.weights.uploaded import uploaded
 
 # 4 MiB: long enough for full PCIe speed, short enough that two pinned buffers for each of 16 workers stay small.
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -30,6 +34,8 @@ MAX_WORKERS = 16
 PLAIN_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What is copied as it is: fp8 never becomes another dtype here, because its value needs a scale.
 READABLE_DTYPES = PLAIN_DTYPES | {"F8_E4M3": torch.float8_e4m3fn}
+
+log = logging.getLogger(__name__)
 
 
 class Lane:
@@ -115,15 +121,16 @@ class FileTable:
 class CopyLanes:
     """A pool of workers that fill destinations. A context manager: leaving it waits and frees the buffers."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ahead: UploadAhead | None = None) -> None:
+        """`ahead` holds files, or parts of them, on this device already."""
         workers = min(MAX_WORKERS, max(2, os.cpu_count() or 2))
         self._device = device
+        self._ahead = ahead
         self._files = FileTable()
-        self._lanes = [Lane(device) for _ in range(workers)]
+        self._lanes: list[Lane] = []
         self._free: SimpleQueue[Lane] = SimpleQueue()
-        for lane in self._lanes:
-            self._free.put(lane)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stoker-weights")
+        self._workers = workers
 
     def __enter__(self) -> CopyLanes:
         return self
@@ -135,6 +142,11 @@ class CopyLanes:
         for lane in self._lanes:
             lane.close()
         self._files.close()
+        if self._ahead is not None:
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
+            log.info("weights: %s", self._ahead.describe())
+            self._ahead.close()
 
     def submit_plain(self, entry: TensorEntry, destination: Tensor) -> list[Future[None]]:
         """Fill `destination` (contiguous, the entry's shape) from an entry of plain numbers, converting the dtype.
@@ -144,7 +156,10 @@ class CopyLanes:
         dtype = READABLE_DTYPES[entry.encoding]
         step = CHUNK_BYTES // dtype.itemsize
         flat = destination.view(-1)
-        self._files.open(entry.file)
+        if self._ahead is not None and (there := uploaded(self._ahead, entry, dtype)) is not None:
+            flat.copy_(there)
+            return []
+        self._open(entry.file)
         return [
             self._pool.submit(self._plain, entry, dtype, start, flat[start : start + step])
             for start in range(0, flat.numel(), step)
@@ -161,7 +176,7 @@ class CopyLanes:
         table = destination.view(rows, -1)
         row_bytes = entry.num_bytes // rows
         step = row_group * max(1, CHUNK_BYTES // (row_group * table.shape[1] * 4))
-        self._files.open(entry.file)
+        self._open(entry.file)
         return [
             self._pool.submit(self._decoded, entry, start, row_bytes, table[start : start + step], decode)
             for start in range(0, rows, step)
@@ -184,6 +199,15 @@ class CopyLanes:
             for lane in self._lanes:
                 if lane.stream is not None:
                     current.wait_stream(lane.stream)
+
+    def _open(self, file: Path) -> None:
+        """Before anything is read: open the file and make the lanes, whose pinned buffers take a tenth of a second."""
+        self._files.open(file)
+        if not self._lanes:
+            self._lanes = [Lane(self._device) for _ in range(self._workers)]
+            for lane in self._lanes:
+                self._free.put(lane)
+            self.fence()
 
     @contextmanager
     def _lane(self) -> Iterator[Lane]:

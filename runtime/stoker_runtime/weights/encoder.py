@@ -20,6 +20,7 @@ from stoker_runtime.models.spec import Parameter, aligned
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.safetensors_index import read_checkpoint_index
 from stoker_runtime.weights.tensor_entry import TensorEntry, find_entry
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 Plan = list[tuple[Parameter, list[TensorEntry]]]
 
@@ -27,8 +28,10 @@ Plan = list[tuple[Parameter, list[TensorEntry]]]
 HARMLESS = re.compile(r"cls\..*|lm_head\..*|pooler\.dense\.(weight|bias)|embeddings\.(position_ids|token_type_ids)")
 
 
-def load_encoder(folder: Path, spec: EncoderSpec, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor of `spec.tensors` by name, as `dtype` on `device`.
+def load_encoder(
+    folder: Path, spec: EncoderSpec, device: torch.device, dtype: torch.dtype, ahead: UploadAhead | None = None
+) -> dict[str, Tensor]:
+    """Every tensor of `spec.tensors` by name, as `dtype` on `device`; `ahead` may hold the files' bytes there already.
 
     Raises ModelError naming the file and tensor that are missing, unknown, misshaped or cut short.
     """
@@ -36,7 +39,7 @@ def load_encoder(folder: Path, spec: EncoderSpec, device: torch.device, dtype: t
     storage = torch.empty(spec.parameter_bytes(str(dtype).removeprefix("torch.")), dtype=torch.uint8, device=device)
     weights: dict[str, Tensor] = {}
     used = 0
-    with CopyLanes(device) as lanes:
+    with CopyLanes(device, ahead) as lanes:
         lanes.fence()
         futures = []
         for parameter, entries in plan:

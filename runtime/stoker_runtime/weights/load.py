@@ -31,6 +31,7 @@ from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 from stoker_runtime.weights.safetensors_index import read_checkpoint_index
 from stoker_runtime.weights.tensor_entry import TensorEntry
+from stoker_runtime.weights.upload_ahead import UploadAhead
 
 # Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.
 PENDING_BYTES = 1024**3
@@ -50,11 +51,13 @@ def load_weights(
     quantization: str = "none",
     *,
     seed: int = 0,
+    ahead: UploadAhead | None = None,
 ) -> DecoderWeights:
     """Load `model` (a folder, a .gguf file, `shape:NAME`, or its source) as `dtype` onto `device`.
 
     `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel; `seed` draws a shape's
-    weights. Raises ModelError naming the file and tensor that are missing, unknown, misshaped or cut short.
+    weights; `ahead` may hold the files' bytes on the device already, and is closed. Raises ModelError naming the file
+    and tensor that are missing, unknown, misshaped or cut short.
     """
     source = read_source(model) if isinstance(model, str) else model
     if source.path is None:
@@ -65,7 +68,7 @@ def load_weights(
     if spec.checkpoint is not None:
         _announce(spec.checkpoint)
     arena = WeightArena(spec, device, dtype, quantization)
-    with CopyLanes(device) as lanes:
+    with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
     return _settled(arena)
 
