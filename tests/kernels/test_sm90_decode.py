@@ -10,7 +10,7 @@ import torch
 from tests.kernels.emulator.build import cache_maps, compile_emulated
 
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_sm90 import LOG2E, DecodeArguments
+from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
 from stoker_kernels.reference_attention import reference_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -90,7 +90,7 @@ def run(
     partial = torch.full((2 * ctas, group, dim), float("nan"))
     lse = torch.full((2 * ctas, group), float("nan"))
     arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
-    box = min(64, page)
+    box = min(BOX_ROWS, page)
     m = batch.meta
     tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, partial, lse, arrivals,
                batch.k_scale, batch.v_scale, sinks)  # fmt: skip
@@ -101,7 +101,7 @@ def run(
         page.bit_length() - 1, kv_heads * page, page, box, stages, settled,
     )  # fmt: skip
     written = regions_of_this_step(batch)
-    by_address = (ctypes.byref(item) for item in (*cache_maps(batch), arguments))
+    by_address = (ctypes.byref(item) for item in (*cache_maps(batch, box), arguments))
     kernels.decode(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
     assert not arrivals.any()
     return out

@@ -3,9 +3,10 @@
 //
 // A *stream* is one (row, KV head); a *unit* is 64 of its keys. All units in a line, row by row and head by head, are
 // cut into equal shares, one per CTA (attention_shares.py plans them), so that every SM moves the same bytes. In a
-// CTA, one producer warp streams units by TMA into a ring; four consumer warps take 16 keys of each unit, with online
-// softmaxes of their own that meet at the stream's end. A stream in several shares leaves partial results, which the
-// CTA that arrives last adds up in the order of the keys.
+// CTA, one producer warp streams units by TMA into a ring. Of each unit, each of four consumer warps weighs 16 keys, and
+// hands their weights to the others; then each adds up 32 dimensions of all 64 values. So a stream's end has nothing to
+// merge: it costs a division and a store. A stream in several shares leaves partial results, which the CTA that arrives
+// last adds up in the order of the keys; a CTA arrives once, at its end.
 //
 // Keys are the M side of both products, heads the N side (8): Sᵀ = K·Qᵀ, Oᵀ = Vᵀ·Pᵀ. No row of an mma is wasted on
 // padding a GQA group, and K and V go from shared memory to fragments without a transposition in registers.
@@ -23,12 +24,12 @@ namespace stoker {
 constexpr int UNIT = 64;       // keys
 constexpr int HEAD_DIM = 128;
 constexpr int HEADS = 8;       // the mma's N: query heads per KV head, at most
-constexpr int CONSUMERS = 4;   // warps, 16 keys of a unit each
+constexpr int CONSUMERS = 4;   // warps, 16 keys and 32 dimensions of a unit each
 constexpr int CONSUMER_THREADS = CONSUMERS * 32;
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;  // bytes; the 16 spread a fragment's rows over the banks
-constexpr int Q_BYTES = HEADS * Q_PITCH;
 constexpr int HEADER_INTS = 8;
 constexpr int MAX_AHEAD = 6;   // units loaded before the wait
+constexpr float SLACK = 8.0f;   // how far logits may exceed a stream's running maximum, as powers of two
 constexpr float LOG2E = 1.4426950408889634f;
 
 struct bf16_cache {
@@ -74,28 +75,35 @@ struct Header {
 };
 constexpr int FIRST = 1, LAST = 2, STOP = 4;
 
+// What the consumers tell each other of a unit. `weights` are B fragments.
+struct Exchange {
+  uint2 weights[CONSUMERS][32];
+  float maxima[HEADS][CONSUMERS];
+};
+
 template <typename Cache>
 struct DecodeRing {
   static constexpr int tile_bytes = UNIT * Cache::row_bytes, stage_bytes = 2 * tile_bytes;
   unsigned char* data;
   unsigned char* q;
+  Exchange* exchange;  // two: warps are up to a unit apart
   int* headers;
-  float2* stats;  // [warp][head]: maximum, sum
-  int* flag;
+  int* last;           // of this CTA's two open streams, whether it is the last to arrive
   uint32_t data_address, q_address, full, empty;
+  int q_bytes;
 
-  // [stages of K and V][queries][headers][stats][full barriers][empty barriers][flag]; attention_sm90.py reserves it.
-  __device__ DecodeRing(unsigned char* raw, int stages) {
+  // [stages of K and V][exchange][queries][headers][full barriers][empty barriers][last]; attention_sm90.py reserves it.
+  __device__ DecodeRing(unsigned char* raw, int stages, int group) : q_bytes(group * Q_PITCH) {
     const uint32_t start = shared_address(raw);
     data_address = (start + 1023) & ~1023u;
     data = raw + (data_address - start);
-    q = data + stages * stage_bytes;
-    q_address = data_address + stages * stage_bytes;
-    headers = reinterpret_cast<int*>(q + stages * Q_BYTES);
-    stats = reinterpret_cast<float2*>(headers + stages * HEADER_INTS);
-    full = q_address + stages * (Q_BYTES + HEADER_INTS * 4) + CONSUMERS * HEADS * 8;
+    exchange = reinterpret_cast<Exchange*>(data + stages * stage_bytes);
+    q = reinterpret_cast<unsigned char*>(exchange + 2);
+    q_address = data_address + static_cast<uint32_t>(q - data);
+    headers = reinterpret_cast<int*>(q + stages * q_bytes);
+    full = q_address + stages * (q_bytes + HEADER_INTS * 4);
     empty = full + 8 * stages;
-    flag = reinterpret_cast<int*>(stats + CONSUMERS * HEADS) + 4 * stages;
+    last = headers + stages * (HEADER_INTS + 4);
   }
 };
 
@@ -147,7 +155,7 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
   auto load_queries = [&](int stage, int row, int head) {
     if (lane >= g.group) return;
     const int64_t at = static_cast<int64_t>(row) * g.q_stride + (head * g.group + lane) * HEAD_DIM;
-    bulk_load(ring.q_address + stage * Q_BYTES + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, ring.full + 8 * stage);
+    bulk_load(ring.q_address + stage * ring.q_bytes + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, ring.full + 8 * stage);
   };
   auto complete_ahead = [&] {
     grid_dependency_wait();
@@ -230,24 +238,24 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
 
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
-// A warp's online softmax and result for 8 heads: of this lane, heads 2·(lane % 4) and the next. For tile j of 16
-// dimensions, o[j] is [dimension a: two heads, dimension b: two heads].
-struct Partial {
-  float m[2], l[2];
-  float o[8][4];
+// A warp's part of a stream: the running maxima, and sums of weighted values in mma's accumulators. Of this lane, heads
+// 2·(lane % 4) and the next; sums[j] for j < 2 is [dimension a: two heads, dimension b: two heads] of 16 dimensions,
+// sums[2] the weights alone. The maxima are those of all four warps.
+struct Result {
+  float m[2], sums[3][4];
 
   __device__ __forceinline__ void reset() {
+    m[0] = m[1] = -INFINITY;
 #pragma unroll
-    for (int c = 0; c < 2; ++c) m[c] = -INFINITY, l[c] = 0.0f;
+    for (int j = 0; j < 3; ++j) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) o[j][c] = 0.0f;
+      for (int c = 0; c < 4; ++c) sums[j][c] = 0.0f;
     }
   }
 };
 
-// Dimensions of o[j]'s pairs a and b, and the B fragments of the queries that go with the cache's A fragments.
+// The fragments of a cache's keys and values, and the queries that go with them: zeros for heads that are not there, since
+// any head may raise the maxima of a pair.
 template <typename Cache>
 struct Fragments;
 
@@ -258,15 +266,13 @@ __device__ __forceinline__ uint32_t chunk_address(uint32_t tile, int row, int ch
 
 template <>
 struct Fragments<bf16_cache> {
+  static constexpr uint32_t ones = 0x3F803F80;
   uint32_t q[16];
 
-  static __device__ __forceinline__ int dimension_a(int j, int lane) { return j * 16 + lane / 4; }
-  static __device__ __forceinline__ int dimension_b(int j, int lane) { return j * 16 + lane / 4 + 8; }
-
-  __device__ __forceinline__ void load_queries(const unsigned char* queries, int lane) {
+  __device__ __forceinline__ void load_queries(const unsigned char* queries, int group, int lane) {
     const unsigned char* own = queries + (lane / 4) * Q_PITCH + (lane % 4) * 4;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) q[i] = *reinterpret_cast<const uint32_t*>(own + i * 16);
+    for (int i = 0; i < 16; ++i) q[i] = lane / 4 < group ? *reinterpret_cast<const uint32_t*>(own + i * 16) : 0;
   }
   __device__ __forceinline__ void multiply_keys(float (&s)[4], uint32_t tile, int warp, int lane) const {
     float odd[4] = {};
@@ -280,17 +286,26 @@ struct Fragments<bf16_cache> {
 #pragma unroll
     for (int c = 0; c < 4; ++c) s[c] += odd[c];
   }
-  // `keep`: masks of the fragments' key pairs, against NaNs in rows that hold no key.
-  __device__ __forceinline__ void multiply_values(float (&o)[8][4], const float (&p)[4], uint32_t tile, int warp,
-                                                  int lane, const uint32_t (&keep)[2]) const {
-    const uint32_t b0 = transpose_8x8(pack_bf16(p[0], p[1])), b1 = transpose_8x8(pack_bf16(p[2], p[3]));
-    const int row = warp * 16 + lane % 8 + lane / 16 * 8;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
+    mma_m16n8k16_bf16(d, a, b.x, b.y);
+  }
+  // The warp's dimensions of 16 values.
+  static __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], uint32_t tile, int block, int warp, int lane) {
+    const int row = block * 16 + lane % 8 + lane / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      uint32_t a[4];
-      ldmatrix_x4_trans(a, chunk_address(tile, row, 2 * j + lane / 8 % 2));
-      a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
-      mma_m16n8k16_bf16(o[j], a, b0, b1);
+    for (int j = 0; j < 2; ++j) ldmatrix_x4_trans(a[j], chunk_address(tile, row, 4 * warp + 2 * j + lane / 8 % 2));
+  }
+  static __device__ __forceinline__ int dimension(int j, int half, int warp, int lane) {
+    return warp * 32 + j * 16 + half * 8 + lane / 4;
+  }
+  // Stores the results of `group` heads, 128 dimensions each. Transposed, a lane has pairs of dimensions of a head.
+  static __device__ __forceinline__ void store(__nv_bfloat16* out, const float (&o)[2][4], int group, int warp, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = transpose_8x8(pack_bf16(o[i / 2][i % 2 * 2], o[i / 2][i % 2 * 2 + 1]));
+      const int at = lane / 4 * HEAD_DIM + warp * 32 + i * 8 + lane % 4 * 2;
+      if (lane / 4 < group) *reinterpret_cast<uint32_t*>(out + at) = pair;
     }
   }
 };
@@ -299,16 +314,14 @@ struct Fragments<bf16_cache> {
 // k half and the others to its upper one; of V, transposed, two dimensions of two keys, the fragment's rows r and r + 8.
 template <>
 struct Fragments<e4m3_cache> {
+  static constexpr uint32_t ones = 0x3C003C00;
   uint32_t q[16];
 
-  static __device__ __forceinline__ int dimension_a(int j, int lane) { return j * 16 + lane / 4 * 2; }
-  static __device__ __forceinline__ int dimension_b(int j, int lane) { return j * 16 + lane / 4 * 2 + 1; }
-
-  __device__ __forceinline__ void load_queries(const unsigned char* queries, int lane) {
+  __device__ __forceinline__ void load_queries(const unsigned char* queries, int group, int lane) {
     const unsigned char* own = queries + (lane / 4) * Q_PITCH + (lane % 4) * 8;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint2 four = *reinterpret_cast<const uint2*>(own + i * 32);
+      const uint2 four = lane / 4 < group ? *reinterpret_cast<const uint2*>(own + i * 32) : make_uint2(0, 0);
       q[2 * i] = f16_from_bf16(four.x);
       q[2 * i + 1] = f16_from_bf16(four.y);
     }
@@ -330,20 +343,29 @@ struct Fragments<e4m3_cache> {
 #pragma unroll
     for (int c = 0; c < 4; ++c) s[c] += odd[c];
   }
-  __device__ __forceinline__ void multiply_values(float (&o)[8][4], const float (&p)[4], uint32_t tile, int warp,
-                                                  int lane, const uint32_t (&keep)[2]) const {
-    const uint32_t b0 = transpose_8x8(pack_f16(p[0], p[1])), b1 = transpose_8x8(pack_f16(p[2], p[3]));
-    const int row = warp * 16 + lane % 16;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
+    mma_m16n8k16_f16(d, a, b.x, b.y);
+  }
+  static __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], uint32_t tile, int block, int warp, int lane) {
+    uint32_t r[4];
+    ldmatrix_x4_trans(r, chunk_address(tile, block * 16 + lane % 16, 2 * warp + lane / 16));
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      uint32_t r[4], a[4];
-      ldmatrix_x4_trans(r, chunk_address(tile, row, j + lane / 16));
+    for (int j = 0; j < 2; ++j) {
+      unpack_e4m3(__byte_perm(r[2 * j], 0, 0x3120), a[j][0], a[j][1]);
+      unpack_e4m3(__byte_perm(r[2 * j + 1], 0, 0x3120), a[j][2], a[j][3]);
+    }
+  }
+  static __device__ __forceinline__ int dimension(int j, int half, int warp, int lane) {
+    return warp * 32 + j * 16 + lane / 4 * 2 + half;
+  }
+  static __device__ __forceinline__ void store(__nv_bfloat16* out, const float (&o)[2][4], int group, int warp, int lane) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        unpack_e4m3(__byte_perm(r[2 * i], 0, 0x3120), a[0], a[1]);
-        unpack_e4m3(__byte_perm(r[2 * i + 1], 0, 0x3120), a[2], a[3]);
-        a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
-        mma_m16n8k16_f16(o[j + i], a, b0, b1);
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int head = lane % 4 * 2 + c, at = head * HEAD_DIM + dimension(j, 0, warp, lane);
+        if (head < group) *reinterpret_cast<uint32_t*>(out + at) = pack_bf16(o[j][c], o[j][c + 2]);
       }
     }
   }
@@ -356,107 +378,126 @@ __device__ __forceinline__ float soft_cap(float logit_log2, float cap) {
   return (1.0f - 2.0f / (exp2_approx(logit_log2 * (2.0f / cap)) + 1.0f)) * (cap * LOG2E);
 }
 
-// Folds the warp's 16 keys of a unit into its partial result.
+// Hands the weights of the warp's 16 keys to all warps. They are relative to the stream's running maxima, unless these
+// keys exceed one by SLACK; the maxima they are relative to go with them.
 template <typename Cache>
-__device__ __forceinline__ void add_keys(Partial& a, const Fragments<Cache>& f, const Header& h, uint32_t k_tile,
-                                         uint32_t v_tile, float qk_scale, float softcap, int warp, int lane) {
-  float s[4] = {};
-  f.multiply_keys(s, k_tile, warp, lane);
-  const bool whole = h.low == 0 && h.valid == UNIT;
+__device__ __forceinline__ void weigh_keys(const Result& a, const Fragments<Cache>& f, Exchange& to, const Header& h,
+                                           uint32_t tile, float qk_scale, float softcap, int warp, int lane) {
+  float m[2] = {a.m[0], a.m[1]};
+  uint2 weights = {0, 0};
+  if (h.valid > warp * 16 && h.low < warp * 16 + 16) {
+    float s[4] = {};
+    f.multiply_keys(s, tile, warp, lane);
+    const bool whole = h.low == 0 && h.valid == UNIT;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    s[c] *= qk_scale;
-    if (softcap > 0.0f) s[c] = soft_cap(s[c], softcap);
-    const int key = warp * 16 + lane / 4 + c / 2 * 8;
-    if (!whole && (key < h.low || key >= h.valid)) s[c] = -INFINITY;
+    for (int c = 0; c < 4; ++c) {
+      s[c] *= qk_scale;
+      if (softcap > 0.0f) s[c] = soft_cap(s[c], softcap);
+      const int key = warp * 16 + lane / 4 + c / 2 * 8;
+      if (!whole && (key < h.low || key >= h.valid)) s[c] = -INFINITY;
+    }
+    float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
+    if (__any_sync(~0u, top[0] > m[0] + SLACK || top[1] > m[1] + SLACK)) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int offset = 4; offset < 32; offset *= 2) top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], offset));
+        m[c] = fmaxf(m[c], top[c]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[c] = exp2_approx(s[c] - m[c % 2]);
+    weights.x = transpose_8x8(Fragments<Cache>::pack(s[0], s[1]));
+    weights.y = transpose_8x8(Fragments<Cache>::pack(s[2], s[3]));
   }
-  float m[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
+  to.weights[warp][lane] = weights;
+  if (lane < 4) to.maxima[2 * lane][warp] = m[0], to.maxima[2 * lane + 1][warp] = m[1];
+}
+
+__device__ __forceinline__ float weight(float m, float maximum) { return m == -INFINITY ? 0.0f : exp2_approx(m - maximum); }
+
+// Adds the unit's weighted values, of the warp's dimensions.
+template <typename Cache>
+__device__ __forceinline__ void add_values(Result& a, const Exchange& from, const Header& h, uint32_t tile, int warp,
+                                           int lane) {
+  using F = Fragments<Cache>;
+  constexpr uint32_t ones[4] = {F::ones, F::ones, F::ones, F::ones};
+  float m[2][CONSUMERS], top[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) m[c] = fmaxf(m[c], __shfl_xor_sync(~0u, m[c], offset));
+    const float4 x = *reinterpret_cast<const float4*>(from.maxima[lane % 4 * 2 + c]);
+    m[c][0] = x.x, m[c][1] = x.y, m[c][2] = x.z, m[c][3] = x.w;
+    top[c] = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
   }
-  if (__any_sync(~0u, m[0] > a.m[0] || m[1] > a.m[1])) {
+  const bool raised = __any_sync(~0u, top[0] > a.m[0] || top[1] > a.m[1]);
+  if (!raised && h.valid == UNIT) {
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      m[c] = fmaxf(m[c], a.m[c]);
-      const float alpha = exp2_approx(a.m[c] - m[c]);
-      a.m[c] = m[c];
-      a.l[c] *= alpha;
+    for (int block = 0; block < UNIT / 16; ++block) {
+      uint32_t v[2][4];
+      F::load_values(v, tile, block, warp, lane);
+      const uint2 weights = from.weights[block][lane];
+      F::multiply(a.sums[0], v[0], weights);
+      F::multiply(a.sums[1], v[1], weights);
+      F::multiply(a.sums[2], ones, weights);
+    }
+    return;
+  }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) a.o[j][c] *= alpha, a.o[j][c + 2] *= alpha;
+  for (int c = 0; c < 2; ++c) {
+    const float kept = weight(a.m[c], top[c]);
+    a.m[c] = top[c];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) a.sums[j][c] *= kept, a.sums[j][c + 2] *= kept;
+  }
+#pragma unroll
+  for (int block = 0; block < UNIT / 16; ++block) {
+    if (block * 16 >= h.valid) break;
+    uint32_t v[2][4], keep[2];  // rows that hold no key may be NaNs
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = block * 16 + i * 8 + lane % 4 * 2;
+      keep[i] = (key < h.valid ? 0xFFFFu : 0u) | (key + 1 < h.valid ? 0xFFFF0000u : 0u);
+    }
+    F::load_values(v, tile, block, warp, lane);
+    const uint2 weights = from.weights[block][lane];
+    float part[3][4] = {};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      v[j][0] &= keep[0], v[j][1] &= keep[0], v[j][2] &= keep[1], v[j][3] &= keep[1];
+      F::multiply(part[j], v[j], weights);
+    }
+    F::multiply(part[2], ones, weights);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float scale = weight(m[c % 2][block], top[c % 2]);
+#pragma unroll
+      for (int j = 0; j < 3; ++j) a.sums[j][c] += scale * part[j][c];
     }
   }
-  float p[4];
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    p[c] = exp2_approx(s[c] - a.m[c % 2]);
-    a.l[c % 2] += p[c];
-  }
-  uint32_t keep[2] = {~0u, ~0u};
-  if (h.valid < UNIT) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int key = warp * 16 + c * 8 + lane % 4 * 2;
-      keep[c] = (key < h.valid ? 0xFFFFu : 0u) | (key + 1 < h.valid ? 0xFFFF0000u : 0u);
-    }
-  }
-  f.multiply_values(a.o, p, v_tile, warp, lane, keep);
 }
 
 // ---- a stream's end ----------------------------------------------------------------------------------------------
 
-// Where a thread of the end works: a head, and 8 of its dimensions, part·4 and 64 + part·4 on.
-struct Place {
-  int head, part;
-  __device__ Place() : head(threadIdx.x / 16), part(threadIdx.x % 16) {}
-};
-
-__device__ __forceinline__ float weight(float m, float maximum) { return m == -INFINITY ? 0.0f : exp2_approx(m - maximum); }
-
-// The warps' results of this share as one: the place's dimensions, not normalised, with maximum and sum. The last
-// stage's tiles serve as the buffer; nothing else of them is read any more.
+// Writes the stream's result. `a` need not be normalised.
 template <typename Cache>
-__device__ __forceinline__ void merge_warps(Partial& a, const DecodeRing<Cache>& ring, float* buffer, const Place& at,
-                                            float4 (&o)[2], float& maximum, float& sum, int warp, int lane) {
+__device__ __forceinline__ void write_output(const DecodeArguments& g, const Header& h, const Result& a, int warp, int lane) {
+  float o[2][4];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) a.l[c] += __shfl_xor_sync(~0u, a.l[c], offset);
-    if (lane < 4) ring.stats[warp * HEADS + lane * 2 + c] = make_float2(a.m[c], a.l[c]);
-  }
-  named_barrier(1, CONSUMER_THREADS);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int head = lane % 4 * 2 + c;
-    float top = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < CONSUMERS; ++w) top = fmaxf(top, ring.stats[w * HEADS + head].x);
-    const float scale = weight(a.m[c], top);
-    float* own = buffer + (warp * HEADS + head) * HEAD_DIM;
-    const int twist = head / 2 * 8;  // lanes of a quad would meet in a bank
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      own[Fragments<Cache>::dimension_a(j, lane) ^ twist] = a.o[j][c] * scale;
-      own[Fragments<Cache>::dimension_b(j, lane) ^ twist] = a.o[j][c + 2] * scale;
+    float sum = a.sums[2][c], scale = g.v_scale != nullptr ? g.v_scale[h.head] : 1.0f;
+    const int head = min(lane % 4 * 2 + c, g.group - 1);
+    if (g.sinks != nullptr) {
+      const float sink = g.sinks[h.head * g.group + head] * LOG2E, top = fmaxf(a.m[c], sink);
+      const float kept = weight(a.m[c], top);
+      sum = sum * kept + exp2_approx(sink - top);
+      scale *= kept;
     }
+    scale = sum > 0.0f ? scale / sum : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) o[j][c] = a.sums[j][c] * scale, o[j][c + 2] = a.sums[j][c + 2] * scale;
   }
-  named_barrier(1, CONSUMER_THREADS);
-  maximum = -INFINITY, sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < CONSUMERS; ++w) maximum = fmaxf(maximum, ring.stats[w * HEADS + at.head].x);
-  o[0] = o[1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-  for (int w = 0; w < CONSUMERS; ++w) {
-    const float2 stat = ring.stats[w * HEADS + at.head];
-    sum += stat.y * weight(stat.x, maximum);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int d = (i * 64 + at.part * 4) ^ (at.head / 2 * 8);
-      const float4 x = *reinterpret_cast<const float4*>(buffer + (w * HEADS + at.head) * HEAD_DIM + d);
-      o[i].x += x.x, o[i].y += x.y, o[i].z += x.z, o[i].w += x.w;
-    }
-  }
+  __nv_bfloat16* out = g.out + static_cast<int64_t>(h.row) * g.out_stride + h.head * g.group * HEAD_DIM;
+  Fragments<Cache>::store(out, o, g.group, warp, lane);
 }
 
 // Which of a CTA's two slots of partial results a share of the stream lies in.
@@ -464,79 +505,98 @@ __device__ __forceinline__ int partial_slot(int cta, const Header& h) {
   return 2 * cta + (cta == h.first_cta && !h.start_aligned ? 1 : 0);
 }
 
-// Leaves this share's result in memory. True in the CTA that is the last of the stream to do so, which then holds the sum.
-__device__ __forceinline__ bool combine_shares(const DecodeArguments& g, const Header& h, const Place& at, int* flag,
-                                               float4 (&o)[2], float& maximum, float& sum) {
-  const bool used = at.head < g.group;
-  const int slot = partial_slot(blockIdx.x, h);
-  if (used) {
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-    float* own = g.partial + (static_cast<int64_t>(slot) * g.group + at.head) * HEAD_DIM + at.part * 4;
+// Calls visit(c, offset in a slot's results, j, half) for the lane's elements in heads that are there.
+template <typename Cache, typename Visit>
+__device__ __forceinline__ void each_element(int group, int warp, int lane, Visit visit) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<float4*>(own + i * 64) =
-          make_float4(o[i].x * inverse, o[i].y * inverse, o[i].z * inverse, o[i].w * inverse);
-    }
-    if (at.part == 0) g.partial_lse[slot * g.group + at.head] = sum > 0.0f ? maximum + log2f(sum) : -INFINITY;
-  }
-  __threadfence();
-  named_barrier(1, CONSUMER_THREADS);
-  if (threadIdx.x == 0) {
-    int* arrivals = g.arrivals + h.row * g.kv_heads + h.head;
-    const bool last = atomic_add_acq_rel(arrivals, 1) == h.last_cta - h.first_cta;
-    if (last) *arrivals = 0;
-    *flag = last;
-  }
-  named_barrier(1, CONSUMER_THREADS);
-  if (!*flag) return false;
-  __threadfence();
-  maximum = -INFINITY, sum = 0.0f;
-  o[0] = o[1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  if (!used) return true;
-#pragma unroll 4
-  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
-    maximum = fmaxf(maximum, load_float(g.partial_lse + partial_slot(cta, h) * g.group + at.head));
-  }
-#pragma unroll 4
-  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
-    const int64_t from = static_cast<int64_t>(partial_slot(cta, h)) * g.group + at.head;
-    const float w = weight(load_float(g.partial_lse + from), maximum);
-    sum += w;
+  for (int c = 0; c < 2; ++c) {
+    const int head = lane % 4 * 2 + c;
+    if (head >= group) continue;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 x = load_float4(g.partial + from * HEAD_DIM + at.part * 4 + i * 64);
-      o[i].x += w * x.x, o[i].y += w * x.y, o[i].z += w * x.z, o[i].w += w * x.w;
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        visit(c, head * HEAD_DIM + Fragments<Cache>::dimension(j, half, warp, lane), j, half);
+      }
     }
   }
-  return true;
 }
 
-__device__ __forceinline__ void write_output(const DecodeArguments& g, const Header& h, const Place& at,
-                                             const float4 (&o)[2], float maximum, float sum) {
-  if (at.head >= g.group) return;
-  const int head = h.head * g.group + at.head;
-  float scale = g.v_scale != nullptr ? g.v_scale[h.head] : 1.0f;
-  if (g.sinks != nullptr) {
-    const float sink = g.sinks[head] * LOG2E, top = fmaxf(maximum, sink);
-    const float kept = weight(maximum, top);
-    sum = sum * kept + exp2_approx(sink - top);
-    scale *= kept;
+// Leaves this share's normalised result in memory.
+template <typename Cache>
+__device__ __forceinline__ void leave_partial(const DecodeArguments& g, const Header& h, const Result& a, int warp, int lane) {
+  const int slot = partial_slot(blockIdx.x, h);
+  float* own = g.partial + static_cast<int64_t>(slot) * g.group * HEAD_DIM;
+  each_element<Cache>(g.group, warp, lane, [&](int c, int at, int j, int half) {
+    const float sum = a.sums[2][c];
+    own[at] = sum > 0.0f ? a.sums[j][c + 2 * half] / sum : 0.0f;
+  });
+  if (warp != 0 || lane >= 4) return;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const float sum = a.sums[2][c];
+    if (lane * 2 + c < g.group) g.partial_lse[slot * g.group + lane * 2 + c] = sum > 0.0f ? a.m[c] + log2f(sum) : -INFINITY;
   }
-  scale = sum > 0.0f ? scale / sum : 0.0f;
-  __nv_bfloat16* out = g.out + static_cast<int64_t>(h.row) * g.out_stride + head * HEAD_DIM + at.part * 4;
+}
+
+// The sum of all shares of a stream, in their order, as a result.
+template <typename Cache>
+__device__ __forceinline__ void add_shares(const DecodeArguments& g, const Header& h, Result& a, int warp, int lane) {
+  a.reset();
+  const int heads[2] = {min(lane % 4 * 2, g.group - 1), min(lane % 4 * 2 + 1, g.group - 1)};
+#pragma unroll 4
+  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
+    const float* lse = g.partial_lse + partial_slot(cta, h) * g.group;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) a.m[c] = fmaxf(a.m[c], load_float(lse + heads[c]));
+  }
+#pragma unroll 4
+  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
+    const int64_t slot = static_cast<int64_t>(partial_slot(cta, h)) * g.group;
+    float w[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      w[c] = weight(load_float(g.partial_lse + slot + heads[c]), a.m[c]);
+      a.sums[2][c] += w[c];
+    }
+    each_element<Cache>(g.group, warp, lane, [&](int c, int at, int j, int half) {
+      a.sums[j][c + 2 * half] += w[c] * load_float(g.partial + slot * HEAD_DIM + at);
+    });
+  }
+}
+
+// Arrives at both streams that this CTA shares with others, its first and its last (none: first_cta is last_cta), and
+// writes those that it is the last to arrive at.
+template <typename Cache>
+__device__ __forceinline__ void combine_shares(const DecodeArguments& g, const Header (&open)[2], Result& a, int* last,
+                                               int warp, int lane) {
+  __threadfence();
+  named_barrier(1, CONSUMER_THREADS);
+  if (threadIdx.x < 2) {
+    const bool first = threadIdx.x == 0;
+    const int row = first ? open[0].row : open[1].row, head = first ? open[0].head : open[1].head;
+    const int others = first ? open[0].last_cta - open[0].first_cta : open[1].last_cta - open[1].first_cta;
+    int* arrivals = g.arrivals + row * g.kv_heads + head;
+    const bool is_last = others > 0 && atomic_add_acq_rel(arrivals, 1) == others;
+    if (is_last) *arrivals = 0;
+    last[threadIdx.x] = is_last;
+  }
+  named_barrier(1, CONSUMER_THREADS);
+  __threadfence();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    *reinterpret_cast<uint2*>(out + i * 64) =
-        make_uint2(pack_bf16(o[i].x * scale, o[i].y * scale), pack_bf16(o[i].z * scale, o[i].w * scale));
+    if (!last[i]) continue;
+    add_shares<Cache>(g, open[i], a, warp, lane);
+    write_output<Cache>(g, open[i], a, warp, lane);
   }
 }
 
 template <typename Cache>
 __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRing<Cache>& ring, int warp, int lane) {
-  Partial a;
+  Result a;
   Fragments<Cache> f;
-  const Place at;
-  int stage = 0;
+  Header open[2] = {};
+  int stage = 0, turn = 0;
   uint32_t parity = 0;
   float qk_scale = g.scale_log2;
   grid_dependency_wait();
@@ -547,28 +607,32 @@ __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRi
     const Header h{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
     if (h.flags & FIRST) {
       a.reset();
-      f.load_queries(ring.q + stage * Q_BYTES, lane);
+      f.load_queries(ring.q + stage * ring.q_bytes, g.group, lane);
       if (g.k_scale != nullptr) qk_scale = g.scale_log2 * g.k_scale[h.head];
     }
-    const uint32_t k_tile = ring.data_address + stage * DecodeRing<Cache>::stage_bytes;
-    if (h.valid > warp * 16 && h.low < warp * 16 + 16) {
-      add_keys(a, f, h, k_tile, k_tile + DecodeRing<Cache>::tile_bytes, qk_scale, g.softcap, warp, lane);
-    }
-    float4 o[2];
-    float maximum, sum;
-    if (h.flags & LAST) {
-      float* buffer = reinterpret_cast<float*>(ring.data + stage * DecodeRing<Cache>::stage_bytes);
-      merge_warps(a, ring, buffer, at, o, maximum, sum, warp, lane);
-      proxy_fence_async();  // the next copy into this stage comes after the buffer's reads and writes
+    if (h.valid > h.low) {
+      Exchange& exchange = ring.exchange[turn];
+      const uint32_t tile = ring.data_address + stage * DecodeRing<Cache>::stage_bytes;
+      weigh_keys(a, f, exchange, h, tile, qk_scale, g.softcap, warp, lane);
+      named_barrier(1, CONSUMER_THREADS);
+      add_values<Cache>(a, exchange, h, tile + DecodeRing<Cache>::tile_bytes, warp, lane);
+      turn ^= 1;
     }
     __syncwarp();
     if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
     if (h.flags & LAST) {
-      const bool whole = h.first_cta == h.last_cta || combine_shares(g, h, at, ring.flag, o, maximum, sum);
-      if (whole) write_output(g, h, at, o, maximum, sum);
+      if (h.first_cta == h.last_cta) {
+        write_output<Cache>(g, h, a, warp, lane);
+      } else {
+        leave_partial<Cache>(g, h, a, warp, lane);
+        if (h.flags & STOP) open[1] = h; else open[0] = h;
+      }
     }
-    if (h.flags & STOP) return;
+    if (h.flags & STOP) break;
     if (++stage == g.stages) stage = 0, parity ^= 1;
+  }
+  if (open[0].last_cta > open[0].first_cta || open[1].last_cta > open[1].first_cta) {
+    combine_shares<Cache>(g, open, a, ring.last, warp, lane);
   }
 }
 
@@ -576,7 +640,7 @@ template <typename Cache>
 __device__ __forceinline__ void sm90_decode(const CUtensorMap& k_map, const CUtensorMap& v_map,
                                             const DecodeArguments& g) {
   extern __shared__ unsigned char raw[];
-  const DecodeRing<Cache> ring(raw, g.stages);
+  const DecodeRing<Cache> ring(raw, g.stages, g.group);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp == CONSUMERS && lane == 0) {
     tensor_map_prefetch(&k_map);
