@@ -32,12 +32,14 @@ class DecodeConfig:
 class StreamConfig:
     """Decode by equal shares (`attention_shares`): a ring of `stages` units of 64 keys in each resident CTA.
 
-    No CTA gets fewer than `min_units` units of a stream that has as many.
+    No CTA gets fewer than `min_units` units of a stream that has as many. From `tail_from` units a CTA on, an eighth of all
+    is left to CTAs that are done early.
     """
 
     stages: int
     ctas_per_sm: int
     min_units: int
+    tail_from: int = 8
 
 
 @dataclass(frozen=True, slots=True)

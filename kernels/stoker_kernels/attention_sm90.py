@@ -38,12 +38,12 @@ LOG2E = math.log2(math.e)
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 _POINTERS = (
-    *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
+    *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "tickets", "partial", "partial_lse", "arrivals"),
     *("k_scale", "v_scale", "sinks"),
 )
 _NUMBERS = (
     *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
-    *("page_rows", "head_rows", "box_rows", "stages", "settled"),
+    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled"),
 )
 
 
@@ -114,7 +114,9 @@ def plan_shares(meta: AttentionMeta, num_kv_heads: int, window: int, config: Str
         num_kv_heads,
         window,
         num_ctas(meta, num_kv_heads, config),
+        meta.workspace.shares.shape[0],
         config.min_units,
+        config.tail_from,
         BLOCK_ROWS=max(16, triton.next_power_of_2(meta.num_decodes)),
         BLOCK_CTAS=triton.next_power_of_2(meta.workspace.shares.shape[0]),
         num_warps=4,
@@ -138,13 +140,13 @@ def launch_streams(
     box_rows = min(BOX_ROWS, page)
     arguments = DecodeArguments(
         *(_address(t) for t in (
-            inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.partial,
-            space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
+            inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.tickets,
+            space.partial, space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
         )),
         inputs.scale * LOG2E, inputs.softcap,
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
         meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, box_rows, config.stages,
-        int(settled),
+        space.shares.shape[0], int(settled),
     )  # fmt: skip
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
     maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]

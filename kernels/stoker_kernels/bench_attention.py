@@ -182,6 +182,7 @@ def runner(case: Case, config: Config) -> Callable[[AttentionMeta], None]:
         return lambda meta: attention_sm90_prefill.launch_tiles(inputs, meta)
     plan_decode(case.metas[0], case.work.heads.kv, config)
     if isinstance(config, StreamConfig):
+        torch.cuda.synchronize()  # a settled step's plan is complete
         return lambda meta: attention_sm90.launch_streams(inputs, meta, 0, config, settled=True)
     return lambda meta: launch_decode(inputs, meta, config)
 

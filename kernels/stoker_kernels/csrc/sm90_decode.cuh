@@ -29,6 +29,7 @@ constexpr int CONSUMER_THREADS = CONSUMERS * 32;
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;  // bytes; the 16 spread a fragment's rows over the banks
 constexpr int HEADER_INTS = 8;
 constexpr int MAX_AHEAD = 6;   // units loaded before the wait
+constexpr int WHOLE = 8;       // units
 constexpr float SLACK = 8.0f;   // how far logits may exceed a stream's running maximum, as powers of two
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -46,34 +47,49 @@ struct DecodeArguments {
   const int* page_table;
   const int* seq_lens;
   const int* seq_slots;
-  const int* shares;  // [CTAs, 8]
-  float* partial;     // [2 · CTAs, group, 128]
-  float* partial_lse; // [2 · CTAs, group]
+  const int* shares;  // [shares, 8]
+  int* tickets;       // shares handed out, CTAs that are done; zero between launches
+  float* partial;     // [2 · shares, group, 128]
+  float* partial_lse; // [2 · shares, group]
   int* arrivals;      // [rows, KV heads], zero between launches
   const float* k_scale;
   const float* v_scale;
   const float* sinks;
   float scale_log2, softcap;
   int window, plan_window, rows, kv_heads, group, q_stride, out_stride, table_stride;
-  int page_shift, page_rows, head_rows, box_rows, stages, settled;
+  int page_shift, page_rows, head_rows, box_rows, stages, num_shares, settled;
 };
 
-// What a CTA works on: `units` units from (row, head, block) on; blocks count units from the row's first key on.
+// Work for a CTA: `units` units from (row, head, block) on; blocks count units from the row's first key on. The line is
+// cut into one share of `per_cta` units for each CTA and, where `tail` > 0, further ones of `tail`, handed out by ticket.
+// With a tail, streams of up to WHOLE units are not cut: they belong to the share that their first unit lies in.
 struct Share {
-  int row, slot, head, block, units, len, per_cta;
+  int row, slot, head, block, units, len, per_cta, tail, index;
+
+  __device__ __forceinline__ bool keeps(int stream_units) const { return tail > 0 && stream_units <= WHOLE; }
+  __device__ __forceinline__ int start_of(int share) const {
+    const int ctas = static_cast<int>(gridDim.x);
+    return share <= ctas ? share * per_cta : ctas * per_cta + (share - ctas) * tail;
+  }
+  __device__ __forceinline__ int share_of(int unit) const {
+    const int first_tail = static_cast<int>(gridDim.x) * per_cta;
+    return tail == 0 || unit < first_tail ? unit / per_cta : static_cast<int>(gridDim.x) + (unit - first_tail) / tail;
+  }
 };
 
-__device__ __forceinline__ Share load_share(const int* shares) {
-  const int4 a = load_int4(shares + blockIdx.x * 8), b = load_int4(shares + blockIdx.x * 8 + 4);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
+__device__ __forceinline__ Share load_share(const int* shares, int index) {
+  const int4 a = load_int4(shares + index * 8), b = load_int4(shares + index * 8 + 4);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, index};
 }
 
 // One unit as the consumers see it.
 struct Header {
   int row, head, valid, low;  // keys [low, valid) of the unit are visible
-  int flags, first_cta, last_cta, start_aligned;
+  int flags, share, first_share, last_share;  // this one, and those that have part of the stream
 };
-constexpr int FIRST = 1, LAST = 2, STOP = 4;
+// A stream's first unit in a share, and its last; STARTS: the stream starts behind the start of its first share. END has
+// no keys: the share is over; STOP: the CTA's work is.
+constexpr int FIRST = 1, LAST = 2, STARTS = 4, END = 8, STOP = 16;
 
 // What the consumers tell each other of a unit. `weights` are B fragments.
 struct Exchange {
@@ -136,28 +152,33 @@ struct WalkRow {
 };
 
 template <typename Cache>
-__device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensorMap& v_map, const DecodeArguments& g,
-                                        const DecodeRing<Cache>& ring, int lane) {
-  constexpr int tile_bytes = DecodeRing<Cache>::tile_bytes;
+struct Producer {
+  static constexpr int tile_bytes = DecodeRing<Cache>::tile_bytes, stage_bytes = DecodeRing<Cache>::stage_bytes;
+  const CUtensorMap& k_map;
+  const CUtensorMap& v_map;
+  const DecodeArguments& g;
+  const DecodeRing<Cache>& ring;
+  const int lane;
   const uint64_t once = policy_evict_first();
-  if (!g.settled) grid_dependency_wait();
-  proxy_fence_async();
-  const Share s = load_share(g.shares);
-  const int units = max(s.units, 1), ahead = g.settled ? min(units, min(g.stages, MAX_AHEAD)) : 0;
-  int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's token, else −1
   // Lane: (box, half of a row's bytes, K or V).
   const int box = lane / (2 * Cache::halves), half = lane / 2 % Cache::halves, which = lane % 2;
-  auto load_rows = [&](int stage, int from) {
-    const uint32_t to = ring.data_address + stage * DecodeRing<Cache>::stage_bytes + which * tile_bytes +
-                        half * (UNIT * 128) + box * g.box_rows * 128;
-    tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, ring.full + 8 * stage, once);
-  };
-  auto load_queries = [&](int stage, int row, int head) {
+  int stage = 0, ahead = 0;  // units loaded before the wait; −1 after it
+  uint32_t parity = 1;
+  int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's token, else −1
+
+  __device__ __forceinline__ void load_rows(int to_stage, int from) const {
+    const uint32_t to = ring.data_address + to_stage * stage_bytes + which * tile_bytes + half * (UNIT * 128) +
+                        box * g.box_rows * 128;
+    tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, ring.full + 8 * to_stage, once);
+  }
+  __device__ __forceinline__ void load_queries(int to_stage, int row, int head) const {
     if (lane >= g.group) return;
     const int64_t at = static_cast<int64_t>(row) * g.q_stride + (head * g.group + lane) * HEAD_DIM;
-    bulk_load(ring.q_address + stage * ring.q_bytes + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, ring.full + 8 * stage);
-  };
-  auto complete_ahead = [&] {
+    bulk_load(ring.q_address + to_stage * ring.q_bytes + lane * Q_PITCH, g.q + at, HEAD_DIM * 2, ring.full + 8 * to_stage);
+  }
+  // Waits for the kernel before, and loads what that had to finish.
+  __device__ __forceinline__ void settle() {
+    if (ahead < 0) return;
     grid_dependency_wait();
     proxy_fence_async();
 #pragma unroll
@@ -168,73 +189,135 @@ __device__ __forceinline__ void produce(const CUtensorMap& k_map, const CUtensor
       if (header[1].x & FIRST) load_queries(i, x.x, x.y);
       if (held[i] >= 0) load_rows(i, held[i]);
     }
-  };
-  WalkRow now{s.len, s.slot}, next{};
-  now.place(g);
-  now.load_pages(g, s.block, lane);
-  next.load(g, s.row + 1);
-  bool next_paged = false;
-  int row = s.row, head = s.head, block = s.block;
-  int start = static_cast<int>(blockIdx.x) * s.per_cta - (block - now.first);  // the stream's first unit
-  int stage = 0;
-  uint32_t parity = 1;
-  for (int i = 0; i < units; ++i) {
-    if (i == ahead && g.settled) complete_ahead();
-    const int valid = s.units > 0 ? min(max(now.len - block * UNIT, 0), UNIT) : 0;
-    const bool first = i == 0 || block == now.first, last = block + 1 == now.end;
-    const int boxes = (valid + g.box_rows - 1) / g.box_rows;
-    const int first_page = block * UNIT >> g.page_shift;
-    if (first_page + UNIT / g.box_rows > now.first_page + 32) now.load_pages(g, block, lane);
+    ahead = -1;
+  }
+  // Opens the next stage, for `bytes` of copies.
+  __device__ __forceinline__ void open(const Header& h, int bytes) const {
     mbarrier_wait(ring.empty + 8 * stage, parity);
     if (lane == 0) {
-      const int flags = s.units == 0 ? STOP : (first ? FIRST : 0) | (last || i + 1 == s.units ? LAST : 0) |
-                                                 (i + 1 == s.units ? STOP : 0);
-      const int low = g.window > 0 ? max(now.len - g.window - block * UNIT, 0) : 0;
       int4* header = reinterpret_cast<int4*>(ring.headers + stage * HEADER_INTS);
-      header[0] = make_int4(row, head, valid, low);
-      header[1] = s.units == 0 ? make_int4(flags, 0, 0, 1)
-                               : make_int4(flags, start / s.per_cta, (start + now.end - now.first - 1) / s.per_cta,
-                                           start % s.per_cta == 0);
-      const int q_bytes = first && s.units > 0 ? g.group * HEAD_DIM * 2 : 0;
-      mbarrier_arrive_expect(ring.full + 8 * stage, 2 * boxes * g.box_rows * Cache::row_bytes + q_bytes);
+      header[0] = make_int4(h.row, h.head, h.valid, h.low);
+      header[1] = make_int4(h.flags, h.share, h.first_share, h.last_share);
+      mbarrier_arrive_expect(ring.full + 8 * stage, bytes);
     }
     __syncwarp();
-    if (i >= ahead && first && s.units > 0) load_queries(stage, row, head);
-    const int key = block * UNIT + box * g.box_rows;
-    const int page = __shfl_sync(~0u, now.page, (key >> g.page_shift) - now.first_page);
-    const int from = page * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
-    const bool waits = i < ahead && (block + 1) * UNIT >= now.len;
-    if (box < boxes && !waits) load_rows(stage, from);
-#pragma unroll
-    for (int j = 0; j < MAX_AHEAD; ++j) {
-      if (j == i) held[j] = box < boxes && waits ? from : -1;
-    }
-    if (++stage == g.stages) stage = 0, parity ^= 1;
-    if (!last) {
-      ++block;
-    } else if (++head < g.kv_heads) {
-      start += now.end - now.first;
-      block = now.first;
-    } else {
-      start += now.end - now.first;
-      next.place(g);
-      if (!next_paged) next.load_pages(g, next.first, lane);
-      now = next;
-      block = now.first;
-      head = 0;
-      next.load(g, ++row + 1);
-      next_paged = false;
-      continue;
-    }
-    if (!next_paged) {  // the next row's lengths were asked for a unit ago
-      next.place(g);
-      next.load_pages(g, next.first, lane);
-      next_paged = true;
-    }
-    if (block == now.first && now.first_page != now.first * UNIT >> g.page_shift) now.load_pages(g, block, lane);
   }
-  if (units == ahead) complete_ahead();
-}
+  __device__ __forceinline__ void close() {
+    if (++stage == g.stages) stage = 0, parity ^= 1;
+  }
+  // Loads a unit: `from` is this lane's row of the cache, `last_keys` whether this step's token may be among the keys.
+  __device__ __forceinline__ void load_unit(const Header& h, int from, bool last_keys) {
+    if (ahead == min(g.stages, MAX_AHEAD)) settle();
+    const int boxes = (h.valid + g.box_rows - 1) / g.box_rows;
+    open(h, 2 * boxes * g.box_rows * Cache::row_bytes + (h.flags & FIRST ? g.group * HEAD_DIM * 2 : 0));
+    const bool waits = ahead >= 0 && last_keys;
+    if (box < boxes && !waits) load_rows(stage, from);
+    if (ahead >= 0) {
+#pragma unroll
+      for (int j = 0; j < MAX_AHEAD; ++j) {
+        if (j == ahead) held[j] = box < boxes && waits ? from : -1;
+      }
+      ++ahead;
+    } else if (h.flags & FIRST) {
+      load_queries(stage, h.row, h.head);
+    }
+    close();
+  }
+
+  __device__ __forceinline__ void walk(const Share& s) {
+    WalkRow now{s.len, s.slot}, next{};
+    now.place(g);
+    now.load_pages(g, s.block, lane);
+    next.load(g, s.row + 1);
+    bool next_paged = false;
+    int row = s.row, head = s.head, block = s.block;
+    const int begin = s.start_of(s.index), end = begin + s.units;
+    int stream = begin - (block - now.first);  // its first unit in the line
+    Header h{};
+    h.share = s.index;
+    while (true) {
+      const int stream_units = now.end - now.first, unit = stream + block - now.first;
+      const bool whole = s.keeps(stream_units);
+      if (unit >= end && !(whole && block > now.first)) return;
+      if (whole && stream < begin) {
+        block = now.end - 1;  // the share before has it
+      } else {
+        if (unit == begin || block == now.first) {
+          h.row = row, h.head = head;
+          h.first_share = whole ? s.index : s.share_of(stream);
+          h.last_share = whole ? s.index : s.share_of(stream + stream_units - 1);
+          h.flags = FIRST | (s.start_of(h.first_share) != stream ? STARTS : 0);
+        } else {
+          h.flags &= ~FIRST;
+        }
+        if (block + 1 == now.end || (unit + 1 == end && !whole)) h.flags |= LAST;
+        h.valid = min(max(now.len - block * UNIT, 0), UNIT);
+        h.low = g.window > 0 ? max(now.len - g.window - block * UNIT, 0) : 0;
+        const int first_page = block * UNIT >> g.page_shift;
+        if (first_page + UNIT / g.box_rows > now.first_page + 32) now.load_pages(g, block, lane);
+        const int key = block * UNIT + box * g.box_rows;
+        const int page = __shfl_sync(~0u, now.page, (key >> g.page_shift) - now.first_page);
+        const int from = page * g.page_rows + head * g.head_rows + (key & ((1 << g.page_shift) - 1));
+        load_unit(h, from, (block + 1) * UNIT >= now.len);
+      }
+      if (block + 1 < now.end) {
+        ++block;
+      } else {
+        stream += stream_units;
+        if (++head == g.kv_heads) {
+          next.place(g);
+          if (!next_paged) next.load_pages(g, next.first, lane);
+          now = next;
+          block = now.first;
+          head = 0;
+          next.load(g, ++row + 1);
+          next_paged = false;
+          continue;
+        }
+        block = now.first;
+        if (now.first_page != now.first * UNIT >> g.page_shift) now.load_pages(g, block, lane);
+      }
+      if (!next_paged) {  // the next row's lengths were asked for a unit ago
+        next.place(g);
+        next.load_pages(g, next.first, lane);
+        next_paged = true;
+      }
+    }
+  }
+
+  // The next share of the tail, without units where there is none.
+  __device__ __forceinline__ Share draw(const Share& last) const {
+    if (last.tail == 0) return {};
+    const int ticket = __shfl_sync(~0u, lane == 0 ? atomic_add_acq_rel(g.tickets, 1) : 0, 0);
+    const int index = static_cast<int>(gridDim.x) + ticket;
+    const Share s = index < g.num_shares ? load_share(g.shares, index) : Share{};
+    // Every CTA has drawn its last ticket when the last one comes by here.
+    if (s.units == 0 && lane == 0 && atomic_add_acq_rel(g.tickets + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+      g.tickets[0] = 0;
+      g.tickets[1] = 0;
+    }
+    return s;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (!g.settled) {
+      grid_dependency_wait();
+      ahead = -1;
+    }
+    proxy_fence_async();
+    Share s = load_share(g.shares, blockIdx.x);
+    if (s.units == 0) s.tail = 0;
+    do {
+      if (s.units > 0) walk(s);
+      settle();
+      s = draw(s);
+      Header h{};
+      h.flags = END | (s.units == 0 ? STOP : 0);
+      open(h, 0);
+      close();
+    } while (s.units > 0);
+  }
+};
 
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
@@ -500,9 +583,9 @@ __device__ __forceinline__ void write_output(const DecodeArguments& g, const Hea
   Fragments<Cache>::store(out, o, g.group, warp, lane);
 }
 
-// Which of a CTA's two slots of partial results a share of the stream lies in.
-__device__ __forceinline__ int partial_slot(int cta, const Header& h) {
-  return 2 * cta + (cta == h.first_cta && !h.start_aligned ? 1 : 0);
+// Which of a share's two slots of partial results its part of the stream lies in.
+__device__ __forceinline__ int partial_slot(int share, const Header& h) {
+  return 2 * share + (share == h.first_share && h.flags & STARTS ? 1 : 0);
 }
 
 // Calls visit(c, offset in a slot's results, j, half) for the lane's elements in heads that are there.
@@ -525,7 +608,7 @@ __device__ __forceinline__ void each_element(int group, int warp, int lane, Visi
 // Leaves this share's normalised result in memory.
 template <typename Cache>
 __device__ __forceinline__ void leave_partial(const DecodeArguments& g, const Header& h, const Result& a, int warp, int lane) {
-  const int slot = partial_slot(blockIdx.x, h);
+  const int slot = partial_slot(h.share, h);
   float* own = g.partial + static_cast<int64_t>(slot) * g.group * HEAD_DIM;
   each_element<Cache>(g.group, warp, lane, [&](int c, int at, int j, int half) {
     const float sum = a.sums[2][c];
@@ -545,14 +628,14 @@ __device__ __forceinline__ void add_shares(const DecodeArguments& g, const Heade
   a.reset();
   const int heads[2] = {min(lane % 4 * 2, g.group - 1), min(lane % 4 * 2 + 1, g.group - 1)};
 #pragma unroll 4
-  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
-    const float* lse = g.partial_lse + partial_slot(cta, h) * g.group;
+  for (int share = h.first_share; share <= h.last_share; ++share) {
+    const float* lse = g.partial_lse + partial_slot(share, h) * g.group;
 #pragma unroll
     for (int c = 0; c < 2; ++c) a.m[c] = fmaxf(a.m[c], load_float(lse + heads[c]));
   }
 #pragma unroll 4
-  for (int cta = h.first_cta; cta <= h.last_cta; ++cta) {
-    const int64_t slot = static_cast<int64_t>(partial_slot(cta, h)) * g.group;
+  for (int share = h.first_share; share <= h.last_share; ++share) {
+    const int64_t slot = static_cast<int64_t>(partial_slot(share, h)) * g.group;
     float w[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -565,24 +648,22 @@ __device__ __forceinline__ void add_shares(const DecodeArguments& g, const Heade
   }
 }
 
-// Arrives at both streams that this CTA shares with others, its first and its last (none: first_cta is last_cta), and
+// Arrives at the streams that this share has part of, its first and its last (none: first_share is last_share), and
 // writes those that it is the last to arrive at.
 template <typename Cache>
 __device__ __forceinline__ void combine_shares(const DecodeArguments& g, const Header (&open)[2], Result& a, int* last,
                                                int warp, int lane) {
-  __threadfence();
-  named_barrier(1, CONSUMER_THREADS);
+  named_barrier(1, CONSUMER_THREADS);  // puts all partial results before the one thread's release
   if (threadIdx.x < 2) {
     const bool first = threadIdx.x == 0;
     const int row = first ? open[0].row : open[1].row, head = first ? open[0].head : open[1].head;
-    const int others = first ? open[0].last_cta - open[0].first_cta : open[1].last_cta - open[1].first_cta;
+    const int others = first ? open[0].last_share - open[0].first_share : open[1].last_share - open[1].first_share;
     int* arrivals = g.arrivals + row * g.kv_heads + head;
     const bool is_last = others > 0 && atomic_add_acq_rel(arrivals, 1) == others;
     if (is_last) *arrivals = 0;
     last[threadIdx.x] = is_last;
   }
   named_barrier(1, CONSUMER_THREADS);
-  __threadfence();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (!last[i]) continue;
@@ -621,18 +702,25 @@ __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRi
     __syncwarp();
     if (lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
     if (h.flags & LAST) {
-      if (h.first_cta == h.last_cta) {
+      if (h.first_share == h.last_share) {
         write_output<Cache>(g, h, a, warp, lane);
       } else {
         leave_partial<Cache>(g, h, a, warp, lane);
-        if (h.flags & STOP) open[1] = h; else open[0] = h;
+        if (h.share == h.first_share) {
+          open[1] = h;
+        } else {
+          open[0] = h;
+        }
       }
     }
-    if (h.flags & STOP) break;
+    if (h.flags & END) {
+      if (open[0].last_share > open[0].first_share || open[1].last_share > open[1].first_share) {
+        combine_shares<Cache>(g, open, a, ring.last, warp, lane);
+        open[0] = open[1] = {};
+      }
+      if (h.flags & STOP) return;
+    }
     if (++stage == g.stages) stage = 0, parity ^= 1;
-  }
-  if (open[0].last_cta > open[0].first_cta || open[1].last_cta > open[1].first_cta) {
-    combine_shares<Cache>(g, open, a, ring.last, warp, lane);
   }
 }
 
@@ -654,7 +742,7 @@ __device__ __forceinline__ void sm90_decode(const CUtensorMap& k_map, const CUte
   __syncthreads();
   launch_dependents();
   if (warp == CONSUMERS) {
-    produce<Cache>(k_map, v_map, g, ring, lane);
+    Producer<Cache>{k_map, v_map, g, ring, lane}.run();
   } else {
     consume<Cache>(g, ring, warp, lane);
   }

@@ -146,7 +146,7 @@ def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: in
         assert keys == 0 or all(start < end for start, end in ranges)
 
 
-SHARES = [StreamConfig(3, 2, 4), StreamConfig(3, 2, 1), StreamConfig(3, 40, 4), StreamConfig(3, 9, 2)]
+SHARES = [StreamConfig(3, 2, 4), StreamConfig(3, 2, 1), StreamConfig(3, 40, 4), StreamConfig(3, 9, 2), StreamConfig(3, 2, 4, 10**6)]
 
 
 @pytest.mark.parametrize("window", [0, 100])
@@ -158,7 +158,7 @@ def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: in
     meta = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device).meta
     meta.workspace.shares.fill_(-7)
     plan_shares(meta, heads, window, config)
-    shares = meta.workspace.shares[: num_ctas(meta, heads, config)].tolist()
+    ctas, shares = num_ctas(meta, heads, config), meta.workspace.shares.tolist()
     expected = [
         (row, head, block)
         for row, (_, keys) in enumerate(rows)
@@ -167,18 +167,21 @@ def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: in
     ]
     slots = meta.seq_slots.tolist()
     walked: list[tuple[int, int, int]] = []
-    for cta, (row, slot, head, block, units, keys, per_cta, _) in enumerate(shares):
+    for index, (row, slot, head, block, units, keys, per_cta, tail) in enumerate(shares):
         if units == 0:
             continue
         assert (slot, keys) == (slots[row], rows[row][1])
-        assert units <= per_cta
-        at = cta * per_cta - (block - stream_blocks(keys, window)[0])
-        assert at % per_cta == 0 or len(walked) == cta * per_cta, "pieces are whole, or the line has no gap"
+        assert index < ctas or tail > 0
+        assert units <= (per_cta if index < ctas else tail)
+        start = min(index, ctas) * per_cta + max(index - ctas, 0) * tail
+        at = start - (block - stream_blocks(keys, window)[0])
+        assert at % per_cta == 0 or len(walked) == start, "pieces are whole, or the line has no gap"
         first = expected.index((row, head, block))
         walked += expected[first : first + units]
     assert walked == expected
     least = min(config.min_units, max(end - first for first, end in (stream_blocks(k, window) for _, k in rows)))
     assert max(share[4] for share in shares) >= least
+    assert all(share[4] > 0 for share in shares[:ctas]) or all(share[7] == 0 for share in shares if share[4])
 
 
 def stream_blocks(keys: int, window: int) -> tuple[int, int]:
