@@ -1,12 +1,17 @@
 """The decode plan of `sm90_decode`: all keys of a step in a line, cut into one equal share per CTA.
 
 A stream is one (row, KV head), a unit 64 of its keys, counted from the row's first key on; a row without keys has one
-unit too, for its output has to be written. Two ways to cut: where the streams are fewer than the CTAs, each stream into
-equal pieces of its own, one per CTA (*pieces*: no CTA works on two streams); else the whole line, wherever the cuts
-fall (*line*: every CTA moves the same bytes, and at most its first and its last stream are shared).
+unit too, for its output has to be written. Three ways to cut: where the streams are fewer than the CTAs, each stream
+into equal pieces of its own, one per CTA (*pieces*: no CTA works on two streams); where streams are long, the whole
+line, wherever the cuts fall (*line*: every CTA moves the same bytes, and at most its first and its last stream are
+shared); where all are short, the line too, but a stream belongs to the share that its first unit lies in (*whole*).
 
-Invariants: each unit lies in exactly one share; shares follow the line, so that the shares of a stream are those of
-neighbouring CTAs in the order of its keys. CTA c starts at unit c · `per_cta` of the line, where pieces count as whole.
+A cut costs microseconds, and SMs differ by a tenth in what they read in a second. So where streams are whole, each CTA
+gets seven eighths of its share at first; the rest, the *tail*, is in further shares, for CTAs that are done to draw.
+
+Invariants: each unit lies in exactly one share; shares follow the line, so that the shares of a stream are neighbours,
+in the order of its keys. Share c starts at unit c · `per_cta` of the line, where pieces count as whole; those of the
+tail, from share `num_ctas` on, follow.
 Knows nothing of what is done with a share.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -20,6 +25,7 @@ from stoker_kernels.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.triton_kernel import kernel
 
 UNIT = tl.constexpr(64)
+WHOLE = tl.constexpr(8)  # units of streams that are always kept whole
 MIN_TAIL = tl.constexpr(4)  # units
 
 
@@ -53,9 +59,10 @@ def share_plan_kernel(
 ):
     """Write `[num_shares, 8]` int32 shares: row, slot, head, block, units, len, per_cta, tail. One program.
 
-    A share without work has `units` 0, and nothing in its other fields. `window` > 0: keys that no layer sees, in whole
-    units, are left out. No CTA gets fewer than `min_units` units of a stream that has as many. From `tail_from` units a
-    CTA on (at least 8) there is a tail.
+    A share without work has `units` 0, and nothing in its other fields. `per_cta` is 0 where streams are whole; `tail`
+    is 1 where there is one: where they are whole, and a CTA's share is `tail_from` units (at least 2) or more.
+    `window` > 0: keys that no layer sees, in whole units, are left out. No CTA gets fewer than `min_units` units of a
+    stream that has as many.
     """
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -79,7 +86,8 @@ def share_plan_kernel(
     # Cuts within streams cost a CTA about two units: what is left over has to be worth more.
     pieces = (_pieces(units, high, num_kv_heads) <= num_ctas) & (high <= share + share // 8 + 2)
     units_of_all = tl.sum(units, 0) * num_kv_heads
-    tailed = (pieces == 0) & (share >= tail_from) & (num_shares > num_ctas)
+    whole = (pieces == 0) & (tl.max(units, 0) <= tl.maximum(WHOLE, share // 8))
+    tailed = whole & (share >= tail_from) & (num_shares > num_ctas)
     per_cta = tl.where(pieces, high, tl.where(tailed, share * 7 // 8, share))
     tail_from_unit = tl.where(tailed, num_ctas * per_cta, 0x7FFFFFFF)
     spread = tl.cdiv(units_of_all - num_ctas * per_cta, tl.maximum(num_shares - num_ctas, 1))
@@ -115,5 +123,5 @@ def share_plan_kernel(
         tl.store(fields + 3, block + first_block[:, None], mask=here)
         tl.store(fields + 4, tl.minimum(left, tl.where(in_tail, tail, per_cta)), mask=here)
         tl.store(fields + 5, tl.broadcast_to(seq_lens[:, None], cta.shape), mask=here)
-        tl.store(fields + 6, tl.broadcast_to(per_cta, cta.shape), mask=here)
-        tl.store(fields + 7, tl.broadcast_to(tl.where(tailed, tail, 0), cta.shape), mask=here)
+        tl.store(fields + 6, tl.broadcast_to(tl.where(whole, 0, per_cta), cta.shape), mask=here)
+        tl.store(fields + 7, tl.broadcast_to(tailed.to(tl.int32), cta.shape), mask=here)

@@ -151,7 +151,8 @@ def launch_streams(
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
     maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
     name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
-    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(kv_bytes, config.stages, inputs.group), THREADS, device.index or 0)
+    shared = shared_bytes(kv_bytes, config.stages, inputs.group)
+    chosen = cuda.kernel(STEM, ARCH, name, shared, THREADS, device.index or 0)
     cuda.launch(chosen, num_ctas(meta, kv_heads, config), [*maps, arguments], device, pdl=pdl_on(device))
 
 

@@ -19,7 +19,9 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = compile_emulated(("sm90_decode.cuh",), "decode.cpp", tmp_path_factory.mktemp("emulator"))
+    parts = ("ring", "producer", "fragments", "consumers")
+    sources = ("sm90_decode.cuh", *(f"decode_{part}.cuh" for part in parts))
+    library = compile_emulated(sources, "decode.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(DecodeArguments)
     return library
 
@@ -28,7 +30,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 class Plan:
     """A way to cut the line of units: `per_cta` units a CTA, in pieces of single streams or anywhere.
 
-    `tail` > 0: `per_cta` units for each of `ctas` CTAs, and shares of `tail` units of the rest.
+    `tail` > 0: `per_cta` units for each of `ctas` CTAs, and shares of `tail` units of the rest. With a tail, or where
+    `whole`, a stream belongs to the share that its first unit lies in.
     """
 
     per_cta: int
@@ -37,6 +40,7 @@ class Plan:
     idle: int = 2
     ctas: int = 0
     tail: int = 0
+    whole: bool = False
 
     def shares(self, batch: AttentionBatch) -> list[list[int]]:
         """`[row, slot, head, block, units, len, per_cta, 0]` for each CTA."""
@@ -56,8 +60,8 @@ class Plan:
         shares = []
         for cut in cuts:
             row, head, block, keys = cut[0]
-            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys, self.per_cta,
-                           self.tail])
+            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys,
+                           0 if self.tail or self.whole else self.per_cta, int(self.tail > 0)])
         return shares + [[9999, -5, 0, 0, 0, 0, 0, 0]] * self.idle
 
 
@@ -190,7 +194,17 @@ TAILED = [300, 1, 0, 700, 64, 90, 513, 65, 640, 1000, 200, 30, 150]
 
 
 @pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
-@pytest.mark.parametrize("plan", [Plan(14, ctas=3, tail=4), Plan(3, ctas=5, tail=11), Plan(20, ctas=4, tail=5)], ids=str)
-def test_a_tail_by_ticket_matches(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(14, ctas=3, tail=4),
+        Plan(3, ctas=5, tail=11),
+        Plan(20, ctas=4, tail=5),
+        Plan(2, whole=True),
+        Plan(9, whole=True),
+    ],
+    ids=str,
+)
+def test_whole_streams_and_a_tail_match(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
     for seed in range(3):
         check(kernels, shape(64, 2, 7, cache), TAILED, plan, seed=seed, stages=2 + seed, settled=seed > 0)
