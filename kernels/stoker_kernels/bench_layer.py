@@ -202,7 +202,7 @@ def _capture_stream() -> torch.cuda.Stream:
 def tune(chain: Chain, families: list[str], fp8: bool) -> list[dict[str, Any]]:
     """From cuBLAS everywhere, product by product: every tile in the chain, the fastest stays. Returns all samples."""
     tokens, samples = gemm_small.token_tile(chain.m), []
-    wanted = [family for family in families if family.endswith("e4m3" if fp8 else "bf16") and "sm80" not in family]
+    wanted = [family for family in families if family.endswith("e4m3" if fp8 else "bf16")]
     best = chain.layer_us()
     for name, key in chain.weights.products().items():
         tried: list[tuple[float, str, Tile | None]] = [(best, "cublas", None)]
@@ -212,7 +212,7 @@ def tune(chain: Chain, families: list[str], fp8: bool) -> list[dict[str, Any]]:
         tried.sort(key=lambda sample: sample[0])
         best, _, chain.tiles[key] = tried[0]
         base = next(us for us, text, _ in tried if text == "cublas")
-        shown = tried[:4] + [next((t for t in tried if t[1].startswith(f)), tried[0]) for f in ("sm90", "cluster")]
+        shown = tried[:4] + [next((t for t in tried if t[1].startswith(f)), tried[0]) for f in ("cluster", "multicast")]
         cells = [f"{text} {us:.1f}" for us, text, _ in dict.fromkeys(shown)]
         print(f"  {name}: cublas {base:.1f} | " + " | ".join(cells), flush=True)
         samples += [{"product": name, "n": key[0], "k": key[1], "tile": text, "layer_us": us} for us, text, _ in tried]
@@ -224,10 +224,10 @@ def tune_head(chain: Chain, families: list[str]) -> list[dict[str, Any]]:
     key = tuple(chain.weights.head.data.shape)
     limit = chain.weights.head.data.numel() * 2 / BANDWIDTH * 1e6
     tried = [(chain.head_us(), "cublas")]
-    for family in (f for f in families if f in ("sm90-bf16", "cluster-bf16")):
-        for tile in timed_tiles(family, gemm_small.token_tile(chain.m), chain.weights.head.data):
-            chain.tiles[key] = tile  # type: ignore[index]
-            tried.append((chain.head_us(), label(tile)))
+    tiles = timed_tiles("cluster-bf16", gemm_small.token_tile(chain.m), chain.weights.head.data)
+    for tile in tiles if "cluster-bf16" in families else ():
+        chain.tiles[key] = tile  # type: ignore[index]
+        tried.append((chain.head_us(), label(tile)))
     cells = [f"{text} {us:.1f}" for us, text in [tried[0], *sorted(tried)[:4]]]
     print(f"  head {key}: limit {limit:.1f} | " + " | ".join(cells), flush=True)
     return [{"product": "head", "n": key[0], "k": key[1], "tile": text, "layer_us": us} for us, text in tried]

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_kernels.stream_k import Segment
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One CTA's share of one tile: k blocks [begin, end)."""
+
+    tile: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,27 @@ class ClusterSplit:
         return [Segment(begin + whole * self.size, *first)] * shared + [
             Segment(begin + i * self.size + rank, 0, self.k_blocks) for i in range(whole)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class MulticastSplit:
+    """A cut where a CTA has a part of one tile: clusters of `share` neighbouring tiles × `split` equal parts of K.
+
+    Raises ValueError for a part without a k block, and for a cluster of one CTA, which the kernel cannot run in.
+    csrc/sm90_gemm_multicast.cuh has the same arithmetic.
+    """
+
+    tiles: int
+    k_blocks: int
+    share: int
+    split: int
+
+    def __post_init__(self) -> None:
+        if self.k_blocks < self.split or self.share * self.split < 2:
+            raise ValueError(f"{self.k_blocks} k blocks cannot be cut into {self.split} parts for clusters of "
+                             f"{self.share * self.split} CTAs")
+
+    @property
+    def ctas(self) -> int:
+        """All CTAs, those without a tile too, in clusters of `share` · `split`."""
+        return -(-self.tiles // self.share) * self.share * self.split

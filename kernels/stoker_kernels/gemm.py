@@ -30,7 +30,7 @@ def _own_supports(target: Target) -> str | None:
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
     stem = f"sm90_{'e4m3' if target.dtype == FP8 else 'bf16'}_gemm"
-    return cuda.missing_cubin(f"{stem}_small", "sm_90a") or cuda.missing_cubin(f"{stem}_cluster", "sm_90a")
+    return cuda.missing_cubin(f"{stem}_cluster", "sm_90a") or cuda.missing_cubin(f"{stem}_multicast", "sm_90a")
 
 
 def _wide_supports(target: Target) -> str | None:

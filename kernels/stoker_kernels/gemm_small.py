@@ -1,9 +1,10 @@
 """Own GEMMs for M ≤ 128 tokens, where the bytes of the weight are the limit: host side of csrc/*_gemm_*.
 
-A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted. Families:
-`sm90` and `sm80` cut the work by stream-K, `cluster` (SM 9.0) by clusters that sum in distributed shared memory.
-Invariants: nothing is allocated after `workspace(device)`; results are the same bit for bit from launch to launch, and
-the K partition does not depend on M; counters are zero between launches. The workspace serves one stream at a time.
+A `Tile` names one compiled kernel and its ring; `launch` runs it for tensors that `refusal` has accepted. Families, for
+SM 9.0: `cluster` deals tiles to clusters that sum in distributed shared memory; `multicast` (more than 32 tokens) has a
+tile a CTA and reads x once for several tiles of a cluster.
+Invariants: nothing is allocated; results are the same bit for bit from launch to launch, and the K partition does not
+depend on M.
 Does not know: which tile is fastest (`gemm_table`), nor quantization beyond its scales.
 """
 
@@ -11,35 +12,33 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from stoker_kernels import cuda
-from stoker_kernels.cluster_split import ClusterSplit
+from stoker_kernels.cluster_split import ClusterSplit, MulticastSplit
 from stoker_kernels.linear_weight import FP8
-from stoker_kernels.stream_k import StreamK
 
 MAX_TOKENS = 128
 TOKEN_TILES = (8, 16, 32, 64, 128)
 SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 GROUP_ROWS = 64
 STAGING_PITCH = GROUP_ROWS * 2 + 16
-MAX_COUNTERS = 1 << 15  # tiles × groups: N up to 2 M
-PARTIALS_PER_SM = 2 * 256 * MAX_TOKENS * 4  # bytes: two slots of 256 rows
 PAIR_BYTES = 115_000  # shared memory of a CTA that leaves room for a second one on its SM
-COPY_STAGES = {8: 6, 16: 6, 32: 5, 64: 4}  # sm80: compiled in
 
-Family = Literal["sm90", "sm80", "cluster"]
+Family = Literal["cluster", "multicast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One kernel: `rows` of the weight × `chunks` · 128 bytes of K a stage, for up to `tokens` tokens.
 
-    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`). A
-    `gated` tile (family `cluster`, bf16) multiplies with gate and up stacked and stores silu(gate) · up.
+    `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
+    `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
+    multiplies with gate and up stacked and stores silu(gate) · up.
     """
 
     family: Family
@@ -50,6 +49,12 @@ class Tile:
     ctas_per_sm: int = 1
     cluster: int = 1
     gated: bool = False
+    share: int = 1
+
+    @property
+    def split(self) -> int:
+        """CTAs of a cluster that a tile's K is cut over."""
+        return self.cluster // self.share
 
     @property
     def groups(self) -> int:
@@ -63,18 +68,18 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: ring, staging, others' sums, barriers, flags; sm90 aligns its ring to 1024 bytes."""
-        ring = self.stages * self.stage_bytes + self.groups * self.tokens * STAGING_PITCH
-        if self.family == "sm80":
-            return ring + 16
-        blocks = -(-(self.tokens // 8) // self.cluster)
-        sums = (self.cluster - 1) * self.groups * blocks * 2048 if self.family == "cluster" else 0
-        return ring + sums + 1024 + 16 * self.stages + 16
+        """Dynamic shared memory: ring, aligned to 1024 bytes, staging, others' sums, barriers."""
+        ring, staging = self.stages * self.stage_bytes, self.groups * self.tokens * STAGING_PITCH
+        of_a_part = self.groups * -(-(self.tokens // 8) // self.split) * 2048
+        barriers = 1024 + 16 * self.stages + 32
+        if self.family == "multicast":  # sums and staging lie on the ring, which is free by then
+            return max(ring, self.split * of_a_part + staging) + barriers
+        return ring + staging + (self.split - 1) * of_a_part + barriers
 
     @property
     def threads(self) -> int:
         """Threads of a CTA; on sm90 one producer warp more."""
-        return 2 * self.rows + (0 if self.family == "sm80" else 32)
+        return 2 * self.rows + 32
 
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
@@ -82,29 +87,18 @@ class Tile:
 
     def stem(self, dtype: torch.dtype) -> str:
         """csrc file, and cubin, that holds the kernel."""
-        own = "gated" if self.gated else "cluster"
-        arch, kind = ("sm90", own) if self.family == "cluster" else (self.family, "small")
-        return f"{arch}_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
+        kind = "gated" if self.gated else self.family
+        return f"sm90_{'e4m3' if dtype == FP8 else 'bf16'}_gemm_{kind}"
 
 
 class _Arguments(ctypes.Structure):
     """GemmArguments of csrc/gemm_epilogue.cuh."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in
-          ("out", "weight", "x", "bias", "w_scale", "x_scale", "partials", "counters")),
+        *((name, ctypes.c_void_p) for name in ("out", "bias", "w_scale", "x_scale")),
         *((name, ctypes.c_int) for name in
-          ("m", "n", "k", "ld_x", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages")),
+          ("m", "n", "ld_out", "w_scale_step", "tiles", "k_blocks", "stages", "share")),
     ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Workspace:
-    """What the kernels of one device share: sums of shared tiles and arrival counters."""
-
-    partials: torch.Tensor
-    counters: torch.Tensor
-    sms: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,19 +119,6 @@ class Operands:
 def token_tile(tokens: int) -> int:
     """The smallest compiled token tile that holds `tokens`."""
     return next(tile for tile in TOKEN_TILES if tokens <= tile)
-
-
-@functools.cache
-def workspace(device: torch.device) -> Workspace:
-    """The device's workspace, allocated at the first call, which has to come before a graph capture."""
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("gemm_small.workspace(device) has to be called before a graph capture")
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Workspace(
-        torch.empty(sms * PARTIALS_PER_SM, dtype=torch.uint8, device=device),
-        torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device),
-        sms,
-    )
 
 
 def refusal(o: Operands) -> str | None:
@@ -161,16 +142,15 @@ def refusal(o: Operands) -> str | None:
     return None
 
 
-def partition(tile: Tile, n: int, row_bytes: int, slots: int) -> StreamK | ClusterSplit:
+def partition(tile: Tile, n: int, row_bytes: int, slots: Callable[[], int]) -> ClusterSplit | MulticastSplit:
     """How a tile cuts an [n, row_bytes] weight; the same for every number of tokens.
 
-    `slots`: CTAs that run at once, or clusters of `tile.cluster` of them. Raises ValueError for a cut that the family
-    does not have.
+    `slots`: clusters that run at once; only `cluster` asks. Raises ValueError for a cut that the family does not have.
     """
     tiles, k_blocks = -(-n // tile.rows), -(-row_bytes // (128 * tile.chunks))
-    if tile.family == "cluster":
-        return ClusterSplit(tiles, k_blocks, min(slots, tiles), tile.cluster)
-    return StreamK(tiles, k_blocks, min(slots, tiles * k_blocks))
+    if tile.family == "multicast":
+        return MulticastSplit(tiles, k_blocks, tile.share, tile.split)
+    return ClusterSplit(tiles, k_blocks, min(slots(), tiles), tile.cluster)
 
 
 @functools.cache
@@ -184,62 +164,51 @@ def _weight_map(
 
 def load(tile: Tile, dtype: torch.dtype, device: torch.device) -> cuda.Kernel:
     """The tile's kernel, loaded. Raises CubinMissing."""
-    arch = "sm_90a" if torch.cuda.get_device_capability(device) == (9, 0) else "sm_80"
-    return cuda.kernel(tile.stem(dtype), arch, tile.kernel_name(dtype), tile.shared_bytes, tile.threads,
+    return cuda.kernel(tile.stem(dtype), "sm_90a", tile.kernel_name(dtype), tile.shared_bytes, tile.threads,
                        device.index or 0)
 
 
-def cut(tile: Tile, weight: torch.Tensor) -> StreamK | ClusterSplit:
+def cut(tile: Tile, weight: torch.Tensor) -> ClusterSplit | MulticastSplit:
     """`partition` of this weight on its device."""
     n, k = weight.shape
-    return partition(tile, n, k * weight.element_size(), _slots(tile, weight.dtype, weight.device))
+    return _cut(tile, n, k, weight.dtype, weight.device)
 
 
-def _slots(tile: Tile, dtype: torch.dtype, device: torch.device) -> int:
-    if tile.family != "cluster":
-        return workspace(device).sms * tile.ctas_per_sm
+def _cut(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> ClusterSplit | MulticastSplit:
     room = SHARED_LIMIT if tile.ctas_per_sm == 1 else PAIR_BYTES
-    return cuda.resident_clusters(load(tile, dtype, device), tile.cluster, room)
+    return partition(tile, n, k * dtype.itemsize,
+                     lambda: cuda.resident_clusters(load(tile, dtype, device), tile.cluster, room))
 
 
 def fitted(tile: Tile, weight: torch.Tensor) -> Tile:
-    """`tile`, or with the largest smaller cluster that can cut this weight on its device; one of 1 always can."""
-    if tile.family != "cluster":
-        return tile
+    """`tile`, or with the largest smaller split of K that can cut this weight on its device."""
     return _fitted(tile, *weight.shape, weight.dtype, weight.device)
 
 
 @functools.cache
 def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device) -> Tile:
-    for size in range(tile.cluster, 1, -1):
-        smaller = replace(tile, cluster=size)
+    for split in range(tile.split, 0, -1):
+        smaller = replace(tile, cluster=tile.share * split)
         try:
-            partition(smaller, n, k * dtype.itemsize, _slots(smaller, dtype, device))
+            _cut(smaller, n, k, dtype, device)
         except ValueError:
             continue
         return smaller
-    return replace(tile, cluster=1)
+    return replace(tile, cluster=2, share=2)  # of `multicast`, whose clusters have two CTAs at least
 
 
 def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     """Run `tile` on the current stream. The operands have to be such that `refusal` is None and M ≤ tile.tokens."""
-    device = o.x.device
-    space = workspace(device)
-    (m, k), n = o.x.shape, o.weight.shape[0]
+    device, n, (m, k) = o.x.device, o.weight.shape[0], o.x.shape
     part = cut(tile, o.weight)
     per_channel = o.w_scale is not None and o.w_scale.numel() > 1
     arguments = _Arguments(
-        o.out.data_ptr(), o.weight.data_ptr(), o.x.data_ptr(), _address(o.bias), _address(o.w_scale),
-        _address(o.x_scale), space.partials.data_ptr(), space.counters.data_ptr(),
-        m, o.out.shape[1], k, o.x.stride(0), o.out.stride(0), int(per_channel),
-        part.tiles, part.k_blocks, tile.stages,
+        o.out.data_ptr(), _address(o.bias), _address(o.w_scale), _address(o.x_scale),
+        m, o.out.shape[1], o.out.stride(0), int(per_channel), part.tiles, part.k_blocks, tile.stages, tile.share,
     )
     chosen = load(tile, o.weight.dtype, device)
-    if tile.family == "sm80":
-        cuda.launch(chosen, part.ctas, [arguments], device, pdl=pdl)
-        return
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
-    x_map = cuda.tensor_map(o.x, tile.tokens)
+    x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
     cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
 
 

@@ -1,8 +1,8 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
 Rows come from `python -m stoker_kernels.bench_layer`: the tile with which the whole chain of a decode layer is
-shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32 and 128 below
-7B); a token tile between two timed ones has its neighbour's row.
+shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32, 64 and 128
+below 7B); a token tile between two timed ones has its neighbour's row.
 Invariants: a shape that was not measured is treated as the measured one of its dtype whose N and K are nearest by
 ratio; the answer for given (dtype, N, K, M) never changes within a process.
 Does not know: what the shapes belong to, nor whether a kernel takes the operands (`gemm_small.refusal`).
@@ -26,7 +26,7 @@ from stoker_kernels.gemm_small import (
 )
 from stoker_kernels.gemm_wide import CLUSTER, WideTile, pairing
 
-_TILE = re.compile(r"(\d+)x(\d+)(?:k(\d+))?([-=]?)")
+_TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +41,27 @@ class Row:
 
 
 BF16: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2k3", "64x1k3=", "64x1k3=", "64x2", "64x1"), 32),
-    (3584, 3584): Row(("64x1k4=", "64x1k4=", "64x1k4=", "64x1-", "64x1"), 32),
-    (37888, 3584): Row(("64x1k2=", "64x1k2", "64x1k2", "64x1", "128x1"), 64),
-    (3584, 18944): Row(("64x2k4=", "64x1k4=", "64x1k4=", "64x2", "128x1"), 64),
-    (152064, 3584): Row(("128x1k2=", "128x1k1", "128x1k1", "128x2k1", "128x1"), 64),
-    (2048, 1536): Row(("64x2k3=", "64x2k3=", "64x2k3=", "64x1", "64x2"), 32),
-    (1536, 1536): Row(("64x2k4=", "64x2k4=", "64x1k4=", "64x1-", "64x1-"), 16),
-    (17920, 1536): Row(("64x2k2=", "64x2k2=", "128x2k2", "128x1", "128x1"), 32),
-    (1536, 8960): Row(("64x2k8=", "64x2k8=", "64x2k4-", "64x2", "64x1"), 32),
-    (151936, 1536): Row(("128x1k2=", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
-    (4096, 1024): Row(("64x2k2=", "64x2k2=", "64x2k2-", "64x1", "64x2"), 16),
-    (1024, 2048): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
-    (6144, 1024): Row(("64x2k1=", "64x2k1=", "64x2k1=", "64x1", "64x1"), 32),
-    (1024, 3072): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1", "64x2"), 16),
-    (151936, 1024): Row(("128x1k2", "64x1k1=", "64x1k1=", "128x2k1", "128x1"), 64),
+    (4608, 3584): Row(("128x2k3", "64x1k3=", "64x1k3=", "128x1m1k3", "64x1m1k3-"), 64),
+    (3584, 3584): Row(("64x1k4=", "64x1k4=", "64x1k4=", "128x1m1k4", "64x1m4k2"), 128),
+    (37888, 3584): Row(("64x1k2=", "64x1k2", "64x1k2", "128x1k2", "128x1k2"), 64),
+    (3584, 18944): Row(("64x2k4=", "64x1k4=", "64x1k4=", "128x1m1k4", "64x1m4k2"), 128),
+    (152064, 3584): Row(("128x1k2=", "128x1k1", "128x1k1", "128x2k1", "128x1k1"), 64),
+    (2048, 1536): Row(("64x2k3=", "64x2k3=", "64x2k3=", "64x1m1k4-", "64x1m1k3"), 128),
+    (1536, 1536): Row(("64x2k4=", "64x2k4=", "64x1k4=", "64x1m1k4-", "64x1m1k4"), 128),
+    (17920, 1536): Row(("64x2k2=", "64x2k2=", "128x2k2", "64x1k2", "64x1m1k2-"), 64),
+    (1536, 8960): Row(("64x2k8=", "64x2k8=", "64x2k4-", "64x1m1k4", "64x1m2k4"), 64),
+    (151936, 1536): Row(("128x1k2=", "64x1k1=", "64x1k1=", "128x2k1", "128x1k1"), 64),
+    (4096, 1024): Row(("64x2k2=", "64x2k2=", "64x2k2-", "64x1m1k2-", "64x1m1k2-"), 64),
+    (1024, 2048): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1m1k6-", "64x1m1k6"), 128),
+    (6144, 1024): Row(("64x2k1=", "64x2k1=", "64x2k1=", "64x2k1", "64x1k1"), 64),
+    (1024, 3072): Row(("64x2k8=", "64x2k8=", "64x2k8-", "64x1m1k6", "64x1m1k6"), 128),
+    (151936, 1024): Row(("128x1k2", "64x1k1=", "64x1k1=", "128x2k1", "128x1k1"), 64),
 }
 E4M3: dict[tuple[int, int], Row] = {
-    (4608, 3584): Row(("128x2k3", "64x2k3=", "64x2k3=", "128x1k3", "64x1"), 64),
-    (3584, 3584): Row(("64x2k3=", "64x2k2-", "64x2k2-", "128x1k4", "64x2"), 64),
-    (37888, 3584): Row(("64x2k2-", "64x2k2=", "64x2k2=", "128x1k2", "128x1"), 64),
-    (3584, 18944): Row(("128x2k4", "64x2k3=", "64x2k3=", "128x2k4", "64x2"), 32),
+    (4608, 3584): Row(("128x2k3", "64x2k3=", "64x2k3=", "128x1k3", "64x1m1k3-"), 64),
+    (3584, 3584): Row(("64x2k3=", "64x2k2-", "64x2k2-", "128x1k4", "64x1m1k4-"), 64),
+    (37888, 3584): Row(("64x2k2-", "64x2k2=", "64x2k2=", "128x1k2", "128x1k2"), 64),
+    (3584, 18944): Row(("128x2k4", "64x2k3=", "64x2k3=", "128x1m2k4", "64x1m4k2"), 128),
 }
 
 
@@ -143,17 +143,20 @@ def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | None:
 def parse(text: str, tokens: int) -> Tile:
     """The tile that `text` names, with as many stages as fit.
 
-    "64x2" is 64 rows × 2 chunks by stream-K with all of an SM's shared memory; "64x2k4" the same by clusters of 4.
+    "64x2k4" is 64 rows × 2 chunks by clusters of 4 with all of an SM's shared memory; "128x1m2k4" 128 rows × 1 chunk, x
+    shared by 2 tiles of a cluster, K split over 4 (family `multicast`).
     A "-" behind it takes half of the shared memory, "=" half and up to two CTAs an SM. Raises ValueError.
     """
     found = _TILE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a tile")
-    rows, chunks, cluster, ring = found.groups()
+    rows, chunks, share, split, ring = found.groups()
+    family: Family = "multicast" if share else "cluster"
+    cluster = int(share or 1) * int(split)
     budget = PAIR_BYTES if ring else SHARED_LIMIT
     for stages in range(16, 1, -1):
-        family: Family = "cluster" if cluster else "sm90"
-        tile = Tile(family, int(rows), int(chunks), tokens, stages, 2 if ring == "=" else 1, int(cluster or 1))
+        ctas = 2 if ring == "=" else 1
+        tile = Tile(family, int(rows), int(chunks), tokens, stages, ctas, cluster, share=int(share or 1))
         if tile.shared_bytes <= budget:
             return tile
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
@@ -162,7 +165,8 @@ def parse(text: str, tokens: int) -> Tile:
 def text_of(tile: Tile) -> str:
     """The text that `parse` makes this tile of."""
     ring = "=" if tile.ctas_per_sm == 2 else "-" if tile.shared_bytes <= PAIR_BYTES else ""
-    return f"{tile.rows}x{tile.chunks}{f'k{tile.cluster}' if tile.family == 'cluster' else ''}{ring}"
+    share = f"m{tile.share}" if tile.family == "multicast" else ""
+    return f"{tile.rows}x{tile.chunks}{share}k{tile.split}{ring}"
 
 
 @functools.cache

@@ -20,13 +20,12 @@ from stoker_kernels.aot_index import aot_folder
 
 SOURCES = Path(__file__).parent / "csrc"
 TARGETS = {
-    "sm90_bf16_gemm_small": ("sm_90a",),
-    "sm90_e4m3_gemm_small": ("sm_90a",),
     "sm90_bf16_gemm_cluster": ("sm_90a",),
     "sm90_e4m3_gemm_cluster": ("sm_90a",),
+    "sm90_bf16_gemm_multicast": ("sm_90a",),
+    "sm90_e4m3_gemm_multicast": ("sm_90a",),
     "sm90_bf16_gemm_gated": ("sm_90a",),
     "sm90_bf16_gemm_wide": ("sm_90a",),
-    "sm80_bf16_gemm_small": ("sm_80", "sm_90a"),
     "sm90_decode": ("sm_90a",),
     "sm90_prefill": ("sm_90a",),
 }

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_kernels.cluster_split import ClusterSplit
+from stoker_kernels.cluster_split import ClusterSplit, MulticastSplit
 
 shapes = st.tuples(st.integers(1, 400), st.integers(8, 60), st.integers(1, 132), st.integers(1, 8))
 
@@ -59,3 +59,14 @@ def test_clusters_differ_by_at_most_one_tile() -> None:
 def test_cuts_that_the_kernel_lacks_are_refused(shape: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"cut|shared"):
         ClusterSplit(*shape)
+
+
+def test_multicast_clusters_hold_every_tile() -> None:
+    assert MulticastSplit(28, 56, 2, 4).ctas == 28 * 4
+    assert MulticastSplit(29, 56, 2, 4).ctas == 30 * 4
+
+
+@pytest.mark.parametrize(("k_blocks", "share", "split"), [(3, 2, 4), (56, 1, 1)])
+def test_multicast_cuts_that_the_kernel_lacks_are_refused(k_blocks: int, share: int, split: int) -> None:
+    with pytest.raises(ValueError, match="cannot be cut"):
+        MulticastSplit(28, k_blocks, share, split)

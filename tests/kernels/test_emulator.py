@@ -42,6 +42,8 @@ def test_a_kernel_that_keeps_the_rules_ends(library: Path) -> None:
         (7, "without an arrival"),
         (8, "not initialised"),
         (9, "waits for ever"),
+        (10, "overwritten"),
+        (11, "outside a cluster"),
     ],
 )
 def test_a_broken_rule_is_named(library: Path, rule: int, says: str) -> None:

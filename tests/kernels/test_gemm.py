@@ -65,7 +65,7 @@ def test_missing_kernels_are_said_and_a_pin_on_them_refused(
 ) -> None:
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     dispatch.select("linear", hopper, torch.bfloat16)
-    assert "cublas; no table: sm90_bf16_gemm_small" in dispatch.chosen()["linear"]
+    assert "cublas; no table: sm90_bf16_gemm_cluster" in dispatch.chosen()["linear"]
     assert "run python -m stoker_kernels.nvcc" in dispatch.chosen()["linear"]
     dispatch.pin("linear", "own")
     try:
@@ -80,7 +80,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
 ) -> None:
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     for element in ("bf16", "e4m3"):
-        (tmp_path / f"sm90_{element}_gemm_small.sm_90a.cubin").touch()
+        (tmp_path / f"sm90_{element}_gemm_multicast.sm_90a.cubin").touch()
         (tmp_path / f"sm90_{element}_gemm_cluster.sm_90a.cubin").touch()
     chosen = dispatch.require(hopper, torch.bfloat16, ("linear",)) | dispatch.require(hopper, FP8, ("linear",))
     assert chosen == {"linear": "table"}
@@ -90,7 +90,7 @@ def test_built_kernels_are_taken_for_the_dtypes_they_have(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["table", "own", "cublas"])
 @pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_tensor", "fp8_block"])
-@pytest.mark.parametrize("m", [1, 16, 100, 300])
+@pytest.mark.parametrize("m", [1, 16, 64, 100, 300])
 def test_every_path_on_the_device_equals_the_definition(name: str, kind: WeightKind, m: int) -> None:
     x, weight, bias = (t.cuda().bfloat16() for t in operands(m, 3584, 1536))
     quantized = quantize_weight(weight, kind)

@@ -12,6 +12,8 @@ def test_every_entry_is_a_tile_that_fits(fp8: bool) -> None:
             assert tile.tokens == tokens
             assert tile.stages >= 2
             assert tile.shared_bytes <= SHARED_LIMIT
+            assert tile.cluster <= 8
+            assert tile.family == "cluster" or (tile.tokens > 32 and tile.cluster > 1)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -27,7 +29,9 @@ def test_an_unknown_shape_takes_the_nearest_row() -> None:
     assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)
 
 
-@pytest.mark.parametrize("text", ["64x2", "128x1-", "64x1=", "64x2k4", "64x1k2-", "128x2k2", "64x1k8="])
+@pytest.mark.parametrize(
+    "text", ["64x2k4", "64x1k2-", "128x2k2", "64x1k8=", "128x1m2k4", "128x1m1k4-"]
+)
 @pytest.mark.parametrize("tokens", TOKEN_TILES)
 def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
     tile = gemm_table.parse(text, tokens)
@@ -36,7 +40,7 @@ def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
     assert tile.shared_bytes <= SHARED_LIMIT
 
 
-@pytest.mark.parametrize("text", ["64", "64x2k", "x2", "64x2+", "256x2-"])
+@pytest.mark.parametrize("text", ["64", "64x2", "64x2k", "x2k1", "64x2k1+", "256x2k1-"])
 def test_what_is_no_tile_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):
         gemm_table.parse(text, 128)

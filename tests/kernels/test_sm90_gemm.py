@@ -130,6 +130,45 @@ def test_no_order_changes_a_bit_of_a_gated_cluster(machine: Machine, seed: int) 
     assert torch.equal(product(machine, tile, 30, 320, 640), plain)
 
 
+def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int = 3) -> Tile:
+    return Tile("multicast", rows, 1, tokens, stages, 1, share * split, share=share)
+
+
+@pytest.mark.parametrize(("share", "split"), [(1, 3), (1, 8), (2, 1), (2, 4), (4, 2), (2, 3)])
+@pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 64), (128, 128)])
+def test_multicast_tiles_match(machine: Machine, rows: int, tokens: int, share: int, split: int) -> None:
+    # 9 or 5 tiles, the last one in part: a cluster's last CTAs may have none. 13 k blocks in unequal parts.
+    product(machine, multicast_tile(rows, tokens, share, split), tokens - 3, 560, 832)
+
+
+@pytest.mark.parametrize(("k", "stages"), [(256, 2), (256, 7), (2048, 2), (2048, 7)])
+def test_multicast_rings_of_each_length_match(machine: Machine, k: int, stages: int) -> None:
+    product(machine, multicast_tile(128, 128, 2, 4, stages), 128, 512, k)
+
+
+@pytest.mark.parametrize(("k", "share", "split"), [(64, 2, 1), (128, 1, 2), (448, 1, 7), (512, 1, 8)])
+def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: Machine, k: int, share: int, split: int) -> None:
+    tile = gemm_small.fitted(multicast_tile(64, 64, 1, 8), torch.empty(192, k, dtype=BF16))
+    assert (tile.share, tile.split) == (share, split)
+    product(machine, tile, 50, 192, k)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_order_changes_a_bit_of_a_multicast_tile(machine: Machine, seed: int) -> None:
+    tile = multicast_tile(64, 64, 2, 4)
+    plain = product(machine, tile, 60, 320, 2560)
+    machine.seed = seed + 1
+    assert torch.equal(product(machine, tile, 60, 320, 2560), plain)
+
+
+def test_a_token_has_the_same_bits_at_every_place(machine: Machine) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, weight = torch.randn(1, 1024, generator=generator).to(BF16), torch.randn(128, 1024, generator=generator).to(BF16)
+    machine.x, machine.out = x.repeat(61, 1), torch.empty(61, 128, dtype=BF16)
+    gemm_small.launch(multicast_tile(64, 64, 2, 4), Operands(machine.x, weight, machine.out), pdl=True)
+    assert torch.equal(machine.out, machine.out[:1].expand(61, -1))
+
+
 @pytest.mark.parametrize("m", [1, 9, 33, 64, 65, 130])
 def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
     monkeypatch.setattr(gemm_gated, "pdl_on", lambda _: True)

@@ -55,8 +55,6 @@ __device__ __forceinline__ void named_barrier_arrive(int threads) {
   asm volatile("bar.arrive %0, %1;" ::"n"(id), "r"(threads) : "memory");
 }
 
-#if __CUDA_ARCH__ >= 900
-
 // Registers of each thread of a warpgroup from here on.
 template <int count>
 __device__ __forceinline__ void registers_decrease() {
@@ -138,7 +136,5 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
                "l"(source), "r"(bytes), "r"(barrier)
                : "memory");
 }
-
-#endif  // __CUDA_ARCH__ >= 900
 
 }  // namespace stoker

@@ -1,11 +1,10 @@
-// What happens to a tile's accumulators: shared tiles are summed over their CTAs in CTA order, then scales and bias are
-// applied in fp32 and the tile is rounded once and stored, transposed, as out[token, row].
+// What happens to a tile's accumulators: scales and bias are applied in fp32, then the tile is rounded once and stored,
+// transposed, as out[token, row].
 //
 // A group is 128 threads (4 warps) with 64 rows of the weight; warp w holds rows [16w, 16w+16) × MT tokens in the
-// fragment layout that mma.m16n8 and wgmma.m64nN share: acc[4j + 2h + e] is row 8h + lane/4, token 8j + 2(lane%4) + e.
+// fragment layout of wgmma.m64nN: acc[4j + 2h + e] is row 8h + lane/4, token 8j + 2(lane%4) + e.
 #pragma once
 #include "ptx.cuh"
-#include "stream_k.cuh"
 
 namespace stoker {
 
@@ -14,81 +13,84 @@ constexpr int GROUP_ROWS = 64;
 constexpr int STAGING_PITCH = GROUP_ROWS * 2 + 16;  // bytes per token; +16 keeps stmatrix free of bank conflicts
 
 struct GemmArguments {
-  __nv_bfloat16* out;           // [m, n], rows ld_out apart
-  const __nv_bfloat16* weight;  // [n, k]; only kernels without tensor maps read it
-  const __nv_bfloat16* x;       // [m, k], rows ld_x apart; likewise
-  const __nv_bfloat16* bias;    // [n] or null
-  const float* w_scale;         // [n] at steps of w_scale_step (0: one scale for all), or null
-  const float* x_scale;         // [m] or null
-  float4* partials;             // fp32 sums of shared tiles: [2 · CTAs][groups][MT / 8][128] float4
-  int* counters;                // [tiles][groups], zero between launches
-  int m, n, k, ld_x, ld_out, w_scale_step;
+  __nv_bfloat16* out;         // [m, n], rows ld_out apart
+  const __nv_bfloat16* bias;  // [n] or null
+  const float* w_scale;       // [n] at steps of w_scale_step (0: one scale for all), or null
+  const float* x_scale;       // [m] or null
+  int m, n, ld_out, w_scale_step;
   int tiles, k_blocks, stages;
+  int share;  // CTAs that share x by multicast; only sm90_gemm_multicast
 };
-
-__device__ __forceinline__ float4 load_cg(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-  return v;
-}
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Scale, bias, round, transpose through `staging` ([MT][STAGING_PITCH] bytes of this group), store 16 bytes a thread.
-// Of the blocks of 8 tokens only those with block % step == first are stored.
+// Scales and biases of the two rows of a group that a thread holds.
+struct RowScales {
+  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+
+  __device__ RowScales(const GemmArguments& g, int first) {
+    const int t = threadIdx.x % GROUP_THREADS;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = first + t / 32 * 16 + t % 32 / 4 + 8 * h;
+      if (row < g.n && g.w_scale) scale[h] = g.w_scale[row * g.w_scale_step];
+      if (row < g.n && g.bias) bias[h] = __bfloat162float(g.bias[row]);
+    }
+  }
+};
+
+// Scales, rounds and transposes a thread's sums of the block of tokens [8j, 8j + 8) into `staging`, [MT][STAGING_PITCH]
+// bytes of its group.
+__device__ __forceinline__ void stage_block(const GemmArguments& g, const RowScales& rows, int j, const float (&sums)[4],
+                                            unsigned char* staging) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP_THREADS / 32 * 16, token = 8 * j + 2 * (lane % 4);
+  float x_scale[2] = {1.f, 1.f};
+  if (g.x_scale) {
+    x_scale[0] = token < g.m ? g.x_scale[token] : 0.f;
+    x_scale[1] = token + 1 < g.m ? g.x_scale[token + 1] : 0.f;
+  }
+  uint32_t packed[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    packed[h] = pack_bf16(sums[2 * h] * x_scale[0] * rows.scale[h] + rows.bias[h],
+                          sums[2 * h + 1] * x_scale[1] * rows.scale[h] + rows.bias[h]);
+  }
+  const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
+  stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
+}
+
+// Stores the blocks first, first + step, … of `staging`, 16 bytes a thread. `row`: the group's first.
+template <int MT>
+__device__ __forceinline__ void store_blocks(const GemmArguments& g, int row, const unsigned char* staging, int first,
+                                             int step) {
+  const int t = threadIdx.x % GROUP_THREADS, column = row + (t % 8) * 8;
+#pragma unroll
+  for (int j = first + t / 64 * step; j < MT / 8; j += 2 * step) {
+    const int token = 8 * j + t % 64 / 8;
+    if (token < g.m && column < g.n) {
+      *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + column) =
+          *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (t % 8) * 16);
+    }
+  }
+}
+
+// Scales and stores a group's tile through `staging`: of its blocks of 8 tokens those with block % step == first.
 template <int MT>
 __device__ __forceinline__ void store_tile(const GemmArguments& g, int row, int group, float (&acc)[MT / 2],
                                            unsigned char* staging, int first = 0, int step = 1) {
-  const int t = threadIdx.x % GROUP_THREADS, lane = t % 32, warp_row = (t / 32) * 16;
-  const int rows[2] = {row + warp_row + lane / 4, row + warp_row + lane / 4 + 8};
-  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (rows[h] < g.n) {
-      if (g.w_scale) scale[h] = g.w_scale[rows[h] * g.w_scale_step];
-      if (g.bias) bias[h] = __bfloat162float(g.bias[rows[h]]);
-    }
-  }
+  const RowScales rows(g, row);
   named_barrier(1 + group, GROUP_THREADS);  // the previous tile has left the staging area
 #pragma unroll
   for (int j = 0; j < MT / 8; ++j) {
     if (j % step != first) continue;
-    const int token = 8 * j + 2 * (lane % 4);
-    float x_scale[2] = {1.f, 1.f};
-    if (g.x_scale) {
-      x_scale[0] = token < g.m ? g.x_scale[token] : 0.f;
-      x_scale[1] = token + 1 < g.m ? g.x_scale[token + 1] : 0.f;
-    }
-    uint32_t packed[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      packed[h] = pack_bf16(acc[4 * j + 2 * h] * x_scale[0] * scale[h] + bias[h],
-                            acc[4 * j + 2 * h + 1] * x_scale[1] * scale[h] + bias[h]);
-    }
-#if __CUDA_ARCH__ >= 900
-    const int to = (8 * j + lane % 8) * STAGING_PITCH + (warp_row + (lane / 8 % 2) * 8) * 2;
-    stmatrix_x2_trans(shared_address(staging + to), packed[0], packed[1]);
-#else
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      unsigned char* to = staging + token * STAGING_PITCH + (warp_row + lane / 4 + 8 * h) * 2;
-      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed[h]);
-      *reinterpret_cast<uint16_t*>(to + STAGING_PITCH) = static_cast<uint16_t>(packed[h] >> 16);
-    }
-#endif
+    const float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+    stage_block(g, rows, j, sums, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);
-#pragma unroll
-  for (int i = t; i < MT * 8; i += GROUP_THREADS) {
-    const int token = i / 8, column = row + (i % 8) * 8;
-    if (token < g.m && column < g.n && token / 8 % step == first) {
-      *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + column) =
-          *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 8) * 16);
-    }
-  }
+  store_blocks<MT>(g, row, staging, first, step);
 }
 
 __device__ __forceinline__ float silu_times(float gate, float up) {
@@ -118,63 +120,6 @@ __device__ __forceinline__ void store_gated_tile(const GemmArguments& g, int col
       *reinterpret_cast<uint4*>(g.out + static_cast<int64_t>(token) * g.ld_out + at) =
           *reinterpret_cast<const uint4*>(staging + token * STAGING_PITCH + (i % 4) * 16);
     }
-  }
-}
-
-// Adds this CTA's share of a shared tile. True for the last of its CTAs, with the whole sum in `acc`.
-// No CTA ever waits for another. The sum runs in CTA order whoever comes last, so it is the same every time.
-template <int MT, int GROUPS>
-__device__ __forceinline__ bool sum_shared_tile(const GemmArguments& g, const StreamK& part, const Segment& segment,
-                                                int group, float (&acc)[MT / 2], int* is_last) {
-  constexpr int VECTORS = MT / 8;
-  const int t = threadIdx.x % GROUP_THREADS, cta = blockIdx.x;
-  auto slot = [&](int of_cta) {
-    return g.partials + (static_cast<int64_t>(part.slot_of(of_cta, segment.tile)) * GROUPS + group) * VECTORS * GROUP_THREADS + t;
-  };
-  float4* mine = slot(cta);
-#pragma unroll
-  for (int j = 0; j < VECTORS; ++j) {
-    mine[j * GROUP_THREADS] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
-  }
-  const int first = part.cta_of(segment.tile * part.k_blocks);
-  const int last = part.cta_of((segment.tile + 1) * part.k_blocks - 1);
-  __threadfence();
-  named_barrier(1 + group, GROUP_THREADS);
-  if (t == 0) {
-    int* counter = g.counters + segment.tile * GROUPS + group;
-    const bool complete = atomicAdd(counter, 1) == last - first;
-    if (complete) *counter = 0;  // ready for the next launch: nobody else counts here any more
-    *is_last = complete;
-  }
-  named_barrier(1 + group, GROUP_THREADS);
-  if (!*is_last) return false;
-  __threadfence();
-#pragma unroll
-  for (int i = 0; i < MT / 2; ++i) acc[i] = 0.f;
-  for (int c = first; c <= last; ++c) {
-    const float4* theirs = slot(c);
-    float4 v[VECTORS];
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) v[j] = load_cg(theirs + j * GROUP_THREADS);
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-      acc[4 * j] += v[j].x;
-      acc[4 * j + 1] += v[j].y;
-      acc[4 * j + 2] += v[j].z;
-      acc[4 * j + 3] += v[j].w;
-    }
-  }
-  return true;
-}
-
-// One segment's end: store a whole tile at once, a shared one when its last CTA is done. `row`: the group's first row.
-template <int MT, int GROUPS>
-__device__ __forceinline__ void finish_segment(const GemmArguments& g, const StreamK& part, const Segment& segment,
-                                               int row, int group, float (&acc)[MT / 2], unsigned char* staging,
-                                               int* is_last) {
-  const bool whole = segment.begin == 0 && segment.end == part.k_blocks;
-  if (whole || sum_shared_tile<MT, GROUPS>(g, part, segment, group, acc, is_last)) {
-    store_tile<MT>(g, row, group, acc, staging);
   }
 }
 

@@ -1,4 +1,4 @@
-// Thin, typed names for the PTX that the kernels use: mbarriers, bulk copies, cp.async, wgmma, launch control.
+// Thin, typed names for the PTX that the kernels use: mbarriers, bulk copies, wgmma, launch control.
 // Every asm that touches memory carries a "memory" clobber: without it the compiler moves it across its neighbours.
 #pragma once
 #include <cuda_bf16.h>
@@ -14,16 +14,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 // Lets the next kernel of the stream start; it still waits for this grid's completion in grid_dependency_wait().
 __device__ __forceinline__ void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 // Returns once every earlier kernel of the stream has finished and its writes are visible.
 __device__ __forceinline__ void grid_dependency_wait() {
-#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // ---- cache policy ------------------------------------------------------------------------------------------------
@@ -57,23 +53,6 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   }
 }
 
-// ---- cp.async ----------------------------------------------------------------------------------------------------
-
-// Copies 16 bytes to shared memory, or writes 16 zero bytes where `valid` is false (nothing is read then).
-__device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid, uint64_t policy) {
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source),
-               "r"(bytes), "l"(policy)
-               : "memory");
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int pending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
@@ -83,10 +62,6 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) 
                : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix_x2(uint32_t& r0, uint32_t& r1, uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
-}
-
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -94,7 +69,6 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#if __CUDA_ARCH__ >= 900
 
 // Stores four 8x8 matrices of 16-bit values transposed: fragment column c becomes the 16-byte row at lane c's address.
 __device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
@@ -149,8 +123,10 @@ __device__ __forceinline__ int cluster_size() {
   return size;
 }
 
-// Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Every thread of the cluster arrives once; those that touch another CTA's shared memory wait before they do. An arrival
+// publishes no writes (that would be a MEMBAR): it says that reads by wgmma are over, or that barriers are set up, which
+// their own fence has published.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address, in CTA `rank` of the cluster, of what lies at `address` here.
@@ -231,8 +207,10 @@ __device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const 
       : "memory");
 }
 
-// Orders this thread's earlier generic-proxy view of global memory before its later bulk copies.
+// Orders this thread's earlier generic-proxy view of memory before its later bulk copies: of all memory, which is a MEMBAR,
+// or only of global memory, which is not and is enough after grid_dependency_wait().
 __device__ __forceinline__ void proxy_fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void proxy_fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 
@@ -271,6 +249,5 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (1ull << 16) | (stride_groups << 32) | (swizzle_128 << 62);
 }
 
-#endif  // __CUDA_ARCH__ >= 900
 
 }  // namespace stoker

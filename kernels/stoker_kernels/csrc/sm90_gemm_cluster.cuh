@@ -1,6 +1,6 @@
-// y[M, N] = x[M, K] · W[N, K]ᵀ for M ≤ MT tokens, bound by the bytes of W, for sm_90a: sm90_gemm_small with clusters in
-// the place of stream-K. CTAs that share a tile sit in one cluster and exchange their sums through distributed shared
-// memory: no partial sums in global memory, no counters, no waiting for anyone outside the cluster.
+// y[M, N] = x[M, K] · W[N, K]ᵀ for M ≤ MT tokens, bound by the bytes of W, for sm_90a: a persistent GEMM. CTAs that share
+// a tile sit in one cluster and exchange their sums through distributed shared memory: no partial sums in global memory,
+// no counters, no waiting for anyone outside the cluster.
 //
 // Swapped: 64 rows of W are wgmma's M side, the tokens its N side. One producer thread streams W and x by TMA into a
 // ring of `stages`; BN / 64 consumer warpgroups multiply. The ring is filled with W before the wait for the previous
@@ -81,7 +81,7 @@ __device__ __forceinline__ void produce(const CUtensorMap& w_map, const CUtensor
   ClusterWalk walk(part), walk_x(part);
   for (int i = 0; i < ahead; ++i, walk.next()) load_w(walk, i);
   grid_dependency_wait();
-  proxy_fence_async();
+  proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i, walk_x.next()) load_x(walk_x, i);
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release that allows its next use

@@ -194,7 +194,7 @@ __device__ __forceinline__ void produce_wide(const WideProducer<T, HALF, GATED>&
   if (!issues) return;
   if (p.g.by_tokens) fill();
   grid_dependency_wait();
-  proxy_fence_async();
+  proxy_fence_async_global();
   for (int i = 0; i < ahead; ++i, walk_x.next()) p.load_x(walk_x, i);
   int stage = 0;
   uint32_t parity = 0;  // of the stage's release, by both CTAs, that allows its next use

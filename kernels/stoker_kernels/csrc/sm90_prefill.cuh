@@ -102,7 +102,7 @@ __device__ __forceinline__ void prefill_produce(const CUtensorMap& q_map, const 
                                                 const PrefillRing& ring, int lane) {
   const uint64_t keep = policy_evict_last();
   grid_dependency_wait();
-  proxy_fence_async();
+  proxy_fence_async_global();
   const int boxes_per_block = BLOCK_KEYS / g.box_rows, q_rows = TILE_ROWS / g.group * g.group;
   Turn q_turn(1), kv_turn(1);
   while (true) {

@@ -10,7 +10,6 @@
 #define __shared__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __CUDA_ARCH__ 900
 
 struct Index { unsigned x; };
 struct int4 { int x, y, z, w; };

@@ -65,6 +65,8 @@ struct Barrier {
   std::vector<char> rooms[2];  // what the threads of a generation hand to each other
 };
 
+constexpr uint64_t MBARRIER_BYTES = 0x7265697272616267;  // what shared memory holds where a barrier is
+
 struct Mbarrier {
   int count = 0, pending = 0, phase = 0;
   int64_t bytes = 0;
@@ -190,6 +192,7 @@ inline void complete(Mbarrier& barrier) {
 inline Mbarrier& mbarrier(Cta& of, uint32_t address) {
   const auto found = of.mbarriers.find(address);
   if (found == of.mbarriers.end()) fail("an mbarrier that was not initialised");
+  if (*reinterpret_cast<const uint64_t*>(shared(of, address)) != MBARRIER_BYTES) fail("an mbarrier that was overwritten");
   return found->second;
 }
 inline Mbarrier& mbarrier(uint32_t address) { return mbarrier(*cta, address); }
@@ -320,8 +323,8 @@ inline void land_a_copy() {
 inline void check_end() {
   if (!cluster->copies.empty()) fail("a CTA ended before its copies");
   for (const auto& each : cluster->ctas) {
-    for (const auto& [address, barrier] : each->mbarriers) {
-      if (barrier.bytes != 0) fail("a barrier still expects bytes at the end");
+    for (const auto& [address, _] : each->mbarriers) {
+      if (mbarrier(*each, address).bytes != 0) fail("a barrier still expects bytes at the end");
     }
     for (Fiber& f : each->fibers) stacks.push_back(std::move(f.stack));
   }

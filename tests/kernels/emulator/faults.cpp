@@ -37,6 +37,19 @@ void multicast(bool waits, bool stays) {
   if (cluster_rank() == 0 || stays) mbarrier_wait(BARRIER, 0);
 }
 
+void overwrite() {
+  if (threadIdx.x != 0) return;
+  mbarrier_init(BARRIER, 1);
+  *emulator::shared(BARRIER + 7) = 0;
+  mbarrier_arrive(BARRIER);
+}
+
+void store_alone() {
+  if (threadIdx.x != 0) return;
+  mbarrier_init(BARRIER, 1);
+  store_async(DATA, 0, 0, 0, 0, BARRIER);
+}
+
 void break_rule(int rule) {
   switch (rule) {
     case 0: return multicast(true, true);  // none
@@ -51,11 +64,14 @@ void break_rule(int rule) {
     case 9:
       if (threadIdx.x == 0) cluster_arrive();  // not the whole warp
       return;
+    case 10: return overwrite();
+    case 11: return store_alone();
   }
 }
 
 }  // namespace
 
 extern "C" void run_fault(int rule) {
-  for (int seed = 0; seed < 8; ++seed) emulator::run_grid(2, 384, seed, [=] { break_rule(rule); }, 2);
+  const int cluster = rule == 11 ? 1 : 2;
+  for (int seed = 0; seed < 8; ++seed) emulator::run_grid(2, 384, seed, [=] { break_rule(rule); }, cluster);
 }

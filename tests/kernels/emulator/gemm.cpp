@@ -1,5 +1,6 @@
 // Entries of the GEMM kernels with clusters for the tests; every kernel of the .cu files can be given by its address.
 #include "sm90_bf16_gemm_gated.cu"
+#include "sm90_bf16_gemm_multicast.cu"
 #include "sm90_bf16_gemm_wide.cu"
 
 STOKER_SM90_GEMM_CLUSTER(sm90_bf16_gemm_cluster, __nv_bfloat16, 64, 1, 32)

@@ -17,11 +17,11 @@ import torch
 from tests.kernels.emulator.build import compile_emulated, tensor_map
 
 from stoker_kernels import cuda, gemm_small, gemm_wide
-from stoker_kernels.gemm_small import Workspace
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh"),
-    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh", "stream_k.cuh"),
+    *("sm90_bf16_gemm_multicast.cu", "sm90_gemm_multicast.cuh"),
+    *("cluster_split.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 
 
@@ -76,13 +76,10 @@ class Machine:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be the CUDA device of `gemm_small` and `gemm_wide`."""
-        space = Workspace(torch.empty(1), torch.zeros(1, dtype=torch.int32), 1)
         monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
         monkeypatch.setattr(cuda, "resident_clusters", lambda *_: self.resident)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-        monkeypatch.setattr(gemm_small, "workspace", lambda _: space)
 
 
 def forget() -> None:

@@ -17,6 +17,7 @@ inline uint64_t policy_evict_normal() { return 3; }
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
+inline void proxy_fence_async_global() {}
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 
@@ -106,6 +107,7 @@ inline void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
 inline void mbarrier_init(uint32_t barrier, int arrivals) {
   if (barrier % 8) emulator::fail("a misaligned mbarrier");
   emulator::cta->mbarriers[barrier] = {arrivals, arrivals, 0, 0};
+  *reinterpret_cast<uint64_t*>(emulator::shared(barrier)) = emulator::MBARRIER_BYTES;
 }
 inline void mbarrier_init_fence() {}
 inline void arrive_at(emulator::Mbarrier& b, uint32_t bytes) {
@@ -153,6 +155,7 @@ inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) { mbarrier_
 inline void store_async(uint32_t there, float a, float b, float c, float d, uint32_t barrier) {
   emulator::Cta& to = emulator::owner(there);
   if (there % 16) emulator::fail("a misaligned st.async");
+  if (cluster_size() == 1) emulator::fail("st.async outside a cluster");
   if (&to != &emulator::owner(barrier)) emulator::fail("data and barrier of st.async in two CTAs");
   emulator::running(to);
   emulator::copy_later(to, barrier & LOCAL, 16, [=, &to] {
