@@ -206,5 +206,5 @@ TAILED = [300, 1, 0, 700, 64, 90, 513, 65, 640, 1000, 200, 30, 150]
     ids=str,
 )
 def test_whole_streams_and_a_tail_match(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
-    for seed in range(3):
-        check(kernels, shape(64, 2, 7, cache), TAILED, plan, seed=seed, stages=2 + seed, settled=seed > 0)
+    for seed in range(2):
+        check(kernels, shape(64, 2, 7, cache), TAILED, plan, seed=seed, stages=2 + 2 * seed, settled=seed > 0)
