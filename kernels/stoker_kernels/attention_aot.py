@@ -123,7 +123,8 @@ def _register_plan(rows: int) -> None:
     register_aot(
         share_plan_kernel,
         dict.fromkeys(("seq_lens_ptr", "seq_slots_ptr", "shares_ptr"), "*i32")
-        | dict.fromkeys(("num_rows", "num_kv_heads", "window", "num_ctas", "min_units"), I32),
+        | dict.fromkeys(("num_rows", "num_kv_heads", "window"), I32)
+        | dict.fromkeys(("num_ctas", "num_shares", "min_units", "tail_from"), I32),
         [{"BLOCK_ROWS": rows, "BLOCK_CTAS": triton.next_power_of_2(MAX_SHARES)}],
         options={"num_warps": 4},
         min_sm=90,

@@ -32,12 +32,14 @@ class DecodeConfig:
 class StreamConfig:
     """Decode by equal shares (`attention_shares`): a ring of `stages` units of 64 keys in each resident CTA.
 
-    No CTA gets fewer than `min_units` units of a stream that has as many.
+    No CTA gets fewer than `min_units` units of a stream that has as many. From `tail_from` units a CTA on, an eighth of
+    a step of short streams is left to CTAs that are done early.
     """
 
     stages: int
     ctas_per_sm: int
     min_units: int
+    tail_from: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +85,20 @@ def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
     return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
 
 
-def prefers_shares(streams: int) -> bool:
-    """Whether `sm90_decode` was measured faster than the Triton kernel for `streams` = rows · KV heads, on an H200.
-
-    Few streams gain up to half, 1,024 of 256 keys 5% (e4m3: 8%). Of more streams, ragged ones lose a tenth.
-    """
-    return streams <= 1024
-
-
 def prefers_wide_tiles(tokens: int) -> bool:
     """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: in padded steps, all below, it lost time."""
     return tokens > 2048
 
 
-def stream_config(kv_bytes: int) -> StreamConfig:
-    """The configuration for `kv_bytes` a cached element, head dimension 128.
+def stream_config(kv_bytes: int, group: int) -> StreamConfig:
+    """The configuration for `kv_bytes` a cached element and `group` query heads a KV head, head dimension 128.
 
-    192 KB of an SM's shared memory hold keys and values in flight.
+    192 KB of an SM's shared memory hold keys and values in flight. e4m3 is bound by what a CTA does to a unit: there
+    three CTAs an SM are faster than two.
     """
-    return StreamConfig(stages=6 // kv_bytes, ctas_per_sm=2, min_units=4)
+    if kv_bytes == 2:
+        return StreamConfig(stages=3, ctas_per_sm=2, min_units=4)
+    return StreamConfig(stages=4 if group < 8 else 3, ctas_per_sm=3, min_units=4)
 
 
 def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> PrefillConfig:

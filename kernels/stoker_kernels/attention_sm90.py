@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 STEM, ARCH = "sm90_decode", "sm_90a"
 HEAD_DIM, MAX_GROUP = 128, 8
 UNIT = 64  # keys
+BOX_ROWS = 16  # keys a copy moves, at most: what a stream's last unit is rounded up to
 CONSUMER_WARPS = 4
-Q_BYTES = MAX_GROUP * (HEAD_DIM * 2 + 16)
+Q_PITCH = HEAD_DIM * 2 + 16
+EXCHANGE_BYTES = 2 * CONSUMER_WARPS * (32 * 8 + MAX_GROUP * 4)
 HEADER_BYTES = 32
 THREADS = 32 * CONSUMER_WARPS + 32
 LOG2E = math.log2(math.e)
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 
 _POINTERS = (
-    *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "partial", "partial_lse", "arrivals"),
+    *("out", "q", "page_table", "seq_lens", "seq_slots", "shares", "tickets", "partial", "partial_lse", "arrivals"),
     *("k_scale", "v_scale", "sinks"),
 )
 _NUMBERS = (
     *("window", "plan_window", "rows", "kv_heads", "group", "q_stride", "out_stride", "table_stride", "page_shift"),
-    *("page_rows", "head_rows", "box_rows", "stages", "settled"),
+    *("page_rows", "head_rows", "box_rows", "stages", "num_shares", "settled"),
 )
 
 
@@ -89,10 +91,10 @@ def stage_bytes(kv_bytes: int) -> int:
     return 2 * UNIT * HEAD_DIM * kv_bytes
 
 
-def shared_bytes(kv_bytes: int, stages: int) -> int:
+def shared_bytes(kv_bytes: int, stages: int, group: int) -> int:
     """Dynamic shared memory of a CTA; see DecodeRing."""
-    each = stage_bytes(kv_bytes) + Q_BYTES + HEADER_BYTES + 16
-    return 1024 + stages * each + CONSUMER_WARPS * MAX_GROUP * 8 + 16
+    each = stage_bytes(kv_bytes) + group * Q_PITCH + HEADER_BYTES + 16
+    return 1024 + stages * each + EXCHANGE_BYTES + 16
 
 
 def num_ctas(meta: AttentionMeta, num_kv_heads: int, config: StreamConfig) -> int:
@@ -112,7 +114,9 @@ def plan_shares(meta: AttentionMeta, num_kv_heads: int, window: int, config: Str
         num_kv_heads,
         window,
         num_ctas(meta, num_kv_heads, config),
+        meta.workspace.shares.shape[0],
         config.min_units,
+        config.tail_from,
         BLOCK_ROWS=max(16, triton.next_power_of_2(meta.num_decodes)),
         BLOCK_CTAS=triton.next_power_of_2(meta.workspace.shares.shape[0]),
         num_warps=4,
@@ -133,21 +137,22 @@ def launch_streams(
     pages, kv_heads, page = k.shape[:3]
     space = meta.workspace
     page_rows, head_rows = (int(k.stride(i) * k.element_size()) // (HEAD_DIM * kv_bytes) for i in (0, 1))
-    box_rows = min(UNIT, page)
+    box_rows = min(BOX_ROWS, page)
     arguments = DecodeArguments(
         *(_address(t) for t in (
-            inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.partial,
-            space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
+            inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.tickets,
+            space.partial, space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
         )),
         inputs.scale * LOG2E, inputs.softcap,
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
         meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, box_rows, config.stages,
-        int(settled),
+        space.shares.shape[0], int(settled),
     )  # fmt: skip
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
     maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
     name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
-    chosen = cuda.kernel(STEM, ARCH, name, shared_bytes(kv_bytes, config.stages), THREADS, device.index or 0)
+    shared = shared_bytes(kv_bytes, config.stages, inputs.group)
+    chosen = cuda.kernel(STEM, ARCH, name, shared, THREADS, device.index or 0)
     cuda.launch(chosen, num_ctas(meta, kv_heads, config), [*maps, arguments], device, pdl=pdl_on(device))
 
 

@@ -21,7 +21,6 @@ from stoker_kernels.attention_config import (
     PrefillConfig,
     decode_config,
     padded_dim,
-    prefers_shares,
     prefers_wide_tiles,
     prefill_config,
     stream_config,
@@ -98,9 +97,9 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     num_kv_heads, head_dim = inputs.k_cache.shape[1], inputs.q.shape[2]
     kv_bytes, device = 1 if inputs.fp8 else inputs.k_cache.element_size(), inputs.q.device
     streams = meta.num_decodes * num_kv_heads
-    shared = _by_shares(device, inputs.kv_dtype, head_dim, inputs.group, streams)
+    shared = attention_sm90.available(device, inputs.kv_dtype, head_dim, inputs.group)
     if shared and attention_sm90.cache_refusal(inputs) is None:
-        shares = stream_config(kv_bytes)
+        shares = stream_config(kv_bytes, inputs.group)
         plan_window = meta.planned_window if meta.planned_shares else None
         settled = meta.settled and plan_window is not None
         if plan_window is None:
@@ -112,11 +111,6 @@ def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     if meta.planned_window is None or meta.planned_shares:
         launch_plan(meta, num_kv_heads, inputs.window, config)
     launch_decode(inputs, meta, config)
-
-
-def _by_shares(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, streams: int) -> bool:
-    """Whether the decode rows of a step are planned for `attention_sm90`."""
-    return attention_sm90.available(device, kv_dtype, head_dim, group) and prefers_shares(streams)
 
 
 def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
@@ -137,9 +131,9 @@ def plan_attention(
     """`stoker_kernels.attention.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
     group = meta.workspace.partial.shape[1] // num_kv_heads
-    shares = _by_shares(device, kv_dtype, head_dim, group, streams)
+    shares = attention_sm90.available(device, kv_dtype, head_dim, group)
     if streams > 0 and shares:
-        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize))
+        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize, group))
     elif streams > 0:
         launch_plan(meta, num_kv_heads, window, decode_config(head_dim, kv_dtype.itemsize, sm_of(device), streams))
     return replace(meta, planned_window=window, planned_shares=shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.kernels.emulator.build import cache_maps, compile_emulated
 
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_sm90 import LOG2E, DecodeArguments
+from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
 from stoker_kernels.reference_attention import reference_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -18,19 +19,28 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = compile_emulated(("sm90_decode.cuh",), "decode.cpp", tmp_path_factory.mktemp("emulator"))
+    parts = ("ring", "producer", "fragments", "consumers")
+    sources = ("sm90_decode.cuh", *(f"decode_{part}.cuh" for part in parts))
+    library = compile_emulated(sources, "decode.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(DecodeArguments)
     return library
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to cut the line of units: `per_cta` units a CTA, in pieces of single streams or anywhere."""
+    """A way to cut the line of units: `per_cta` units a CTA, in pieces of single streams or anywhere.
+
+    `tail` > 0: `per_cta` units for each of `ctas` CTAs, and shares of `tail` units of the rest. With a tail, or where
+    `whole`, a stream belongs to the share that its first unit lies in.
+    """
 
     per_cta: int
     pieces: bool = False
     window: int = 0
     idle: int = 2
+    ctas: int = 0
+    tail: int = 0
+    whole: bool = False
 
     def shares(self, batch: AttentionBatch) -> list[list[int]]:
         """`[row, slot, head, block, units, len, per_cta, 0]` for each CTA."""
@@ -43,12 +53,15 @@ class Plan:
                 if self.pieces:
                     stream += [(row, head, -1, keys)] * (-units % self.per_cta)
                 line += stream
-        cuts = [line[i : i + self.per_cta] for i in range(0, len(line), self.per_cta)]
+        begins = [i * self.per_cta for i in range(self.ctas)] if self.tail else []
+        begins += range(self.ctas * self.per_cta, len(line), self.tail or self.per_cta)
+        cuts = [line[begin:end] for begin, end in itertools.pairwise([*begins, len(line)])]
         slots = batch.meta.seq_slots.tolist()
         shares = []
         for cut in cuts:
             row, head, block, keys = cut[0]
-            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys, self.per_cta, 0])
+            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys,
+                           0 if self.tail or self.whole else self.per_cta, int(self.tail > 0)])
         return shares + [[9999, -5, 0, 0, 0, 0, 0, 0]] * self.idle
 
 
@@ -85,25 +98,28 @@ def run(
     _, kv_heads, page, dim = batch.k.shape
     group = batch.q.shape[1] // kv_heads
     shares = torch.tensor(plan.shares(batch), dtype=torch.int32)
-    ctas = len(shares)
+    ctas = plan.ctas if plan.tail else len(shares)
     out = torch.full_like(batch.q, float("nan"))
-    partial = torch.full((2 * ctas, group, dim), float("nan"))
-    lse = torch.full((2 * ctas, group), float("nan"))
+    partial = torch.full((2 * len(shares), group, dim), float("nan"))
+    lse = torch.full((2 * len(shares), group), float("nan"))
+    tickets = torch.zeros(2, dtype=torch.int32)
     arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
-    box = min(64, page)
+    box = min(BOX_ROWS, page)
     m = batch.meta
-    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, partial, lse, arrivals,
+    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, tickets, partial, lse, arrivals,
                batch.k_scale, batch.v_scale, sinks)  # fmt: skip
     arguments = DecodeArguments(
         *(None if t is None else t.data_ptr() for t in tensors),
         batch.scale * LOG2E, softcap,
         window, plan.window, len(batch.rows), kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
-        page.bit_length() - 1, kv_heads * page, page, box, stages, settled,
+        page.bit_length() - 1, kv_heads * page, page, box, stages, len(shares),
+        settled,
     )  # fmt: skip
     written = regions_of_this_step(batch)
-    by_address = (ctypes.byref(item) for item in (*cache_maps(batch), arguments))
+    by_address = (ctypes.byref(item) for item in (*cache_maps(batch, box), arguments))
     kernels.decode(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
     assert not arrivals.any()
+    assert not tickets.any()
     return out
 
 
@@ -172,3 +188,23 @@ def test_no_order_of_copies_or_ctas_changes_a_bit(kernels: ctypes.CDLL, seed: in
     batch = random_batch(shape(64, 2, 7, BF16), [(1, n) for n in (300, 90, 200)], decodes=3)
     plain = run(kernels, batch, Plan(2), stages=2)
     assert torch.equal(run(kernels, batch, Plan(2), stages=5, seed=seed + 1), plain)
+
+
+TAILED = [300, 1, 0, 700, 64, 90, 513, 65, 640, 1000, 200, 30, 150]
+
+
+@pytest.mark.parametrize("cache", [BF16, FP8], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(14, ctas=3, tail=4),
+        Plan(3, ctas=5, tail=11),
+        Plan(20, ctas=4, tail=5),
+        Plan(2, whole=True),
+        Plan(9, whole=True),
+    ],
+    ids=str,
+)
+def test_whole_streams_and_a_tail_match(kernels: ctypes.CDLL, plan: Plan, cache: torch.dtype) -> None:
+    for seed in range(2):
+        check(kernels, shape(64, 2, 7, cache), TAILED, plan, seed=seed, stages=2 + 2 * seed, settled=seed > 0)

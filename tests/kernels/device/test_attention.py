@@ -146,7 +146,7 @@ def test_a_plan_covers_each_key_once(config: DecodeConfig, seed: int, window: in
         assert keys == 0 or all(start < end for start, end in ranges)
 
 
-SHARES = [StreamConfig(3, 2, 4), StreamConfig(3, 2, 1), StreamConfig(3, 40, 4), StreamConfig(3, 9, 2)]
+SHARES = [StreamConfig(3, *rest) for rest in ((2, 4), (2, 1), (40, 4), (9, 2), (2, 4, 10**6))]
 
 
 @pytest.mark.parametrize("window", [0, 100])
@@ -154,11 +154,13 @@ SHARES = [StreamConfig(3, 2, 4), StreamConfig(3, 2, 1), StreamConfig(3, 40, 4), 
 def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: int, device: torch.device) -> None:
     pick = random.Random(seed)
     heads = pick.choice([1, 3, 4])
-    rows = [(1, pick.choice([0, 1, 64, 65, 3000, pick.randint(0, 9000)])) for _ in range(pick.randint(1, 40))]
+    longest = pick.choice([500, 9000])
+    lengths = [pick.choice([0, 1, 64, 65, longest // 3, pick.randint(0, longest)]) for _ in range(pick.randint(1, 40))]
+    rows = [(1, n) for n in lengths]
     meta = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device).meta
     meta.workspace.shares.fill_(-7)
     plan_shares(meta, heads, window, config)
-    shares = meta.workspace.shares[: num_ctas(meta, heads, config)].tolist()
+    ctas, shares = num_ctas(meta, heads, config), meta.workspace.shares.tolist()
     expected = [
         (row, head, block)
         for row, (_, keys) in enumerate(rows)
@@ -167,18 +169,36 @@ def test_shares_cover_each_unit_once(config: StreamConfig, seed: int, window: in
     ]
     slots = meta.seq_slots.tolist()
     walked: list[tuple[int, int, int]] = []
-    for cta, (row, slot, head, block, units, keys, per_cta, _) in enumerate(shares):
+    for index, (row, slot, head, block, units, keys, per_cta, tail) in enumerate(shares):
         if units == 0:
             continue
         assert (slot, keys) == (slots[row], rows[row][1])
-        assert units <= per_cta
-        at = cta * per_cta - (block - stream_blocks(keys, window)[0])
-        assert at % per_cta == 0 or len(walked) == cta * per_cta, "pieces are whole, or the line has no gap"
+        assert index < ctas or tail
+        if per_cta:
+            assert units <= per_cta
+            assert not tail
+            at = index * per_cta - (block - stream_blocks(keys, window)[0])
+            assert at % per_cta == 0 or len(walked) == index * per_cta, "pieces are whole, or the line has no gap"
         first = expected.index((row, head, block))
         walked += expected[first : first + units]
     assert walked == expected
     least = min(config.min_units, max(end - first for first, end in (stream_blocks(k, window) for _, k in rows)))
     assert max(share[4] for share in shares) >= least
+    assert all(share[4] > 0 for share in shares[:ctas]) or all(share[7] == 0 for share in shares if share[4])
+
+
+def test_an_eighth_of_short_streams_is_a_tail(device: torch.device) -> None:
+    rows = [(1, 140)] * 1000
+    meta = random_batch(Shape(kv_heads=1, q_heads=1, dim=1), rows, decodes=len(rows), device=device).meta
+    config = StreamConfig(3, 2, 4)
+    plan_shares(meta, 4, 0, config)
+    ctas = num_ctas(meta, 4, config)
+    units = meta.workspace.shares[:, 4]
+    total = 1000 * 4 * 3
+    assert int(units.sum()) == total
+    assert 0.8 * total <= int(units[:ctas].sum()) <= 0.9 * total
+    assert bool((meta.workspace.shares[:ctas, 6:] == torch.tensor([0, 1], device=device)).all())
+    assert int(units[ctas:].max()) * 6 <= int(units[0])
 
 
 def stream_blocks(keys: int, window: int) -> tuple[int, int]:

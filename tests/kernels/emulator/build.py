@@ -57,8 +57,8 @@ def compile_emulated(kernels: tuple[str, ...], entry: str, folder: Path) -> ctyp
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
-def cache_maps(batch: AttentionBatch) -> list[TensorMap]:
-    """The maps of K and V: boxes of up to 64 rows."""
+def cache_maps(batch: AttentionBatch, box: int = 64) -> list[TensorMap]:
+    """The maps of K and V: boxes of up to `box` rows."""
     pages, kv_heads, page, dim = batch.k.shape
     sizes, size = (dim, pages * kv_heads * page), batch.k.element_size()
-    return [tensor_map(t.data_ptr(), sizes, (dim,), size, (min(64, page),)) for t in (batch.k, batch.v)]
+    return [tensor_map(t.data_ptr(), sizes, (dim,), size, (min(box, page),)) for t in (batch.k, batch.v)]
