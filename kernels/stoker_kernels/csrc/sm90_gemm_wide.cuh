@@ -1,10 +1,11 @@
 // y[M, N] = x[M, K] · W[N, K]ᵀ for more tokens than the small kernels take, for sm_90a.
 //
 // A CTA multiplies 128 tokens with 2 · HALF rows of W: two consumer warpgroups of 64 tokens (wgmma's M side), all rows an
-// instruction or, of 288, half of them. The two CTAs of a cluster share one operand, of which each loads half and multicasts it to both, so that it
-// crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for up to 128 tokens there is no other
-// way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB from L2 a k block instead of 45,
-// which at the tensor cores' full speed are 30 bytes a cycle and SM instead of 39, of the 39 that L2 has.
+// instruction or, of 288, half of them. The two CTAs of a cluster share one operand, of which each loads half and
+// multicasts it to both, so that it crosses L2 once a cluster. By rows they take neighbouring rows of W and share x: for
+// up to 128 tokens there is no other way. By tokens they take neighbouring tokens and share W, the larger operand: 34 KB
+// from L2 a k block instead of 45 (of 288 rows), which at the tensor cores' full speed are 30 bytes a cycle and SM instead
+// of 39, of the 39 that L2 has.
 // One thread of a third warpgroup streams both by TMA into a ring of `stages`, filled with W before the wait for the
 // previous kernel. Clusters are persistent and take tiles in turn; the ring fills for the next tile while one is stored.
 //
