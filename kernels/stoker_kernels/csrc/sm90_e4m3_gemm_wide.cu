@@ -1,4 +1,4 @@
-// e4m3 weights (scaled per channel or per tensor) and activations (scaled per token); see sm90_gemm_wide.cuh.
+// e4m3 weights (scaled per channel) and activations (scaled per token); see sm90_gemm_wide.cuh.
 #include "sm90_gemm_wide.cuh"
 
 STOKER_SM90_GEMM_WIDE(sm90_e4m3_gemm_wide_n288, stoker::e4m3, 144, false)
