@@ -67,9 +67,13 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
         "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait",
         hidden=f"--set hub.endpoint={hub.endpoint} {images} -o json >/dev/null",
     )
+    hub.faults(bytes_per_second=8_000_000)
     session.run("kubectl apply -f crds/examples/smollm2-cpu.yaml")
-    stoker.wait_reason(demo, "smollm2", "Fetching", 60)
-    golden.check(GOLDEN / "fetching.txt", demo.kubectl("get", "infsvc"))
+    eventually("it is fetched", lambda: " s to go" in _ready(demo)["message"], 120, every=0.2)
+    golden.check(GOLDEN / "fetching.txt", golden.situation(demo, "smollm2"))
+    hub.faults()
+    eventually("a pod loads", lambda: _loads(demo), 120, every=0.1)
+    golden.check(GOLDEN / "rolling-out.txt", golden.situation(demo, "smollm2"))
     session.run("kubectl wait --for=condition=Ready infsvc/smollm2 --timeout=10m")
     session.run("kubectl get infsvc")
     answer = _chat(stoker.url(demo, "smollm2"))
@@ -100,6 +104,16 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     )
     (HERE / "run" / "session.txt").write_text(session.text)
     golden.check(GOLDEN / "session.txt", session.text)
+
+
+def _ready(kube: Kube) -> dict[str, str]:
+    return stoker.conditions(kube, "smollm2").get("Ready", {"reason": "", "message": ""})
+
+
+def _loads(kube: Kube) -> bool:
+    """Whether the rollout waits for a pod that has a node, and for nothing else."""
+    scheduled = stoker.conditions(kube, "smollm2").get("Scheduled", {})
+    return scheduled.get("status") == "True" and "of 1 pods" in _ready(kube)["message"]
 
 
 def _chat(base: str) -> str:
