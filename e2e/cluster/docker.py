@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -125,9 +126,13 @@ class Docker:
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
         command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", RELEASES[version], str(root), MIRROR]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise StartError(f"debootstrap: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        try:
+            status, output = _output(command)
+        finally:
+            # It mounts /proc in there, and removes that only where it ends by itself.
+            remains.unmount(root)
+        if status:
+            raise StartError(f"debootstrap: {output[-2000:]}")
         for name in _UNUSED:
             shutil.rmtree(root / name, ignore_errors=True)
         for name in ("setuptools", "pkg_resources", "wheel"):
@@ -190,6 +195,18 @@ class Docker:
     def _environment(self) -> dict[str, str]:
         host = {"DOCKER_HOST": self._host} if self._host else {}
         return os.environ | {"DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"} | host
+
+
+def _output(command: list[str]) -> tuple[int, str]:
+    """(status, output) of a command; when this is interrupted, all that the command started ends with it."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, stdout=pipe, stderr=both, text=True, start_new_session=True) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output
 
 
 def _pip_settings() -> dict[str, str]:

@@ -25,6 +25,7 @@ from e2e.cluster.processes import StartError
 
 ROOT = HERE.parents[1]
 PACKAGES = "/opt/packages"
+_OPERATOR_MEGABYTES = 200
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def build(docker: Docker) -> Images:
     lent = ensure_base(docker)
     operator, runtime, hub = (f"stoker/{name}:{tag}" for name in ("operator", "runtime", "e2e-hub"))
     docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT, arguments=python)
+    if (size := docker.megabytes(operator)) > _OPERATOR_MEGABYTES:
+        raise StartError(f"{operator} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
     target, arguments = ("without-dependencies", {"PACKAGES": PACKAGES}) if lent else ("", {})
     docker.build(
         ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=python | arguments

@@ -161,6 +161,16 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of this, also in what is started within: for what must not be cut."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third (the state) on; empty when there is no such process."""
     try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 from e2e.cluster.backend import Given, cluster
-from e2e.cluster.binaries import Say, ensure
+from e2e.cluster.binaries import Say, ensure, to_stderr
 from e2e.cluster.layout import NO_CLUSTER
 from e2e.cluster.processes import NodeStartError
 from e2e.scenarios import stoker
@@ -41,13 +40,21 @@ def entered(stack: ExitStack, say: Say) -> Given:
 
 
 @pytest.fixture(scope="session")
-def given() -> Iterator[Given]:
+def say(pytestconfig: pytest.Config) -> Say:
+    """Shows a line at once, past pytest's capture of what tests print."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def show(text: str) -> None:
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            to_stderr(text)
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def given(say: Say) -> Iterator[Given]:
     """A cluster with the images in it; SIGTERM ends the run as Ctrl-C does, so that nothing stays."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-    def say(text: str) -> None:
-        sys.__stderr__.write(f"{text}\n") if sys.__stderr__ else None
-
     try:
         with ExitStack() as stack:
             yield entered(stack, say)

@@ -1,25 +1,28 @@
-"""Will this model at this context length fit this GPU, and the numbers behind the verdict.
+"""Will this model at this context length fit this GPU, and its KV pages in host memory the pod; the numbers behind the
+verdict.
 
 Invariants: pure arithmetic; what is not known gives the verdict "Unknown", never a guess that blocks a pod.
-Knows nothing of how the engine lays out memory beyond its sum: weights + KV of one full context + workspace.
+Knows nothing of how the engine lays out memory beyond its sums: on the GPU weights + KV of one full context +
+workspace, on the host what host_memory.py adds up.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_operator.capacity import PRODUCT
+from stoker_operator.host_memory import KV_BYTES, HostMemory, host_memory
+from stoker_operator.quantity import GIB
 from stoker_operator.spec import FetchedModel, InferenceService
 
-GIB = 2**30
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"
 WORKSPACE_GIB = 2.0
 USABLE = 0.9
-_KV_BYTES = {"Auto": 2, "BF16": 2, "FP16": 2, "FP8": 1}
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take 8-bit types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
@@ -42,7 +45,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change."""
+    """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change.
+
+    `certain`: the verdict rests on the spec alone, so a pod that does not fit need not be tried. `host`: what a pod
+    takes of its node's memory, if it keeps KV pages there.
+    """
 
     verdict: str
     message: str
@@ -52,6 +59,13 @@ class Fit:
     required_gib: float = 0.0
     gpu_gib: float = 0.0
     context: int = 0
+    certain: bool = False
+    host: HostMemory | None = None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether no pod can fit, whatever the cluster has."""
+        return self.verdict == "TooLarge" and self.certain
 
 
 def largest_gpu(nodes: Iterable[Mapping[str, Any]]) -> Gpu:
@@ -88,14 +102,38 @@ def remembered_gpu(service: InferenceService) -> Gpu | None:
 
 
 def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None = None) -> Fit | None:
-    """The verdict for the smallest GPU that the spec names, else for the `largest` of the cluster.
-
-    None when the spec asks for no check, or nobody told of a GPU.
+    """The verdict for the smallest GPU that the spec names, else for the `largest` of the cluster; and for the pod's
+    memory where KV pages take of it. None when the spec asks for no check, or there is nothing to check against.
     """
-    resources = service.resources
-    if not resources.gpus or resources.fit_check == "Off":
+    if service.resources.fit_check == "Off":
         return None
-    if resources.gpu_products:
+    gpu = _on_gpu(service, model, largest)
+    host = host_memory(service, model)
+    if host is None or (gpu is not None and gpu.blocks):
+        return gpu
+    if host.limit and host.required > host.limit:
+        text = f"The pod's memory is too small: {host.sums} of {host.limit:.1f} GiB. {_host_advice(host)}."
+        return replace(gpu or Fit("", ""), verdict="TooLarge", message=text, certain=True, host=host)
+    text = f"In host memory: {host.sums} {f'of {host.limit:.1f} GiB' if host.limit else 'requested'}."
+    if gpu is None:
+        return Fit("Fits", text, certain=True, host=host)
+    return replace(gpu, message=f"{gpu.message} {text}", host=host)
+
+
+def _host_advice(host: HostMemory) -> str:
+    least = math.ceil(host.required)
+    return (
+        f"Set resources.memory to {least}Gi or leave it out, lower --swap-space or --num-cpu-blocks, or set "
+        "resources.fitCheck: Off"
+    )
+
+
+def _on_gpu(service: InferenceService, model: FetchedModel, largest: Gpu | None) -> Fit | None:
+    resources = service.resources
+    if not resources.gpus:
+        return None
+    named = bool(resources.gpu_products)
+    if named:
         product = min(resources.gpu_products, key=gpu_memory_gib)
         gpu = gpu_memory_gib(product)
     elif largest is None:
@@ -108,12 +146,14 @@ def assess(service: InferenceService, model: FetchedModel, largest: Gpu | None =
     if not gpu:
         return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
     context = service.runtime.context_length or model.max_context
-    kv = 2 * model.layers * model.kv_heads * model.head_dim * _KV_BYTES[service.model.kv_cache_dtype] * context / GIB
+    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * context / GIB
     # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
     # too low, and nothing is blocked by it.
     weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
     required = (weights + kv + WORKSPACE_GIB) / USABLE
-    known = Fit("Fits", "", product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1), context)
+    known = Fit(
+        "Fits", "", product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1), context, certain=named
+    )
     sums = (
         f"weights {weights:.1f} + KV cache of {context} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
         f"over {USABLE:.0%} of the GPU: {required:.1f} GiB of {gpu:.1f} GiB on {product}"

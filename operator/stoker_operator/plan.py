@@ -67,8 +67,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     cache = plan_cache(service, observed, settings, now)
     gpu = observed.gpu or remembered_gpu(service)
     fit = assess(service, cache.model, gpu) if cache.model else None
-    named = service.resources.gpu_products and service.resources.fit_check == "Enforce"
-    too_large = fit is not None and fit.verdict == "TooLarge" and bool(named)
+    too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     if cache.model is not None and not too_large:
         rolling = plan_rollout(service, observed, settings, cache.model, now)
     else:

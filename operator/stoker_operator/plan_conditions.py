@@ -48,7 +48,7 @@ def ready_conditions(blocking: Finding | None, serving: str) -> list[Condition]:
 
 
 def fit_condition(fit: Fit) -> Condition:
-    """Whether the model fits the GPU that its pods may get."""
+    """Whether the model fits the GPU that its pods may get, and the memory that they do."""
     status = {"Fits": "True", "TooLarge": "False"}.get(fit.verdict, "Unknown")
     return Condition("Fits", status, fit.verdict, fit.message)
 

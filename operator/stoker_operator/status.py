@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
-from stoker_operator.fit import USABLE, WORKSPACE_GIB
+from stoker_operator.fit import USABLE, WORKSPACE_GIB, Fit
 from stoker_operator.plan import Plan
 from stoker_operator.plan_conditions import ready_conditions
 from stoker_operator.plan_scaling import scaling_status
@@ -60,19 +60,26 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     if scaling:
         status["scaling"] = scaling
     if plan.fit is not None:
-        fit = plan.fit
-        status["fit"] = {
-            "verdict": fit.verdict,
-            "gpuProduct": fit.gpu_product,
-            "weightsGiB": fit.weights_gib,
-            "kvGiB": fit.kv_gib,
-            "workspaceGiB": WORKSPACE_GIB,
-            "usable": USABLE,
-            "contextLength": fit.context,
-            "requiredGiB": fit.required_gib,
-            "gpuGiB": fit.gpu_gib,
-        }
+        status["fit"] = _fit(plan.fit)
     return status
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    found = {
+        "verdict": fit.verdict,
+        "gpuProduct": fit.gpu_product,
+        "weightsGiB": fit.weights_gib,
+        "kvGiB": fit.kv_gib,
+        "workspaceGiB": WORKSPACE_GIB,
+        "usable": USABLE,
+        "contextLength": fit.context,
+        "requiredGiB": fit.required_gib,
+        "gpuGiB": fit.gpu_gib,
+    }
+    if fit.host is not None:
+        numbers = {"hostKvGiB": fit.host.pool, "hostRequiredGiB": fit.host.required, "hostGiB": fit.host.limit}
+        found |= {key: round(value, 1) for key, value in numbers.items()}
+    return found
 
 
 def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, now: datetime) -> Status:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from e2e.scenarios import golden
 
+ROOT = Path(golden.__file__).resolve().parents[2]
 FIRST = """NAME      READY   REV       CACHE   AGE
 smollm2   True    4111a16   100%    16s
 Message: pod smollm2-8678f9bdf7-mnpqx of revision 8678f9bdf7 waits
@@ -21,3 +23,10 @@ def test_hashes_and_ages_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monke
     golden.check(tmp_path / "text", other.replace("4111a16", "c0ffee1"))
     with pytest.raises(AssertionError, match="False"):
         golden.check(tmp_path / "text", FIRST.replace("True", "False"))
+
+
+def test_the_readmes_terminal_session_is_the_one_that_is_run() -> None:
+    """Every command and its output, but for ages and hashes: the scenario `install` fails when they change."""
+    [session] = re.findall(r"^```console\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    kept = ROOT / "e2e" / "scenarios" / "install" / "golden" / "session.txt"
+    assert golden.normalized(session) == kept.read_text()

@@ -133,3 +133,36 @@ def test_the_gpu_is_remembered_for_a_generation(service: Build) -> None:
 )
 def test_nodes_are_not_asked_for_needlessly(service: Build, resources: dict[str, object]) -> None:
     assert not asks_gpu(service(resources=resources))
+
+
+@pytest.mark.parametrize(
+    ("resources", "verdict", "blocks", "said"),
+    [
+        # 1 (engine) + 1 (/dev/shm) + 16 (KV pages) GiB of host memory.
+        ({"gpus": 1, "memory": "18Gi"}, "Fits", False, "18.0 GiB of 18.0 GiB"),
+        ({"gpus": 1, "memory": "17Gi"}, "TooLarge", True, "18.0 GiB of 17.0 GiB. Set resources.memory to 18Gi"),
+        ({"gpus": 1}, "Fits", False, "18.0 GiB requested"),
+        ({"gpus": 0, "memory": "17Gi"}, "TooLarge", True, "weights 14.2"),
+        ({"gpus": 1, "memory": "17Gi", "gpuProducts": ["NVIDIA-H200"]}, "TooLarge", True, "The pod's memory is too"),
+        ({"gpus": 1, "memory": "32Gi", "gpuProducts": ["NVIDIA-H200"]}, "Fits", True, "on NVIDIA-H200. In host memory"),
+        ({"gpus": 1, "memory": "17Gi", "gpuProducts": ["Tesla-T4"]}, "TooLarge", True, "The model does not fit"),
+        ({"gpus": 1, "memory": "17Gi", "fitCheck": "Off"}, None, False, ""),
+    ],
+)
+def test_memory_with_kv_pages_in_it(
+    service: Build, resources: dict[str, object], verdict: str | None, blocks: bool, said: str
+) -> None:
+    fit = assess(service(resources=resources, runtime={"args": ["--swap-space", "16"]}), SEVEN_B)
+    assert (fit.verdict if fit else None) == verdict
+    if fit is not None:
+        assert (fit.blocks, said in fit.message) == (blocks and verdict == "TooLarge", True), fit.message
+
+
+def test_a_gpu_that_the_cluster_may_not_have_blocks_nothing_but_memory_does(service: Build) -> None:
+    def fit(memory: str) -> tuple[str, bool]:
+        built = service(resources={"gpus": 1, "memory": memory}, runtime={"args": ["--swap-space", "16"]})
+        found = assess(built, SEVEN_B, Gpu("Tesla-T4", 15.0))
+        assert found is not None
+        return found.verdict, found.blocks
+
+    assert (fit("32Gi"), fit("8Gi")) == (("TooLarge", False), ("TooLarge", True))

@@ -104,6 +104,11 @@ def test_every_field(service: Build, settings: Settings, model: FetchedModel, go
     golden("everything", all_of(service(**EVERYTHING), settings, model))
 
 
+def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
+    built = service(resources={"gpus": 1, "cpu": "4"}, runtime={"args": ["--swap-space", "16"], "shmSize": "2Gi"})
+    golden("host-memory", [deployment(built, settings, model)])
+
+
 def test_a_claim_as_source(service: Build, settings: Settings, golden: Any) -> None:
     built = service(model={"uri": "pvc://weights/llama/7b"}, cache={"mode": "PVC"})
     golden("pvc-source", [manifests.prefetch_job(built, settings, "uid-volume", 2, repair=True)])

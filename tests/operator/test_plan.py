@@ -154,6 +154,21 @@ def test_a_model_that_does_not_fit_starts_no_pod(world: Any, model: FetchedModel
     assert there.status()["fit"]["verdict"] == "TooLarge"
 
 
+def test_a_pod_without_room_for_its_kv_pages_is_not_started(world: Any) -> None:
+    there = world(resources={"gpus": 1, "memory": "8Gi"}, runtime={"args": ["--swap-space", "16"]})
+    del there.children["Deployment", "demo"]
+    plan = there.plan()
+    assert plan.actions == ()
+    ready = condition(plan, "Ready")
+    assert (ready.reason, condition(plan, "Stalled").status) == ("DoesNotFit", "True")
+    assert "18.0 GiB of 8.0 GiB" in ready.message
+    fit = there.status()["fit"]
+    assert (fit["verdict"], fit["hostKvGiB"], fit["hostRequiredGiB"], fit["hostGiB"]) == ("TooLarge", 16.0, 18.0, 8.0)
+    there.service = replace(there.service, resources=replace(there.service.resources, memory=""))
+    assert [a.manifest["kind"] for a in there.plan().actions if isinstance(a, Apply)] == ["Deployment"]
+    assert there.status()["fit"]["hostGiB"] == 0
+
+
 def test_old_caches_go_once_the_new_one_serves(world: Any) -> None:
     there = world().pod()
     mine = {"metadata": {"name": "models-old", "uid": "u1", "ownerReferences": [{"uid": "uid-1"}]}}

@@ -74,6 +74,10 @@ def test_the_condition_says_that_the_series_is_missing(place: Kube) -> None:
     place.kubectl("delete", API)
     try:
         eventually("the condition says that it is missing", lambda: _active(place) == "False", 180)
+        said = stoker.conditions(place, "model")["AutoscalingActive"]
+        assert said["reason"] == "SeriesMissing", said
+        assert "vllm:num_requests_waiting" in said["message"], said
+        assert replicas(place) == 1, "without a series the number of pods was changed"
         stoker.ask(stoker.url(place, "model"), "model")
     finally:
         kept.pop("status")

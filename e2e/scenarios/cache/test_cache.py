@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from e2e.scenarios import stoker
-from e2e.scenarios.kube import Kube
+from e2e.scenarios.kube import Kube, eventually
 
 
 def test_second_replica_and_second_service_download_nothing(place: Kube, hub: stoker.Hub) -> None:
@@ -28,7 +30,18 @@ def test_second_replica_and_second_service_download_nothing(place: Kube, hub: st
     assert len(place.items("persistentvolumeclaims")) == 1
     assert hub.downloads(start) == downloads, "a second service on the same revision downloaded"
 
+    (pod,) = stoker.engine_pods(place, "second")
+    place.kubectl("delete", "pod", pod["metadata"]["name"], "--timeout=120s")
+    eventually("another pod serves", lambda: _serves_another(place, pod), 120)
+    assert hub.downloads(start) == downloads, "a pod that came anew downloaded"
+
     # The volume outlives the service that asked for it first.
     place.kubectl("delete", "infsvc/first", "--timeout=120s")
     stoker.ask(stoker.url(place, "second"), "second")
     assert len(place.items("persistentvolumeclaims")) == 1
+
+
+def _serves_another(kube: Kube, gone: dict[str, Any]) -> bool:
+    uids = [pod["metadata"]["uid"] for pod in stoker.engine_pods(kube, "second")]
+    ready = stoker.conditions(kube, "second")["Ready"]["status"] == "True"
+    return ready and bool(uids) and gone["metadata"]["uid"] not in uids

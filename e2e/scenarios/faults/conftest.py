@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
+from e2e.cluster.binaries import Say
 from e2e.scenarios.faults.record import TABLE, Record
 
 
 @pytest.fixture(scope="session")
-def record() -> Iterator[Record]:
+def record(say: Say) -> Iterator[Record]:
     """The table; shown at the end."""
     yield Record()
-    if sys.__stderr__:
-        sys.__stderr__.write(f"\n{TABLE.read_text()}")
+    say(f"\n{TABLE.read_text()}")

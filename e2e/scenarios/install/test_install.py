@@ -21,6 +21,13 @@ from e2e.scenarios.session import Session
 from openai import OpenAI, omit
 
 GOLDEN = Path(__file__).parent / "golden"
+# Who a container is, whether its root is read-only, and which of what it should not have it has.
+LOOK = """
+import importlib.util, os, shutil
+tools = [name for name in ('cc', 'gcc', 'g++', 'clang', 'nvcc') if shutil.which(name)]
+packages = [name for name in {packages} if importlib.util.find_spec(name)]
+print(os.getuid(), bool(os.statvfs('/').f_flag & os.ST_RDONLY), tools + packages)
+"""
 CHART = str(stoker.CHART)
 
 
@@ -67,13 +74,18 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
         "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait",
         hidden=f"--set hub.endpoint={hub.endpoint} {images} -o json >/dev/null",
     )
+    hub.faults(bytes_per_second=8_000_000)
     session.run("kubectl apply -f crds/examples/smollm2-cpu.yaml")
-    stoker.wait_reason(demo, "smollm2", "Fetching", 60)
-    golden.check(GOLDEN / "fetching.txt", demo.kubectl("get", "infsvc"))
+    eventually("it is fetched", lambda: " s to go" in _ready(demo)["message"], 120, every=0.2)
+    golden.check(GOLDEN / "fetching.txt", golden.situation(demo, "smollm2"))
+    hub.faults()
+    eventually("a pod loads", lambda: _loads(demo), 120, every=0.1)
+    golden.check(GOLDEN / "rolling-out.txt", golden.situation(demo, "smollm2"))
     session.run("kubectl wait --for=condition=Ready infsvc/smollm2 --timeout=10m")
     session.run("kubectl get infsvc")
     answer = _chat(stoker.url(demo, "smollm2"))
     assert "Paris" in answer, answer
+    _look_inside(demo)
     golden.check(GOLDEN / "wide.txt", demo.kubectl("get", "infsvc", "-o", "wide"))
     described = demo.kubectl("describe", "infsvc", "smollm2")
     golden.check(GOLDEN / "describe.txt", described.partition("\nEvents:")[0])
@@ -102,6 +114,16 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
     golden.check(GOLDEN / "session.txt", session.text)
 
 
+def _ready(kube: Kube) -> dict[str, str]:
+    return stoker.conditions(kube, "smollm2").get("Ready", {"reason": "", "message": ""})
+
+
+def _loads(kube: Kube) -> bool:
+    """Whether the rollout waits for a pod that has a node, and for nothing else."""
+    scheduled = stoker.conditions(kube, "smollm2").get("Scheduled", {})
+    return scheduled.get("status") == "True" and "of 1 pods" in _ready(kube)["message"]
+
+
 def _chat(base: str) -> str:
     client = OpenAI(base_url=f"{base}/v1", api_key="none")
     stream = client.chat.completions.create(
@@ -116,6 +138,17 @@ def _chat(base: str) -> str:
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert len(pieces) > 3, "the answer came in one piece"
     return "".join(pieces)
+
+
+def _look_inside(kube: Kube) -> None:
+    """Both images run as nobody, on a root that nobody can write to, without what the pod has no use for."""
+    (pod,) = stoker.engine_pods(kube, "smollm2")
+    engine = kube.run_in(pod["metadata"]["name"], LOOK.format(packages=("stoker_operator",)))
+    assert engine.strip() == "65532 True []"
+    python = ("exec", "deployment/stoker", "--", "/opt/stoker/bin/python", "-c")
+    packages = ("torch", "stoker_runtime", "stoker_kernels", "pip")
+    operator = kube.within(stoker.SYSTEM).kubectl(*python, LOOK.format(packages=packages))
+    assert operator.strip() == "65532 True []"
 
 
 def _events(kube: Kube) -> str:

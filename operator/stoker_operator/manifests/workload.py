@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker_operator.host_memory import host_memory
 from stoker_operator.manifests import pod
 from stoker_operator.manifests.cache import in_place_arguments, models_volume
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
@@ -203,7 +204,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-        "resources": _resources(service),
+        "resources": _resources(service, model),
         "securityContext": dict(pod.CONTAINER_SECURITY),
         "terminationMessagePath": pod.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -225,7 +226,7 @@ def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, 
     }
 
 
-def _resources(service: InferenceService) -> dict[str, Any]:
+def _resources(service: InferenceService, model: FetchedModel) -> dict[str, Any]:
     wanted = service.resources
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
@@ -235,6 +236,10 @@ def _resources(service: InferenceService) -> dict[str, Any]:
     for key, value in (("memory", wanted.memory), ("ephemeral-storage", wanted.ephemeral_storage)):
         if value:
             requests[key] = limits[key] = value
+    host = host_memory(service, model)
+    if host is not None and not wanted.memory:
+        # No limit: the sum is an estimate, and what goes beyond it is taken only where the node has it.
+        requests["memory"] = host.request
     if wanted.gpus:
         requests[wanted.gpu_resource] = limits[wanted.gpu_resource] = str(wanted.gpus)
     return {"requests": requests, "limits": limits}

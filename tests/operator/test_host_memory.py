@@ -1,0 +1,108 @@
+"""host_memory.py: what a pod needs when it keeps KV pages in host memory, by the spec's flags and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker_operator import manifests
+from stoker_operator.host_memory import ENGINE_GIB, host_memory
+from stoker_operator.plan_rollout import first_variant
+from stoker_operator.settings import Settings
+from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_runtime.settings import parse as parse_serve
+
+Build = Callable[..., InferenceService]
+# Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128.
+SEVEN_B = FetchedModel("r", "sha256:a", 15_231_233_024, "p", "p", 28, 4, 128, 32768)
+TOKEN = 2 * 28 * 4 * 128 * 2
+SPACE = {"name": "STOKER_SWAP_SPACE", "value": "16"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "pool"),
+    [
+        ({}, 0),
+        ({"args": ["--seed", "7"]}, 0),
+        ({"args": ["--swap-space", "16"]}, 16 * 2**30),
+        ({"args": ["--swap-space=0.5"]}, 2**29),
+        ({"args": ["--swap_space", "16"]}, 16 * 2**30),
+        ({"args": ["--kv-offloading-size", "4"]}, 4 * 2**30),
+        ({"args": ["--swap-space", "16", "--seed", "7", "--swap-space", "2"]}, 2 * 2**30),
+        ({"env": [SPACE]}, 16 * 2**30),
+        ({"env": [SPACE], "args": ["--swap-space", "1"]}, 2**30),
+        ({"env": [SPACE], "args": ["--swap-space", "0"]}, 0),
+        ({"env": [{"name": "STOKER_SWAP_SPACE", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]}, 0),
+        ({"args": ["--num-cpu-blocks", "1k"]}, 1000 * 64 * TOKEN),
+        ({"args": ["--num-cpu-blocks", "1K", "--block-size", "16"]}, 1024 * 16 * TOKEN),
+        (
+            {
+                "env": [{"name": "STOKER_NUM_CPU_BLOCKS", "value": "10"}, {"name": "STOKER_BLOCK_SIZE", "value": "32"}],
+            },
+            10 * 32 * TOKEN,
+        ),
+    ],
+    ids=str,
+)
+def test_the_pool_is_what_the_engine_reads(service: Build, runtime: dict[str, Any], pool: int) -> None:
+    found = host_memory(service(resources={"gpus": 1}, runtime=runtime), SEVEN_B)
+    assert (found.pool * 2**30 if found else 0) == pool
+    variables = {item["name"]: item["value"] for item in runtime.get("env", ()) if "value" in item}
+    engine = parse_serve(["m", *runtime.get("args", ())], variables).engine
+    read = engine.swap_space * 2**30 or engine.num_cpu_blocks * (engine.page_size or 64) * TOKEN
+    assert read == pool
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpus", "bytes_each"), [("FP8", 1, 1), ("BF16", 1, 2), ("Auto", 0, 4), ("BF16", 0, 2)]
+)
+def test_pages_are_of_the_caches_type(service: Build, dtype: str, gpus: int, bytes_each: int) -> None:
+    model = {"uri": "hf://org/model", "kvCacheDtype": dtype}
+    runtime = {"args": ["--num-cpu-blocks", "100", "--block-size", "16"]}
+    found = host_memory(service(model=model, resources={"gpus": gpus}, runtime=runtime), SEVEN_B)
+    assert found is not None
+    assert found.pool * 2**30 == 100 * 16 * TOKEN // 2 * bytes_each
+
+
+@pytest.mark.parametrize("size", ["", "many", "-1", "nan", "inf"])
+def test_what_the_engine_refuses_is_not_counted(service: Build, size: str) -> None:
+    for flag in ("--swap-space", "--num-cpu-blocks"):
+        assert host_memory(service(resources={"gpus": 1}, runtime={"args": [f"{flag}={size}"]}), SEVEN_B) is None
+
+
+def test_pages_of_an_unknown_shape_are_not_guessed(service: Build, model: FetchedModel) -> None:
+    built = service(resources={"gpus": 1}, runtime={"args": ["--num-cpu-blocks", "100"]})
+    assert host_memory(built, model) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "memory"),
+    [
+        # 16 + /dev/shm 1 + the engine.
+        ({"resources": {"gpus": 1}}, ("18432Mi", None)),
+        ({"resources": {"gpus": 1}, "runtime": {"shmSize": "512Mi", "args": ["--swap-space", "2"]}}, ("3584Mi", None)),
+        # Without a GPU the weights, 93.8 MiB, are in the pod's memory too.
+        ({"resources": {"gpus": 0}}, ("18526Mi", None)),
+        # What the spec says stays as it is: fit.py says whether it is enough.
+        ({"resources": {"gpus": 1, "memory": "8Gi"}}, ("8Gi", "8Gi")),
+        ({"resources": {"gpus": 1}, "runtime": {}}, (None, None)),
+    ],
+    ids=["unset", "fractions", "cpu", "set", "no-pool"],
+)
+def test_a_pod_requests_the_sum(
+    service: Build, settings: Settings, model: FetchedModel, fields: dict[str, Any], memory: tuple[str | None, ...]
+) -> None:
+    built = service(**({"runtime": {"args": ["--swap-space", "16"]}} | fields))
+    workload = manifests.deployment(built, settings, model, first_variant(built))
+    [engine] = workload["spec"]["template"]["spec"]["containers"]
+    resources = engine["resources"]
+    assert (resources["requests"].get("memory"), resources["limits"].get("memory")) == memory
+
+
+def test_the_sum_is_said(service: Build) -> None:
+    found = host_memory(service(resources={"gpus": 1}, runtime={"args": ["--swap-space", "16"]}), SEVEN_B)
+    assert found is not None
+    assert found.required == ENGINE_GIB + 1 + 16
+    assert found.sums == "engine 1.0 + /dev/shm 1.0 + KV pages in host memory 16.0: 18.0 GiB"
