@@ -125,11 +125,9 @@ def test_the_gpu_gets_the_weights_of_the_files(
     source = read_source(str(path))
     spec, gpu = build_spec(source), torch.device("cuda")
     expected = load_weights(source, spec, gpu, torch.bfloat16, quantization)
-    free, _ = torch.cuda.mem_get_info()
     ahead = UploadAhead(checkpoint_files(path), lambda free, total: free)
     ahead.run(CudaDriver)
     assert ahead.failure == ""
-    assert free - torch.cuda.mem_get_info()[0] == ahead.reserved
     monkeypatch.setattr(copy_lanes, "Lane", lambda device: pytest.fail("nothing is read from the files"))
     _assert_equal(load_weights(source, spec, gpu, torch.bfloat16, quantization, ahead=ahead), expected)
     assert ahead.reserved == 0
