@@ -110,7 +110,8 @@ def interrupt(moment: str, number: signal.Signals) -> tuple[float, str]:
         output.seek(0)
         said = output.read().decode(errors="replace")[-1500:]
     if process.returncode != _INTERRUPTED:
-        return seconds, f"status {process.returncode}; the end of what it said:\n{said}"
+        sys.stderr.write(f"{said}\n")
+        return seconds, f"status {process.returncode}; the end of what it said stands above"
     return seconds, "; ".join(sorted(traces() - before))
 
 
