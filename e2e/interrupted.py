@@ -61,7 +61,7 @@ def started(name: str) -> bool:
 MOMENTS: dict[str, Callable[[], bool]] = {
     "it begins": LOCK.exists,
     "an image is built": lambda: runs("docker build "),
-    "images are saved": lambda: (LAYOUT.cache / "images.tar").exists() or runs("docker save "),
+    "images are saved": lambda: runs("docker save "),
     "the control plane starts": lambda: started("etcd"),
     "the kubelet starts": lambda: started("kubelet"),
     "images are imported": lambda: runs("images import "),
@@ -110,7 +110,8 @@ def interrupt(moment: str, number: signal.Signals) -> tuple[float, str]:
         output.seek(0)
         said = output.read().decode(errors="replace")[-1500:]
     if process.returncode != _INTERRUPTED:
-        return seconds, f"status {process.returncode}; the end of what it said:\n{said}"
+        sys.stderr.write(f"{said}\n")
+        return seconds, f"status {process.returncode}; the end of what it said stands above"
     return seconds, "; ".join(sorted(traces() - before))
 
 

@@ -71,11 +71,12 @@ def takes_kind(docker: Docker, say: Say = to_stderr) -> bool:
 
 def clear() -> None:
     """Remove what a run that was killed left on this machine. Raises StartError."""
-    if os.geteuid() == 0:  # nobody else makes a node
-        Docker().down()
-        Node().down()
-    if shutil.which("kind") is not None and Docker().there():
-        _run("kind", "delete", "cluster", f"--name={KIND_NAME}")
+    with uninterrupted():
+        if os.geteuid() == 0:  # nobody else makes a node
+            Docker().down()
+            Node().down()
+        if shutil.which("kind") is not None and Docker().there():
+            _run("kind", "delete", "cluster", f"--name={KIND_NAME}")
 
 
 @contextmanager

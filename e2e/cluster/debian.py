@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.binaries import Say
-from e2e.cluster.processes import deferred
+from e2e.cluster.processes import uninterrupted
 
 PACKAGES = {
     "runc": "runc",
@@ -54,7 +54,7 @@ def ensure_commands(names: Iterable[str], say: Say) -> None:
     say(f"cluster: installing {', '.join(missing)}")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     # A package that is half installed would be left behind, and keep apt from installing any other.
-    with deferred(), _nothing_starts():
+    with uninterrupted(), _nothing_starts():
         for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *missing]):
             done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
             if done.returncode:

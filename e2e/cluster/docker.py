@@ -63,7 +63,8 @@ class Docker:
         """End a daemon of our own, also one that another process started, and all of it but its layers."""
         with uninterrupted():
             self._processes.stop_all()
-            left = remains.unmount(self._layout.docker_run)
+            # A build that was cut short leaves its layers mounted.
+            left = remains.unmount(self._layout.docker_run, self._layout.cache / "docker")
             remains.forget(self._layout.docker_run / "absent.json")
             if not left:
                 shutil.rmtree(self._layout.docker_run, ignore_errors=True)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _STOP_SECONDS = 15.0
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 # Those that this very process started, to be collected when they end.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -149,26 +150,25 @@ class Processes:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM for a moment (only the main thread may say so, and only it is interrupted)."""
+    """Let Ctrl-C and SIGTERM wait for the end of this, and spare the commands that are run within.
+
+    Only the main thread may say so, and only it is interrupted.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    arrived: list[int] = []
+    # The mask is for the commands, which inherit it; a process of several threads gets its signals all the same.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    before = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _INTERRUPTS}
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of this, also in what is started within: for what must not be cut."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def _stat(pid: int) -> list[str]:
