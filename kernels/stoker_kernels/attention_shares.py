@@ -35,6 +35,19 @@ def _pieces(units, cut, num_kv_heads):
 
 
 @triton.jit
+def _smallest_cut(units, share, num_kv_heads, num_ctas):
+    """The smallest piece that gives no more pieces than CTAs; none does where there are more streams than CTAs."""
+    low = share
+    high = tl.maximum(tl.max(units, 0), share)
+    for _ in range(24):
+        middle = (low + high) // 2
+        enough = _pieces(units, middle, num_kv_heads) <= num_ctas
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, tl.minimum(middle + 1, high))
+    return high
+
+
+@triton.jit
 def _shares_before(unit, per_cta, tail, tail_from_unit, num_ctas):
     """How many shares start before a unit of the line."""
     in_tail = num_ctas + tl.cdiv(tl.maximum(unit - tail_from_unit, 0), tail)
@@ -75,20 +88,13 @@ def share_plan_kernel(
     units = tl.where(live, units, 0)
     share = tl.maximum(tl.cdiv(tl.sum(units, 0) * num_kv_heads, num_ctas), min_units)
 
-    # The smallest piece that gives no more pieces than CTAs; none does where there are more streams than CTAs.
-    low = share
-    high = tl.maximum(tl.max(units, 0), share)
-    for _ in range(24):
-        middle = (low + high) // 2
-        enough = _pieces(units, middle, num_kv_heads) <= num_ctas
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, tl.minimum(middle + 1, high))
+    cut = _smallest_cut(units, share, num_kv_heads, num_ctas)
     # Cuts within streams cost a CTA about two units: what is left over has to be worth more.
-    pieces = (_pieces(units, high, num_kv_heads) <= num_ctas) & (high <= share + share // 8 + 2)
+    pieces = (_pieces(units, cut, num_kv_heads) <= num_ctas) & (cut <= share + share // 8 + 2)
     units_of_all = tl.sum(units, 0) * num_kv_heads
     whole = (pieces == 0) & (tl.max(units, 0) <= tl.maximum(WHOLE, share // 8))
     tailed = whole & (share >= tail_from) & (num_shares > num_ctas)
-    per_cta = tl.where(pieces, high, tl.where(tailed, share * 7 // 8, share))
+    per_cta = tl.where(pieces, cut, tl.where(tailed, share * 7 // 8, share))
     tail_from_unit = tl.where(tailed, num_ctas * per_cta, 0x7FFFFFFF)
     spread = tl.cdiv(units_of_all - num_ctas * per_cta, tl.maximum(num_shares - num_ctas, 1))
     tail = tl.where(tailed, tl.maximum(spread, MIN_TAIL), 1)
