@@ -86,12 +86,12 @@ def share_plan_kernel(
     first_block = tl.where(window > 0, tl.maximum(seq_lens - window, 0) // UNIT, 0)
     units = tl.maximum(tl.cdiv(seq_lens, UNIT) - first_block, 1)
     units = tl.where(live, units, 0)
-    share = tl.maximum(tl.cdiv(tl.sum(units, 0) * num_kv_heads, num_ctas), min_units)
+    units_of_all = tl.sum(units, 0) * num_kv_heads
+    share = tl.maximum(tl.cdiv(units_of_all, num_ctas), min_units)
 
     cut = _smallest_cut(units, share, num_kv_heads, num_ctas)
     # Cuts within streams cost a CTA about two units: what is left over has to be worth more.
     pieces = (_pieces(units, cut, num_kv_heads) <= num_ctas) & (cut <= share + share // 8 + 2)
-    units_of_all = tl.sum(units, 0) * num_kv_heads
     whole = (pieces == 0) & (tl.max(units, 0) <= tl.maximum(WHOLE, share // 8))
     tailed = whole & (share >= tail_from) & (num_shares > num_ctas)
     per_cta = tl.where(pieces, cut, tl.where(tailed, share * 7 // 8, share))

@@ -99,15 +99,6 @@ __device__ __forceinline__ float load_float(const float* address) {
   return value;
 }
 
-__device__ __forceinline__ float4 load_float4(const float* address) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(address)
-               : "memory");
-  return v;
-}
-
 __device__ __forceinline__ int4 load_int4(const int* address) {
   int4 v;
   asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"

@@ -46,7 +46,6 @@ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
 inline int load_int(const int* p) { return *p; }
 inline float load_float(const float* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
-inline float4 load_float4(const float* p) { return {p[0], p[1], p[2], p[3]}; }
 inline int atomic_add_acq_rel(int* p, int value) {
   const int old = *p;
   *p += value;
