@@ -1,7 +1,8 @@
 """Activations in Triton: `act(gate) * up`, the same with FP8 quantization, and `act(x)`.
 
 Invariants: fp32 arithmetic with one rounding; rows may be strided, columns are contiguous. The quantizing kernel
-holds a row in registers, because its scale is known only after the whole row.
+holds a row in registers, because its scale is known only after the whole row. Where rows are few and long, two kernels
+take pieces of them: one SM's exponentials would take longer than reading all twice.
 Knows nothing of the projections around it.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -23,6 +24,9 @@ from stoker_kernels.triton_kernel import kernel
 SILU, GELU, GELU_TANH, RELU = 0, 1, 2, 3
 MAX_QUANT_COLUMNS = 65536
 _BLOCK = 1024
+_PIECE, _PIECE_WARPS = 2048, 8
+_LONG_ROW, _FEW_ROWS = 4096, 256  # more columns than the one and at most as many rows as the other are cut into pieces
+_MOST_PIECES = MAX_QUANT_COLUMNS // _PIECE
 
 
 @triton.jit
@@ -88,6 +92,54 @@ def _silu_and_mul_quant_kernel(
     tl.store(scales + row, scale)
 
 
+@triton.jit
+def _silu_and_mul_piece(x, columns, x_stride, BLOCK: tl.constexpr):
+    """(silu(gate) · up of this program's piece of its row, its columns, which of them there are)."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    source = x + tl.program_id(0).to(tl.int64) * x_stride + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    return gate * tl.sigmoid(gate) * up, column, inside
+
+
+@kernel
+def _silu_and_mul_max_kernel(
+    x, largest, columns, x_stride, BLOCK: tl.constexpr, MOST_PIECES: tl.constexpr, LAUNCH_PDL: tl.constexpr
+):
+    """The largest magnitude of each piece of a row, `[rows, MOST_PIECES]`."""
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    result, _, _ = _silu_and_mul_piece(x, columns, x_stride, BLOCK)
+    tl.store(largest + tl.program_id(0) * MOST_PIECES + tl.program_id(1), tl.max(tl.abs(result), axis=0))
+
+
+@kernel
+def _silu_and_mul_scaled_kernel(
+    x,
+    largest,
+    out,
+    scales,
+    columns,
+    x_stride,
+    BLOCK: tl.constexpr,
+    MOST_PIECES: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    MIN_SCALE: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    piece = tl.arange(0, MOST_PIECES)
+    of_pieces = tl.load(largest + row * MOST_PIECES + piece, mask=piece < tl.num_programs(1), other=0.0)
+    scale = tl.maximum(tl.max(of_pieces, axis=0) * (1.0 / FP8_MAX), MIN_SCALE)
+    result, column, inside = _silu_and_mul_piece(x, columns, x_stride, BLOCK)
+    store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
+    if tl.program_id(1) == 0:
+        tl.store(scales + row, scale)
+
+
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`activation.silu_and_mul` on CUDA."""
     return _launch(x, out, SILU)
@@ -112,6 +164,9 @@ def silu_and_mul_quant(x: Tensor) -> Quantized:
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows == 0:
         return Quantized(data, scales)
+    if rows <= _FEW_ROWS and columns > _LONG_ROW:
+        _quantize_pieces(x, data, scales)
+        return Quantized(data, scales)
     block = triton.next_power_of_2(columns)
     _silu_and_mul_quant_kernel[(rows,)](
         x,
@@ -126,6 +181,18 @@ def silu_and_mul_quant(x: Tensor) -> Quantized:
         **launch_options(x.device),
     )
     return Quantized(data, scales)
+
+
+def _quantize_pieces(x: Tensor, data: Tensor, scales: Tensor) -> None:
+    rows, columns = data.shape
+    largest = torch.empty((rows, _MOST_PIECES), dtype=torch.float32, device=x.device)
+    grid, options = (rows, triton.cdiv(columns, _PIECE)), launch_options(x.device)
+    pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES, "num_warps": _PIECE_WARPS}
+    _silu_and_mul_max_kernel[grid](x, largest, columns, x.stride(0), **pieces, **options)
+    _silu_and_mul_scaled_kernel[grid](
+        x, largest, fp8_storage(data), scales, columns, x.stride(0), FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE, **pieces,
+        **options,
+    )  # fmt: skip
 
 
 def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -200,6 +267,19 @@ def _register() -> None:
                 [{"KIND": kind, "BLOCK": _BLOCK}],
                 compact=dtype == FP16 and kind == GELU,
             )
+        pieces = {"BLOCK": _PIECE, "MOST_PIECES": _MOST_PIECES}
+        inputs = integers | {"x": f"*{dtype}", "largest": f"*{FP32}"}
+        register_aot(
+            _silu_and_mul_max_kernel, inputs, [pieces], options={"num_warps": _PIECE_WARPS}, min_sm=89, compact=False
+        )
+        register_aot(
+            _silu_and_mul_scaled_kernel,
+            inputs | {"out": "*fp8e4nv", "scales": f"*{FP32}"},
+            [pieces | {"FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}],
+            options={"num_warps": _PIECE_WARPS},
+            min_sm=89,
+            compact=dtype == BF16,
+        )
         for block in (2048, 4096, 8192, 16384, 32768):
             register_aot(
                 _silu_and_mul_quant_kernel,

@@ -39,7 +39,7 @@ def _smallest_cut(units, share, num_kv_heads, num_ctas):
     """The smallest piece that gives no more pieces than CTAs; none does where there are more streams than CTAs."""
     low = share
     high = tl.maximum(tl.max(units, 0), share)
-    for _ in range(24):
+    while low < high:
         middle = (low + high) // 2
         enough = _pieces(units, middle, num_kv_heads) <= num_ctas
         high = tl.where(enough, middle, high)

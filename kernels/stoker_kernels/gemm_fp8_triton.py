@@ -17,7 +17,7 @@ from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.triton_kernel import kernel
 
-_COLUMNS = 1024
+_COLUMNS, _SCALE_WARPS = 2048, 8
 _ROWS_A_BLOCK = 128  # weight rows of a tile: one scale block
 
 
@@ -81,7 +81,7 @@ def scale(y: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, out:
     rows, columns = y.shape
     _scale_kernel[(rows, triton.cdiv(columns, _COLUMNS))](
         y, out, x_scale, w_scale, bias, columns, out.stride(0), W_STEP=1 if w_scale.numel() > 1 else 0,
-        BLOCK=_COLUMNS, **launch_options(y.device),
+        BLOCK=_COLUMNS, num_warps=_SCALE_WARPS, **launch_options(y.device),
     )  # fmt: skip
 
 
@@ -110,6 +110,7 @@ def _register() -> None:
             signature | {"y": f"*{BF16}", "out": f"*{BF16}", "x_scale": f"*{FP32}", "w_scale": f"*{FP32}",
                          "columns": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE},
             [constants | {"W_STEP": step, "BLOCK": _COLUMNS} for step in (0, 1)],
+            options={"num_warps": _SCALE_WARPS},
             min_sm=89,
         )
         for tokens in (16, 32, 64, 128):

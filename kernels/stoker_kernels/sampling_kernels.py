@@ -25,6 +25,7 @@ from stoker_kernels.sampling_device import (
     TOP_P,
     adjusted_logits,
     draw_point,
+    finite,
     float_param,
     int_param,
     integer_weights,
@@ -63,13 +64,32 @@ def tile_max_kernel(
         slot = tl.load(row_slots + row)
         position = tl.load(positions + row)
     if slot >= 0:
-        value = adjusted_logits(
-            logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts, bitmask,
-            MAX_BIAS, TILE, ADJUST,
-        )  # fmt: skip
-        best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        if ADJUST:
+            value = adjusted_logits(
+                logits, row, slot, tile * TILE, vocab, position, fields, bias_ids, bias_values, bias_until, counts,
+                bitmask, MAX_BIAS, TILE, ADJUST,
+            )  # fmt: skip
+            best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        else:
+            best, index = _plain_peak(logits + row.to(tl.int64) * vocab + tile * TILE, vocab - tile * TILE, TILE)
         tl.store(tile_max + row * tiles + tile, best)
         tl.store(tile_arg + row * tiles + tile, tile * TILE + index)
+
+
+@triton.jit
+def _plain_peak(logits, count, TILE: tl.constexpr):
+    """(highest of `count` logits, the first place that has it); NaN and infinity as in `finite`.
+
+    First the highest of every eight neighbours, which one thread has, two at a time; only these carry their places. A
+    maximum passes over NaN, and is NaN where there is nothing else.
+    """
+    place = tl.arange(0, TILE)
+    value = tl.load(logits + place, mask=place < count, other=float("-inf"))
+    highest = finite(tl.max(tl.reshape(value, (TILE // 8, 8)), axis=1))
+    best, eight = tl.max(highest, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    place = eight * 8 + tl.arange(0, 8)
+    value = finite(tl.load(logits + place, mask=place < count, other=float("-inf")))
+    return best, tl.min(tl.where(value == best, place, TILE), axis=0)
 
 
 @kernel

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stoker_runtime.bench.reference_model import reference_logits
-from stoker_runtime.bench.verify import verify_greedy
+from stoker_runtime.bench.verify import Tolerance, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.build import build_executor
@@ -60,7 +60,7 @@ def test_any_schedule_generates_what_the_reference_does(tight: Executor, policy:
     assert stats.prefix_hits > 0, "the prompts were meant to share prefixes"
     assert all(sequence.finish is FinishReason.LENGTH for sequence in sequences)
     outputs = [(list(s.request.prompt_token_ids), s.tokens[s.prompt_length :]) for s in sequences]
-    verdict = verify_greedy(tight.decoder.spec, tight.decoder.weights, outputs, epsilon=1e-4)
+    verdict = verify_greedy(tight.decoder.spec, tight.decoder.weights, outputs, Tolerance(1e-4, 1e-4))
     assert verdict.passed, verdict
     assert verdict.positions == 24 * GREEDY.max_tokens
 
@@ -70,7 +70,7 @@ def test_a_wrong_token_fails_the_check(tight: Executor) -> None:
     sequence = run(loop, [Request("a", (5, 6, 7), GREEDY)], random.Random(0))[0]
     output = sequence.tokens[3:]
     output[10] = (output[10] + 1) % 256
-    verdict = verify_greedy(tight.decoder.spec, tight.decoder.weights, [([5, 6, 7], output)], epsilon=1e-4)
+    verdict = verify_greedy(tight.decoder.spec, tight.decoder.weights, [([5, 6, 7], output)], Tolerance(1e-4, 1e-4))
     assert not verdict.passed
 
 

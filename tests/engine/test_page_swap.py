@@ -11,7 +11,7 @@ import torch
 from streams import Device, Memory
 
 from stoker_runtime import LLM
-from stoker_runtime.bench.engine_mode import default_epsilon
+from stoker_runtime.bench.engine_mode import default_tolerance
 from stoker_runtime.bench.verify import verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
@@ -301,6 +301,6 @@ def test_the_engine_swaps_on_a_gpu(caching: bool, kv_dtype: str) -> None:
     assert stats.preemptions > 0
     assert stats.pages_swapped_in > 0
     outputs = [(list(each.request.prompt_token_ids), list(each.tokens[each.prompt_length :])) for each in sequences]
-    verdict = verify_greedy(built.decoder.spec, built.decoder.weights, outputs, default_epsilon(built.config))
+    verdict = verify_greedy(built.decoder.spec, built.decoder.weights, outputs, default_tolerance(built.config))
     built.close()
     assert verdict.passed, verdict

@@ -13,7 +13,7 @@ import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.rounds import Round, Work, run_round
 from stoker_runtime.bench.table import print_table, save_plot
-from stoker_runtime.bench.verify import EPSILON_BF16, EPSILON_FP8, Verdict, verify_greedy
+from stoker_runtime.bench.verify import BF16, FP8, Tolerance, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     flags.add_argument(
-        "--epsilon", type=float, default=0.0, help="loss in logits that passes as a tie (default: by precision)"
+        "--epsilon", type=float, default=0.0, help="loss of a token, in logits, that is a tie (default: by precision)"
     )
     flags.add_argument("--structured", action="store_true", help="a JSON schema against free text of the same lengths")
     flags.add_argument("--json-schema", type=Path, metavar="FILE", help="the same, with this schema")
@@ -123,9 +123,9 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     return f"{args.shape or args.model}/{precision}/{work}"
 
 
-def default_epsilon(config: EngineConfig) -> float:
+def default_tolerance(config: EngineConfig) -> Tolerance:
     """What rounding may cost a right engine at this precision; see verify.py."""
-    return EPSILON_FP8 if "fp8" in (config.quantization, config.kv_cache_dtype) else EPSILON_BF16
+    return FP8 if "fp8" in (config.quantization, config.kv_cache_dtype) else BF16
 
 
 def read_peers() -> dict[str, dict[str, dict[str, float]]]:
@@ -135,7 +135,7 @@ def read_peers() -> dict[str, dict[str, dict[str, float]]]:
     return rows
 
 
-def measure(executor: Executor, work: Work, key: str, epsilon: float) -> Row:
+def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance) -> Row:
     """Warm up, time, check, and return one row."""
     n, vocab = len(work.inputs), executor.vocab_size
     loop = StepLoop(executor, executor.config)
@@ -154,12 +154,12 @@ def measure(executor: Executor, work: Work, key: str, epsilon: float) -> Row:
         prefill_tok_s=sum(work.inputs) / prefill,
         p50_s=sorted(timed.latencies)[n // 2],
         spread=timed.spread,
-        verdict=check(executor, timed, epsilon),
+        verdict=check(executor, timed, tolerance),
         peer=read_peers().get(key, {}).get(str(n), {}),
     )
 
 
-def check(executor: Executor, measured: Round, epsilon: float) -> Verdict:
+def check(executor: Executor, measured: Round, tolerance: Tolerance) -> Verdict:
     """Compare the first, middle and last request of a round with the reference."""
     count = len(measured.prompts)
     chosen = sorted({0, count // 2, count - 1})[:VERIFIED_PROMPTS]
@@ -168,7 +168,7 @@ def check(executor: Executor, measured: Round, epsilon: float) -> Verdict:
         for i in chosen
     ]
     decoder = executor.decoder
-    return verify_greedy(decoder.spec, decoder.weights, sequences, epsilon)
+    return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance)
 
 
 def main(argv: list[str]) -> int:
@@ -194,6 +194,9 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -
     for name, value in described.items():
         print(f"# {name}: {value}")
     print(f"# start with all graphs: {start_seconds:.2f} s")
+    tolerance = default_tolerance(executor.config)
+    if args.epsilon:
+        tolerance = replace(tolerance, one=args.epsilon)
     rows: list[Row] = []
     for n in (int(part) for part in args.n.split(",")):
         if args.uniform:
@@ -201,7 +204,7 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -
             work = Work.uniform(n, least, most)
         else:
             work = Work.fixed(n, args.input_len, args.output_len)
-        rows.append(measure(executor, work, key, args.epsilon or default_epsilon(executor.config)))
+        rows.append(measure(executor, work, key, tolerance))
         print_table(rows[-1:], header=len(rows) == 1)
         if args.json:
             args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))

@@ -20,9 +20,11 @@ def values(rows: int, columns: int, seed: int = 7) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("columns", [8, 5000])
-def test_quantization_has_the_bits_of_its_definition(columns: int, dtype: torch.dtype, device: torch.device) -> None:
-    x = (values(4, columns) * torch.tensor([[1e-3], [1.0], [0.0], [1e4]])).to(device, dtype)
+@pytest.mark.parametrize(("rows", "columns"), [(4, 8), (4, 5000), (4, 40000), (260, 9000)])  # held in registers, or not
+def test_quantization_has_the_bits_of_its_definition(
+    rows: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x = (values(rows, columns) * torch.tensor([[1e-3], [1.0], [0.0], [1e4]]).repeat(rows // 4, 1)).to(device, dtype)
     got, expected = quant_triton.quantize_fp8(x), reference.quantize_fp8(x.cpu())
     assert torch.equal(got.scale.cpu(), expected.scale)
     assert torch.equal(got.data.cpu().view(torch.uint8), expected.data.view(torch.uint8))
