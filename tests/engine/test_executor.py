@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -72,6 +73,21 @@ def test_a_wrong_token_fails_the_check(tight: Executor) -> None:
     output[10] = (output[10] + 1) % 256
     verdict = verify_greedy(tight.decoder.spec, tight.decoder.weights, [([5, 6, 7], output)], Tolerance(1e-4, 1e-4))
     assert not verdict.passed
+
+
+def test_losses_that_each_pass_fail_the_check_together(tight: Executor) -> None:
+    loop = StepLoop(tight, EngineConfig(model="shape:tiny"))
+    sequence = run(loop, [Request("a", (5, 6, 7), GREEDY)], random.Random(0))[0]
+    output = [(token + 1) % 256 for token in sequence.tokens[3:]]
+    decoder = tight.decoder
+    loose, bounded = (
+        verify_greedy(decoder.spec, decoder.weights, [([5, 6, 7], output)], Tolerance(math.inf, mean))
+        for mean in (math.inf, 0.01)
+    )
+    assert loose.passed
+    assert loose.mean > 0.01
+    assert bounded.wrong == 0
+    assert not bounded.passed
 
 
 def test_logprobs_are_the_references(tight: Executor) -> None:
