@@ -1,7 +1,7 @@
 """QK norm, rotary embedding and KV write in Triton: one launch between the QKV projection and attention.
 
-Invariants: each value of the projection is read once and written once; a program takes a few tokens and a few heads,
-and reads their cos and sin once for all its heads. Pairs that rotate together sit in the same thread.
+Invariants: each value of the projection is read once and written once; a program takes a few tokens and one head.
+Pairs that rotate together sit in the same thread.
 Knows nothing of page tables.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -48,7 +48,6 @@ def _qk_norm_rope_kv_write_kernel(
     PAGE_SIZE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
     # Positions and places are settled since the step's embedding: only `qkv` has to be waited for.
@@ -73,43 +72,41 @@ def _qk_norm_rope_kv_write_kernel(
     written = (slot >= 0)[:, None] & paired[None, :]
     rest_written = (slot >= 0)[:, None] & (rest < D)[None, :]
 
-    for step in range(HEADS):
-        head = tl.program_id(1) * HEADS + step
-        if head < q_heads + 2 * kv_heads:
-            source = qkv + row[:, None] * qkv_stride + head * D
-            a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
-            c = a
-            if ROT < D:
-                c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
-            is_q = head < q_heads
-            is_v = head >= q_heads + kv_heads
-            # A constant and a runtime condition do not mix in one `and`.
-            if q_norm is not None:  # noqa: SIM102
-                if is_q:
-                    a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
-            if k_norm is not None:  # noqa: SIM102
-                if (not is_q) & (not is_v):
-                    a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
-            if not is_v:
-                a, b = a * cos - b * sin, b * cos + a * sin
-            if is_q:
-                target = q_out + (row[:, None] * q_heads + head) * D
-                _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
-            elif is_v:
-                kv_head = head - q_heads - kv_heads
-                if v_scale is not None:
-                    inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
-                    a, b, c = a * inverse, b * inverse, c * inverse
-                v_target = v_cache + place[:, None] + kv_head * head_stride
-                _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
-            else:
-                kv_head = head - q_heads
-                if k_scale is not None:
-                    inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
-                    a, b, c = a * inverse, b * inverse, c * inverse
-                k_target = k_cache + place[:, None] + kv_head * head_stride
-                _store(k_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+    head = tl.program_id(1)
+    source = qkv + row[:, None] * qkv_stride + head * D
+    a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
+    c = a
+    if ROT < D:
+        c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
+    is_q = head < q_heads
+    is_v = head >= q_heads + kv_heads
+    # A constant and a runtime condition do not mix in one `and`.
+    if q_norm is not None:  # noqa: SIM102
+        if is_q:
+            a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
+    if k_norm is not None:  # noqa: SIM102
+        if (not is_q) & (not is_v):
+            a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
+    if not is_v:
+        a, b = a * cos - b * sin, b * cos + a * sin
+    if is_q:
+        target = q_out + (row[:, None] * q_heads + head) * D
+        _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
+    elif is_v:
+        kv_head = head - q_heads - kv_heads
+        if v_scale is not None:
+            inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
+            a, b, c = a * inverse, b * inverse, c * inverse
+        v_target = v_cache + place[:, None] + kv_head * head_stride
+        _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+    else:
+        kv_head = head - q_heads
+        if k_scale is not None:
+            inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
+            a, b, c = a * inverse, b * inverse, c * inverse
+        k_target = k_cache + place[:, None] + kv_head * head_stride
+        _store(k_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
 
 
 @triton.jit
@@ -136,16 +133,15 @@ def _norm(a, b, c, weight, first, second, rest, paired, eps, ROT: tl.constexpr, 
 
 
 class _Shape(NamedTuple):
-    """How a launch is cut: tokens and heads a program, and warps."""
+    """How a launch is cut: tokens a program, and warps."""
 
     tokens: int
-    heads: int
     warps: int
 
 
 # A head a program: its chain of load, norm and store is short, and there are programs enough to hide it. 7B on an H200,
 # µs at 64, 256 and 8192 tokens: 1.2, 1.7, 39; a token a program took 3.5 at 64, several heads in turn 2.3 and 41.
-_FEW, _MANY = _Shape(8, 1, 4), _Shape(16, 1, 4)
+_FEW, _MANY = _Shape(8, 4), _Shape(16, 4)
 _FEW_TOKENS = 128
 
 
@@ -181,7 +177,7 @@ def qk_norm_rope_kv_write(
         return out
     shape = _shape_for(tokens)
     rot = cos_sin.shape[1]
-    grid = (triton.cdiv(tokens, shape.tokens), triton.cdiv(num_q_heads + 2 * num_kv_heads, shape.heads))
+    grid = (triton.cdiv(tokens, shape.tokens), num_q_heads + 2 * num_kv_heads)
     _qk_norm_rope_kv_write_kernel[grid](
         qkv,
         positions,
@@ -204,7 +200,6 @@ def qk_norm_rope_kv_write(
         PAGE_SIZE=k_cache.shape[2],
         INTERLEAVED=interleaved,
         TOKENS=shape.tokens,
-        HEADS=shape.heads,
         **_dimensions(head_dim, rot),
         num_warps=shape.warps,
         **launch_options(qkv.device),
@@ -257,7 +252,7 @@ def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
         "kv_heads": I32,
         "eps": FP32,
     }
-    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": shape.tokens, "HEADS": shape.heads}
+    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": shape.tokens}
     scaled = cache != dtype
     for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), scaled, FP32)):
         if given:
