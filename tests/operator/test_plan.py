@@ -161,9 +161,9 @@ def test_a_pod_without_room_for_its_kv_pages_is_not_started(world: Any) -> None:
     assert plan.actions == ()
     ready = condition(plan, "Ready")
     assert (ready.reason, condition(plan, "Stalled").status) == ("DoesNotFit", "True")
-    assert "18.0 GiB of 8.0 GiB" in ready.message
+    assert "18.1 GiB of 8.0 GiB" in ready.message
     fit = there.status()["fit"]
-    assert (fit["verdict"], fit["hostKvGiB"], fit["hostRequiredGiB"], fit["hostGiB"]) == ("TooLarge", 16.0, 18.0, 8.0)
+    assert (fit["verdict"], fit["hostKvGiB"], fit["hostRequiredGiB"], fit["hostGiB"]) == ("TooLarge", 16.0, 18.1, 8.0)
     there.service = replace(there.service, resources=replace(there.service.resources, memory=""))
     assert [a.manifest["kind"] for a in there.plan().actions if isinstance(a, Apply)] == ["Deployment"]
     assert there.status()["fit"]["hostGiB"] == 0
