@@ -1,6 +1,8 @@
 """`stoker bench profile`: where one decode step's time goes, kernel by kernel, on a GPU.
 
 Runs N sequences of a given context through the serving engine, then records a few graph replays with torch's profiler.
+Kernels overlap (programmatic dependent launch), so their times add up to more than the step: `--timeline` shows what
+each adds, by the gap to the end of all before it.
 Invariants: the steps recorded are the engine's own. Knows nothing of other engines.
 """
 
@@ -9,6 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -22,18 +27,29 @@ from stoker_runtime.request import Request, SamplingParams
 
 WARM_STEPS = 6
 RECORDED_STEPS = 8
+# A step starts with the one kernel, and each of its layers has the other.
+FIRST_KERNEL, LAYER_KERNEL = "prepare_decode", "decode"
+
+
+class Launch(NamedTuple):
+    """One kernel or copy on the GPU; µs."""
+
+    start: float
+    end: float
+    name: str
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags of `stoker bench engine`, plus how many kernels to show."""
+    """The flags of `stoker bench engine`, plus how many kernels to show, and whether in their order."""
     flags = engine_parser()
     flags.prog = "stoker bench profile"
     flags.add_argument("--top", type=int, default=12, help="kernels to show")
+    flags.add_argument("--timeline", action="store_true", help="also a step's launches in their order, one layer for all")
     return flags
 
 
-def record(executor: Executor, count: int, context: int) -> tuple[float, dict[str, list[float]]]:
-    """Milliseconds of one step between replays, and kernel name → microseconds of each launch, over all steps."""
+def record(executor: Executor, count: int, context: int) -> list[Launch]:
+    """All launches of RECORDED_STEPS steps, in the order of their starts."""
     loop = StepLoop(executor, executor.config)
     # Long enough that the first sequence still decodes when the last one has been prefilled.
     prefill_steps = count * context // executor.max_num_batched_tokens + 1
@@ -45,18 +61,18 @@ def record(executor: Executor, count: int, context: int) -> tuple[float, dict[st
     for _ in range(prefill_steps + WARM_STEPS):
         loop.step()
     torch.cuda.synchronize()
-    launches: dict[str, list[float]] = defaultdict(list)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(RECORDED_STEPS):
             loop.step()
         torch.cuda.synchronize()
-    begin, end = float("inf"), 0.0
-    for event in profile.events():
-        launches[event.name].append(float(event.device_time))
-        begin, end = min(begin, event.time_range.start), max(end, event.time_range.end)
+    launches = [
+        Launch(event.time_range.start, event.time_range.end, event.name)
+        for event in profile.events()
+        if event.device_time > 0
+    ]
     while loop.has_work:
         loop.step()
-    return (end - begin) / 1e3 / RECORDED_STEPS, launches
+    return sorted(launches)
 
 
 def main(argv: list[str]) -> int:
@@ -68,18 +84,50 @@ def main(argv: list[str]) -> int:
             raise StokerError("a step is profiled on a GPU; none is visible")
         executor.capture()
         for count in (int(part) for part in args.n.split(",")):
-            step_ms, launches = record(executor, count, args.input_len)
-            show(count, step_ms, launches, args.top)
+            launches = record(executor, count, args.input_len)
+            show(count, launches, args.top)
+            if args.timeline:
+                print("\n".join(timeline(launches)))
     except StokerError as error:
         sys.stderr.write(f"stoker bench: {error.message}\n")
         return 2
     return 0
 
 
-def show(count: int, step_ms: float, launches: dict[str, list[float]], top: int) -> None:
+def show(count: int, launches: Sequence[Launch], top: int) -> None:
     """Print the kernels of one step by their share of it."""
-    total = sum(map(sum, launches.values())) / 1e3 / RECORDED_STEPS
+    each: dict[str, list[float]] = defaultdict(list)
+    for launch in launches:
+        each[launch.name].append(launch.end - launch.start)
+    step_ms = (max(launch.end for launch in launches) - launches[0].start) / 1e3 / RECORDED_STEPS
+    total = sum(map(sum, each.values())) / 1e3 / RECORDED_STEPS
     print(f"N={count}: {step_ms:.3f} ms a step, {total:.3f} ms in kernels")
-    for name, times in sorted(launches.items(), key=lambda item: -sum(item[1]))[:top]:
-        each, per_step = sum(times) / len(times), len(times) / RECORDED_STEPS
-        print(f"  {sum(times) / 1e3 / RECORDED_STEPS:8.3f} ms  {per_step:6.1f} x {each:8.2f} us  {name[:90]}")
+    for name, times in sorted(each.items(), key=lambda item: -sum(item[1]))[:top]:
+        mean, per_step = sum(times) / len(times), len(times) / RECORDED_STEPS
+        print(f"  {sum(times) / 1e3 / RECORDED_STEPS:8.3f} ms  {per_step:6.1f} x {mean:8.2f} us  {name[:90]}")
+
+
+def timeline(launches: Sequence[Launch]) -> list[str]:
+    """Lines of the last whole step: up to its first layer's attention, one layer amid the others, from its last on.
+
+    `gap` is the time from the end of all launches before; below 0 where a kernel starts while they still run.
+    """
+    firsts = [index for index, launch in enumerate(launches) if FIRST_KERNEL in launch.name]
+    if len(firsts) < 2:
+        return ["  no whole step was recorded"]
+    step = launches[firsts[-2] : firsts[-1]]
+    layers = [i for i, launch in enumerate(step) if LAYER_KERNEL in launch.name and FIRST_KERNEL not in launch.name]
+    shown = set(range(len(step)))
+    if len(layers) > 3:
+        middle = len(layers) // 2
+        spans = ((0, layers[0]), (layers[middle - 1] + 1, layers[middle]), (layers[-1], len(step) - 1))
+        shown = {index for first, last in spans for index in range(first, last + 1)}
+    before = list(accumulate((launch.end for launch in step), max))
+    lines = [f"  {'start us':>10} {'us':>8} {'gap':>7}"]
+    for index, (start, end, name) in enumerate(step):
+        if index in shown:
+            gap = start - before[index - 1] if index else 0.0
+            lines.append(f"  {start - step[0].start:10.1f} {end - start:8.1f} {gap:7.1f}  {name[:80]}")
+        elif index - 1 in shown:
+            lines.append("  ...")
+    return lines
