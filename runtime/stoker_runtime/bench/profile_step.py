@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     flags = engine_parser()
     flags.prog = "stoker bench profile"
     flags.add_argument("--top", type=int, default=12, help="kernels to show")
-    flags.add_argument("--timeline", action="store_true", help="also a step's launches in their order, one layer for all")
+    flags.add_argument("--timeline", action="store_true", help="also a step's launches in order, one layer for all")
     return flags
 
 
