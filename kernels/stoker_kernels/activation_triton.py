@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
-from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.fp8_triton import fp8_storage, scale_of, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
@@ -43,16 +43,23 @@ def _activate(gate, KIND: tl.constexpr):
     return result
 
 
+@triton.jit
+def _gated_piece(x, piece, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """(act(gate) · up of a piece of this program's row, the piece's columns, which of them there are)."""
+    column = piece * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    source = x + tl.program_id(0).to(tl.int64) * x_stride + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
+    return _activate(gate, KIND) * up, column, inside
+
+
 @kernel
 def _act_and_mul_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr):
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * x_stride + columns + column, mask=inside, other=0.0).to(tl.float32)
-    result = _activate(gate, KIND) * up
+    result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND, BLOCK)
     tl.store(out + row * columns + column, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -82,25 +89,10 @@ def _silu_and_mul_quant_kernel(
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < columns
-    gate = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * x_stride + columns + column, mask=inside, other=0.0).to(tl.float32)
-    result = gate * tl.sigmoid(gate) * up
-    scale = tl.maximum(tl.max(tl.abs(result), axis=0) * (1.0 / FP8_MAX), MIN_SCALE)
+    result, column, inside = _gated_piece(x, 0, columns, x_stride, KIND=0, BLOCK=BLOCK)
+    scale = scale_of(tl.max(tl.abs(result), axis=0), FP8_MAX, MIN_SCALE)
     store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
     tl.store(scales + row, scale)
-
-
-@triton.jit
-def _silu_and_mul_piece(x, columns, x_stride, BLOCK: tl.constexpr):
-    """(silu(gate) · up of this program's piece of its row, its columns, which of them there are)."""
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    source = x + tl.program_id(0).to(tl.int64) * x_stride + column
-    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    return gate * tl.sigmoid(gate) * up, column, inside
 
 
 @kernel
@@ -110,7 +102,7 @@ def _silu_and_mul_max_kernel(
     """The largest magnitude of each piece of a row, `[rows, MOST_PIECES]`."""
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
-    result, _, _ = _silu_and_mul_piece(x, columns, x_stride, BLOCK)
+    result, _, _ = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND=0, BLOCK=BLOCK)
     tl.store(largest + tl.program_id(0) * MOST_PIECES + tl.program_id(1), tl.max(tl.abs(result), axis=0))
 
 
@@ -133,8 +125,8 @@ def _silu_and_mul_scaled_kernel(
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, MOST_PIECES)
     of_pieces = tl.load(largest + row * MOST_PIECES + piece, mask=piece < tl.num_programs(1), other=0.0)
-    scale = tl.maximum(tl.max(of_pieces, axis=0) * (1.0 / FP8_MAX), MIN_SCALE)
-    result, column, inside = _silu_and_mul_piece(x, columns, x_stride, BLOCK)
+    scale = scale_of(tl.max(of_pieces, axis=0), FP8_MAX, MIN_SCALE)
+    result, column, inside = _gated_piece(x, tl.program_id(1), columns, x_stride, KIND=0, BLOCK=BLOCK)
     store_rounded(out + row * columns + column, result * tl.div_rn(1.0, scale), inside)
     if tl.program_id(1) == 0:
         tl.store(scales + row, scale)

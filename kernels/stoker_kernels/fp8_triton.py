@@ -1,9 +1,9 @@
-"""fp32 → fp8 e4m3 inside Triton kernels, on every SM.
+"""fp32 → fp8 e4m3 inside Triton kernels, on every SM, and the scale of values that are quantized together.
 
 Invariants: rounds to nearest even and saturates at ±448, bit for bit what torch's conversion of the clamped value
 gives. SM 8.9 and newer convert by instruction; older ones, which refuse the fp8 type even for stores, and Triton's
 interpreter, whose own conversion rounds wrongly, go by integer arithmetic and store bytes.
-Knows nothing of scales.
+Knows nothing of which values share a scale.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -56,3 +56,9 @@ def store_rounded(pointer, value, mask):
         tl.store(pointer, tl.clamp(value, -448.0, 448.0).to(tl.float8e4nv), mask=mask)
     else:
         tl.store(pointer, value.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scale_of(largest, FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr):
+    """The scale of values whose largest magnitude is `largest`, as `quant` defines it."""
+    return tl.maximum(largest * (1.0 / FP8_MAX), MIN_SCALE)

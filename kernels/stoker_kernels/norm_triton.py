@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.fp8_triton import fp8_storage, scale_of, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
@@ -57,7 +57,7 @@ def _rms_norm_kernel(
     if scales is None:
         tl.store(target, normed.to(out.dtype.element_ty), mask=inside)
     else:
-        scale = tl.maximum(tl.max(tl.abs(normed), axis=0) * (1.0 / FP8_MAX), MIN_SCALE)
+        scale = scale_of(tl.max(tl.abs(normed), axis=0), FP8_MAX, MIN_SCALE)
         store_rounded(target, normed * tl.div_rn(1.0, scale), inside)
         tl.store(scales + row, scale)
 

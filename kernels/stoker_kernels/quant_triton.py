@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker_kernels.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
-from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.fp8_triton import fp8_storage, scale_of, store_rounded
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.quant_types import Quantized
 from stoker_kernels.reference import FP8_MAX, MIN_SCALE
@@ -58,7 +58,7 @@ def _quantize_fp8_kernel(
         for start in range(BLOCK, columns, BLOCK):
             inside = start + column < columns
             largest = tl.maximum(largest, _largest_magnitude(tl.load(source + start + column, mask=inside, other=0.0)))
-    scale = tl.maximum(largest * (1.0 / FP8_MAX), MIN_SCALE)
+    scale = scale_of(largest, FP8_MAX, MIN_SCALE)
     inverse = tl.div_rn(1.0, scale)
     target = out + row * columns + column
     store_rounded(target, value.to(tl.float32) * inverse, column < columns)

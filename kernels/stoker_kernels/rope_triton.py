@@ -8,8 +8,6 @@ Knows nothing of page tables.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -132,21 +130,10 @@ def _norm(a, b, c, weight, first, second, rest, paired, eps, ROT: tl.constexpr, 
     return a, b, c
 
 
-class _Shape(NamedTuple):
-    """How a launch is cut: tokens a program, and warps."""
-
-    tokens: int
-    warps: int
-
-
 # A head a program: its chain of load, norm and store is short, and there are programs enough to hide it. 7B on an H200,
 # µs at 64, 256 and 8192 tokens: 1.2, 1.7, 39; a token a program took 3.5 at 64, several heads in turn 2.3 and 41.
-_FEW, _MANY = _Shape(8, 4), _Shape(16, 4)
+_BLOCK, _LARGE_BLOCK, _WARPS = 8, 16, 4  # tokens a program, up to _FEW_TOKENS tokens and beyond; its warps
 _FEW_TOKENS = 128
-
-
-def _shape_for(tokens: int) -> _Shape:
-    return _FEW if tokens <= _FEW_TOKENS else _MANY
 
 
 def qk_norm_rope_kv_write(
@@ -175,9 +162,9 @@ def qk_norm_rope_kv_write(
     page_stride, head_stride = _check(qkv, cos_sin, k_cache, v_cache, out)
     if tokens == 0:
         return out
-    shape = _shape_for(tokens)
+    block = _BLOCK if tokens <= _FEW_TOKENS else _LARGE_BLOCK
     rot = cos_sin.shape[1]
-    grid = (triton.cdiv(tokens, shape.tokens), num_q_heads + 2 * num_kv_heads)
+    grid = (triton.cdiv(tokens, block), num_q_heads + 2 * num_kv_heads)
     _qk_norm_rope_kv_write_kernel[grid](
         qkv,
         positions,
@@ -199,9 +186,9 @@ def qk_norm_rope_kv_write(
         eps,
         PAGE_SIZE=k_cache.shape[2],
         INTERLEAVED=interleaved,
-        TOKENS=shape.tokens,
+        TOKENS=block,
         **_dimensions(head_dim, rot),
-        num_warps=shape.warps,
+        num_warps=_WARPS,
         **launch_options(qkv.device),
     )
     return out
@@ -231,11 +218,11 @@ def _register() -> None:
     for dtype in (BF16, FP16):
         for cache in (dtype, "fp8e4nv", "u8"):
             for normed in (False, True):
-                for shape in (_FEW, _MANY):
-                    _register_one(dtype, cache, normed, shape)
+                for block in (_BLOCK, _LARGE_BLOCK):
+                    _register_one(dtype, cache, normed, block)
 
 
-def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
+def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
     signature = {
         "qkv": f"*{dtype}",
         "positions": f"*{I32}",
@@ -252,7 +239,7 @@ def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
         "kv_heads": I32,
         "eps": FP32,
     }
-    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": shape.tokens}
+    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": block}
     scaled = cache != dtype
     for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), scaled, FP32)):
         if given:
@@ -263,10 +250,10 @@ def _register_one(dtype: str, cache: str, normed: bool, shape: _Shape) -> None:
         _qk_norm_rope_kv_write_kernel,
         signature,
         [constants | _dimensions(dim, dim) | {"PAGE_SIZE": page} for dim in (64, 128) for page in (16, 64)],
-        options={"num_warps": shape.warps},
+        options={"num_warps": _WARPS},
         min_sm=89 if cache == "fp8e4nv" else 75,
         max_sm=88 if cache == "u8" else 999,
-        compact=dtype == BF16 and normed and shape == _FEW,
+        compact=dtype == BF16 and normed and block == _BLOCK,
     )
 
 

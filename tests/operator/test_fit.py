@@ -138,8 +138,9 @@ def test_nodes_are_not_asked_for_needlessly(service: Build, resources: dict[str,
 @pytest.mark.parametrize(
     ("resources", "verdict", "blocks", "said"),
     [
-        # 1 (engine) + 1 (/dev/shm) + 16 (KV pages) GiB of host memory.
-        ({"gpus": 1, "memory": "19Gi"}, "Fits", False, "18.1 GiB of 19.0 GiB"),
+        # 1.1 (engine) + 1 (/dev/shm) + 16 (KV pages) GiB of host memory.
+        ({"gpus": 1, "memory": "18535Mi"}, "Fits", False, "18.1 GiB of 18.1 GiB"),
+        ({"gpus": 1, "memory": "18534Mi"}, "TooLarge", True, "18.1 GiB of 18.1 GiB"),
         ({"gpus": 1, "memory": "17Gi"}, "TooLarge", True, "18.1 GiB of 17.0 GiB. Set resources.memory to 19Gi"),
         ({"gpus": 1}, "Fits", False, "18.1 GiB requested"),
         ({"gpus": 0, "memory": "17Gi"}, "TooLarge", True, "weights 14.2"),

@@ -31,8 +31,8 @@ class Tolerance:
 # tenfold, of bf16 (0.4%) to a few percent, of W8A8 (two independent roundings to 3 bits, 4%) to a third: 0.8 logits
 # between two tokens, so that one in some thousands loses three times as much. A wrong kernel loses all of the best
 # token's lead, five logits and more, at every position.
-BF16 = Tolerance(0.4, 0.05)
-FP8 = Tolerance(3.5, 0.7)
+TOLERANCE_BF16 = Tolerance(0.4, 0.05)
+TOLERANCE_FP8 = Tolerance(3.5, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
