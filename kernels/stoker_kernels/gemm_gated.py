@@ -77,10 +77,13 @@ def fused(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Q
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
     dtype = torch.bfloat16 if isinstance(x, Quantized) else x.dtype
     (n, k), m, fp8 = weight.data.shape, data.shape[0], weight.data.dtype == FP8
-    out = torch.empty((m, n // 2), dtype=dtype, device=data.device)
     tile = gemm_table.gated_tile(fp8, n, k, m) if m else None
+    if tile is None:
+        return split(x, weight)
+    out = torch.empty((m, n // 2), dtype=dtype, device=data.device)
     operands = Operands(data, weight.data, out, None, weight.scale, scale)
-    if tile is None or refusal(tile, operands) is not None:
+    if refusal(tile, operands) is not None:
+        del out, operands  # `split` takes its own
         return split(x, weight)
     if isinstance(tile, gemm_small.Tile):
         tile = gemm_small.fitted(tile, weight.data)

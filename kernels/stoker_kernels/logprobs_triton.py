@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
 from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.sampling_device import finite
 from stoker_kernels.sampling_state import TILE, padded_tiles
@@ -127,7 +127,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
 def _register() -> None:
     scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}:1", "tile_rank": f"*{I32}"}
     for dtype in (BF16, FP16, FP32):
-        inputs = {"logits": f"*{dtype}", "tokens": f"*{I32}", "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
+        inputs = {"logits": f"*{dtype}", "tokens": I32_ANYWHERE, "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
         register_aot(_tile_kernel, inputs, [{"TILE": TILE}], compact=dtype == BF16)
         register_aot(
             _combine_kernel,

@@ -192,6 +192,7 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
         logits = torch.empty((rows, body.decoder.spec.vocab), dtype=torch.bfloat16)
         for top in (0, 1, 5, 16):
             token_logprobs(logits, body.ring[:rows], top)
+            token_logprobs(logits, body.ring[1 : 1 + rows], top)
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])

@@ -188,12 +188,14 @@ def test_logits_are_those_of_the_dequantized_weights_and_rounded_activations(
     ours = paged_model(str(path), quantization="fp8").step([(0, prompt())], all_logits=True)[0]
     exact = paged_model(str(path.parent / "plain")).step([(0, prompt())], all_logits=True)[0]
 
-    def by_definition(x: Tensor, weight: LinearWeight, *, bias: Tensor | None = None) -> Tensor:
+    def by_definition(
+        x: Tensor, weight: LinearWeight, *, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """Activations per token through e4m3, except before the output head."""
         if weight.out_features != SHAPE["vocab_size"]:
             rounded = quantize_fp8(x)
             x = rounded.data.float() * rounded.scale
-        return linear(x, weight, bias=bias)
+        return linear(x, weight, bias=bias, out=out)
 
     monkeypatch.setattr(decoder, "linear", by_definition)
     monkeypatch.setattr(decoder, "linear_silu_mul", lambda x, weight: silu_and_mul(by_definition(x, weight)))

@@ -95,13 +95,15 @@ def test_fp8_equals_its_definition(
     quantized = paged_model(path, quantization="fp8").step([(0, prompt)], all_logits=True)[0]
     plain = paged_model(path).step([(0, prompt)], all_logits=True)[0]
 
-    def by_definition(x: Tensor, weight: LinearWeight, *, bias: Tensor | None = None) -> Tensor:
+    def by_definition(
+        x: Tensor, weight: LinearWeight, *, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """Weights per output channel and activations per token through e4m3; the output head stays as it is."""
         if weight.out_features != 128:
             x_rounded = quantize_fp8(x)
             x = x_rounded.data.float() * x_rounded.scale
             weight = LinearWeight(dequantize(quantize_weight(weight.data, "fp8_channel")))
-        return linear(x, weight, bias=bias)
+        return linear(x, weight, bias=bias, out=out)
 
     monkeypatch.setattr(decoder, "linear", by_definition)
     monkeypatch.setattr(decoder, "linear_silu_mul", lambda x, weight: silu_and_mul(by_definition(x, weight)))

@@ -29,7 +29,7 @@ def test_nothing_is_auto_after_resolve(qwen: ModelSpec) -> None:
 def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=0.8), qwen, "cuda")
     plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
-    spent = H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes
+    spent = H200.used + plan.weights + plan.workspace + plan.graphs + plan.state + plan.kv_bytes
     budget = 0.8 * H200.total
     assert spent <= budget
     assert spent > 0.99 * budget
@@ -40,7 +40,7 @@ def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
 def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=1.0, gpu_memory_reserve_gb=41), qwen, "cuda")
     plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
-    assert H200.used + plan.weights + plan.workspace + plan.state + plan.kv_bytes <= 100 * GIB
+    assert H200.used + plan.weights + plan.workspace + plan.graphs + plan.state + plan.kv_bytes <= 100 * GIB
 
 
 @pytest.mark.parametrize(

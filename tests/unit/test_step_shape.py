@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
 from stoker_runtime.executor.executor import pack_ragged, sampled_rows
-from stoker_runtime.executor.step_shape import GRAPH_PREFILLS, ShapeTable, StepShape
+from stoker_runtime.executor.step_shape import GRAPH_PREFILLS, GRAPH_TOKENS, ShapeTable, StepShape
 from stoker_runtime.scheduler.batch import Batch, PrefillChunk
 
 
@@ -34,6 +35,18 @@ def test_a_padded_step_fits_a_small_budget_of_tokens() -> None:
     shapes = [table.ragged(decodes, 1, tokens, "greedy") for decodes in range(9) for tokens in range(1, 257 - decodes)]
     assert all(shape.total_tokens <= 256 for shape, _ in shapes)
     assert any(graph for _, graph in shapes)
+
+
+@pytest.mark.parametrize(("rows", "tokens", "parameters"), [(1024, 8192, 600_000_000), (64, 96, 600_000_000), (4, 64, 1)])
+def test_the_largest_graph_is_the_largest(rows: int, tokens: int, parameters: int) -> None:
+    table = ShapeTable(rows, tokens, parameters, padded=True)
+    graphed = [table.decode(count, "greedy").total_tokens for count in range(1, rows + 1)]
+    for decodes in range(rows):
+        for chunk in GRAPH_TOKENS:
+            shape, graph = table.ragged(decodes, 1, chunk, "greedy")
+            if graph and decodes + chunk <= tokens:
+                graphed.append(shape.total_tokens)
+    assert max(graphed) <= table.most_graphed <= max(graphed) + GRAPH_PREFILLS
 
 
 def test_large_models_graph_short_prefill_only() -> None:

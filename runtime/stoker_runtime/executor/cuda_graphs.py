@@ -2,7 +2,7 @@
 
 Invariants: a graph reads and writes only buffers that live as long as the executor, so replaying it is right for any
 lengths and any membership. A shape without a graph runs the same body eagerly, padded the same way. All graphs share
-one memory pool: they never run at the same time.
+one memory pool, which the first one fills and none keeps a part of: they never run at the same time.
 Knows nothing of what the body computes.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.step_shape import StepShape
 
 Step = Callable[[StepShape], torch.Tensor]
@@ -23,8 +24,11 @@ class StepGraphs:
     The body runs once eagerly before it is captured, because kernels load lazily and loading fails inside a capture.
     """
 
-    def __init__(self, step: Step, device: torch.device, *, enabled: bool) -> None:
+    def __init__(self, step: Step, device: torch.device, pool_bytes: int, *, enabled: bool) -> None:
+        """`step` returns a view of a buffer that rests; its activations take up to `pool_bytes`."""
         self._step = step
+        self._device = device
+        self._pool_bytes = pool_bytes
         self._enabled = enabled and device.type == "cuda"
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._warm: set[StepShape] = set()
@@ -77,6 +81,8 @@ class StepGraphs:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                if pool is None:
+                    hold(self._pool_bytes, self._device)
                 output = self._step(shape)
             finally:
                 graph.capture_end()

@@ -61,6 +61,12 @@ def device_memory(device: torch.device, lent: int = 0) -> DeviceMemory:
     return DeviceMemory(total, total - free - lent)
 
 
+def hold(nbytes: int, device: torch.device) -> None:
+    """Have torch keep one block of device memory that later tensors of the current stream, or capture, are cut from."""
+    if device.type == "cuda":
+        torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
 def pin_kernels(config: EngineConfig) -> None:
     """Apply `--kernel op=implementation`.
 

@@ -23,20 +23,16 @@ from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
+from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
-from stoker_runtime.executor.resolve import MemoryPlan
+from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.executor.step_shape import ShapeTable, StepShape
+from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.sampling.logprobs import (
-    ROWS_AT_ONCE,
-    PendingLogprobs,
-    PendingPromptLogprobs,
-    to_host,
-)
+from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE
 from stoker_runtime.scheduler.batch import Batch
 
@@ -89,9 +85,9 @@ class Executor:
         self._ragged_staging = Staging(self.body.ragged.packed.numel(), device)
         pin = device.type == "cuda"
         self._host_tokens = [torch.zeros(self.max_num_seqs, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
-        weights = spec.parameter_bytes("bfloat16") // 2
-        self._shapes = ShapeTable(self.max_num_seqs, self.max_num_batched_tokens, weights, padded=pin)
-        self._graphs = StepGraphs(self.body, device, enabled=not config.enforce_eager)
+        self._shapes = step_shapes(config, spec)
+        self._graphs = StepGraphs(self.body, device, plan.graphs, enabled=not config.enforce_eager)
+        hold(plan.workspace, device)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Launched:
@@ -172,8 +168,8 @@ class Executor:
             top = self.body.sampler.prompt_logprobs(chunk.slot)
             end = at + len(chunk.targets)
             parts = []
-            for first in range(at, end, ROWS_AT_ONCE):
-                part = slice(first, min(first + ROWS_AT_ONCE, end))
+            for first in range(at, end, SCORED_ROWS):
+                part = slice(first, min(first + SCORED_ROWS, end))
                 parts.append(to_host(token_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
             pending.append(PendingPromptLogprobs(parts, top))
             at = end

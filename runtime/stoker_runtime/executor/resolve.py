@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
 
 GIB = 1024**3
-# What the CUDA graphs' private pool, cuBLAS's workspace and Triton's scratch take beside what is counted below.
-GRAPH_RESERVE_BYTES = 512 * 1024**2
+# What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
+# every kernel has run.
+RESERVE_BYTES = 512 * 1024**2
+# Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
+SCORED_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,15 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where every byte goes; `pages` of KV are what is left. Bytes unless named otherwise."""
+    """Where every byte goes; `pages` of KV are what is left. Bytes unless named otherwise.
+
+    `workspace` is for steps that are launched kernel by kernel, `graphs` for those that are CUDA graphs, which keep
+    addresses of their own; `state` rests from step to step.
+    """
 
     weights: int
     workspace: int
+    graphs: int
     state: int
     page_bytes: int
     pages: int
@@ -86,14 +95,36 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
     return "fp8"
 
 
+def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
+    """The padded shapes of this model's steps; `config` is resolved."""
+    weights = spec.parameter_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
+    return ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, weights, padded=config.device == "cuda")
+
+
+def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
+    """Peak of one step of `tokens`, logits aside: the feed-forward, with gate and up side by side and their product.
+
+    Beside them live the residual stream, its norm, what attention gave and what came of it; the holes that queries,
+    keys and values left are too small for gate and up.
+    """
+    kept = 4 * spec.hidden + spec.q_size
+    holes = 2 * spec.q_size + 2 * spec.kv_size
+    # The product once more in 8 bits, where the next linear reads that.
+    ffn = 3 * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
+    return tokens * (kept + holes + ffn) * ITEM_BYTES[config.dtype]
+
+
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """Peak activations of one step: the widest point of a layer plus the residual stream, and the logits."""
-    element = ITEM_BYTES[config.dtype]
-    tokens = config.max_num_batched_tokens
-    qkv = spec.q_size + 2 * spec.kv_size
-    layer = max(2 * qkv + spec.q_size, 3 * spec.ffn) + 4 * spec.hidden
-    logits = config.max_num_seqs * spec.vocab * (element + 4)
-    return tokens * layer * element + logits
+    """Peak of the largest step without a graph, which may want log-probabilities of its prompt tokens."""
+    scored = SCORED_ROWS * spec.vocab * (ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
+    return activation_bytes(config, spec, config.max_num_batched_tokens) + scored
+
+
+def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Peak of the largest step that is a CUDA graph; graphs never run at the same time, so they share it."""
+    if config.device == "cpu" or config.enforce_eager:
+        return 0
+    return activation_bytes(config, spec, step_shapes(config, spec).most_graphed)
 
 
 def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int, state: int) -> MemoryPlan:
@@ -103,7 +134,7 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
     page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    workspace = workspace_bytes(config, spec)
+    workspace, graphs = workspace_bytes(config, spec), graph_bytes(config, spec)
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)
@@ -112,7 +143,7 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
             int(memory.total * config.gpu_memory_utilization),
             memory.total - int(config.gpu_memory_reserve_gb * GIB),
         )
-        room = budget - memory.used - weights - workspace - state - GRAPH_RESERVE_BYTES
+        room = budget - memory.used - weights - workspace - graphs - state - RESERVE_BYTES
     wanted = config.num_gpu_blocks or room // page_bytes
     if wanted * page_bytes > room and config.device != "cpu":
         raise ConfigError(
@@ -134,4 +165,4 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
             f"set --max-model-len to {wanted * config.page_size} or less.",
             param="max_model_len",
         )
-    return MemoryPlan(weights, workspace, state, page_bytes, wanted)
+    return MemoryPlan(weights, workspace, graphs, state, page_bytes, wanted)

@@ -16,7 +16,7 @@ from stoker_kernels.attention import attention_workspace_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
 from stoker_runtime.sampling.masks import mask_words
 
 STAGES = 4
@@ -96,7 +96,7 @@ class Staging:
 def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
-    Slots, sampling parameters, token masks, attention scratch, rotary tables.
+    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -107,6 +107,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + 4 * slots * mask_words(spec.vocab)
         + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
         + spec.rope_table_bytes(config.max_model_len)
+        + slots * spec.vocab * ITEM_BYTES[config.dtype]
     )
 
 

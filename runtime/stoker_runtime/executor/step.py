@@ -37,6 +37,8 @@ class StepBody:
         self.sampler = Sampler(rows, spec.vocab, device)
         self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
+        # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.
+        self._logits = torch.empty((rows, spec.vocab), dtype=decoder.dtype, device=device)
         self._workspace = attention_workspace(rows, spec.heads, spec.head_dim, device)
         self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
@@ -44,7 +46,10 @@ class StepBody:
         self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
 
     def __call__(self, shape: StepShape) -> torch.Tensor:
-        """Run the step whose description lies in `row_slots` or `ragged.packed`; returns its logits `[rows, V]`."""
+        """Run the step whose description lies in `row_slots` or `ragged.packed`.
+
+        Returns its logits `[rows, V]`, which the next step overwrites.
+        """
         if shape.prefills == 0:
             return self.decode(shape)
         return self.mixed(shape, shape.tokens)[0]
@@ -66,7 +71,7 @@ class StepBody:
         )
         meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, rows, 1)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
-        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv))
+        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:rows])
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -84,7 +89,7 @@ class StepBody:
         meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape.decodes, max_query_len)
         wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
         hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
-        logits = self.decoder.logits(hidden[:rows])
+        logits = self.decoder.logits(hidden[:rows], self._logits[:rows])
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]

@@ -62,6 +62,13 @@ class ShapeTable:
         self._max_tokens = max_tokens
         self._padded = padded
 
+    @property
+    def most_graphed(self) -> int:
+        """Tokens of the largest step that can be a graph."""
+        longest = self._tokens[-1] if self._tokens else 0
+        mixed = (rows + longest for rows in self._mixed_sizes if rows + GRAPH_PREFILLS <= self._max_rows)
+        return max(self._decode_sizes[-1], min(self._max_tokens, max(mixed, default=0)))
+
     def decode(self, count: int, mode: str) -> StepShape:
         """The shape of a pure decode step of `count` rows."""
         rows = self._decode_sizes[bisect_left(self._decode_sizes, count)] if self._padded else count

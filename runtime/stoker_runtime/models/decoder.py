@@ -73,9 +73,9 @@ class Decoder:
                 hidden = self._add_norm(update, residual, following.input_norm, following.qkv)
         return add_rms_norm(update, residual, self.weights.final_norm, self.spec.eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[S, H]` → `[S, V]` in the model's dtype."""
-        return linear(hidden, self.weights.head)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given."""
+        return linear(hidden, self.weights.head, out=out)
 
     def _first_norm(self, hidden: Tensor) -> Tensor | Quantized:
         first = self.weights.layers[0]

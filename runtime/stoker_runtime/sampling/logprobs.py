@@ -13,9 +13,6 @@ from torch import Tensor
 
 from stoker_runtime.request import TokenLogprobs
 
-# Rows of logits widened to fp32 at a time: at V = 152k this is 78 MB.
-ROWS_AT_ONCE = 128
-
 
 def to_host(packed: Tensor) -> Tensor:
     """Start the copy to the host; it is complete when the step's event is."""
