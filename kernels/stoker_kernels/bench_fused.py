@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoker_kernels import bench_layer, gemm_cuda, gemm_gated, gemm_small, gemm_table, gemm_wide, pdl
+from stoker_kernels import bench_layer, gemm_cuda, gemm_small, gemm_table, gemm_tiles, gemm_wide, pdl
 from stoker_kernels.bench_gemm import BANDWIDTH, complaint, refused_cut
 from stoker_kernels.bench_layer import SHAPES, Chain, Weights, by_table, random_weights
 from stoker_kernels.gemm_small import Operands, Tile
@@ -128,7 +128,7 @@ def _wrong(
     first = None
     for dependent in (False, True, True):
         out = torch.full(expected.shape, float("nan"), device=expected.device, dtype=torch.bfloat16)
-        gemm_gated.launch(tile, _operands(x, weight, out), pdl=dependent)
+        gemm_tiles.launch(tile, _operands(x, weight, out), pdl=dependent)
         if out.is_cuda:
             torch.cuda.synchronize()
         found = complaint(out, expected, error)
@@ -185,9 +185,9 @@ def time_products(model: str, weights: Weights, m: int, families: Sequence[str])
         ways: list[tuple[str, Callable[[LinearWeight, torch.Tensor], object]]] = [("cublas", _cublas(x))]
         tile = gemm_table.best_tile(fp8, n, k, m)
         if isinstance(tile, Tile):
-            ways.append(("table", _small(tile, x)))
+            ways.append(("table", _own(tile, x)))
         wide = [tile for tile in wide_tiles(m, gated=False, fp8=fp8) if family_of(tile, fp8=fp8) in families]
-        ways += [(label(tile), _wide(tile, x)) for tile in wide]
+        ways += [(label(tile), _own(tile, x)) for tile in wide]
         samples = [Sample(model, m, name, n, k, way, _each_us(run, every, m)) for way, run in ways]
         limit = limit_us(m, n, k, every[0].data.element_size())
         cells = " | ".join(f"{sample.way} {sample.us:.1f}" for sample in samples)
@@ -200,14 +200,8 @@ def _cublas(x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor
     return lambda weight, out: gemm_cuda.cublas(x, weight, bias=None, out=out)
 
 
-def _small(tile: Tile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_small.launch(
-        gemm_small.fitted(tile, weight.data), _operands(x, weight, out), pdl=True
-    )
-
-
-def _wide(tile: WideTile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_wide.launch(tile, _operands(x, weight, out), pdl=True)
+def _own(tile: Tile | WideTile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
+    return lambda weight, out: gemm_tiles.launch(tile, _operands(x, weight, out), pdl=True)
 
 
 def _each_us(run: Callable[[LinearWeight, torch.Tensor], object], every: Sequence[LinearWeight], m: int) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import triton
 
-from stoker_kernels import gemm_cuda, gemm_gated, gemm_small, gemm_table, pdl
+from stoker_kernels import gemm_cuda, gemm_small, gemm_table, gemm_tiles, pdl
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench_gemm import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
 from stoker_kernels.gemm_small import Operands, Tile
@@ -150,7 +150,7 @@ class Chain:
             return silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
         out = torch.empty(self.m, weight.out_features // 2, device=DEVICE, dtype=torch.bfloat16)
         data, scale = (hidden.data, hidden.scale) if isinstance(hidden, Quantized) else (hidden, None)
-        gemm_gated.launch(self.fused, Operands(data, weight.data, out, None, weight.scale, scale), pdl=True)
+        gemm_tiles.launch(self.fused, Operands(data, weight.data, out, None, weight.scale, scale), pdl=True)
         return quantize_fp8(out) if self.weights.fp8 else out
 
     def run(self) -> None:

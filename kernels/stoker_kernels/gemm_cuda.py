@@ -13,11 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from stoker_kernels import gemm_small, gemm_table, gemm_wide
+from stoker_kernels import gemm_table, gemm_tiles
 from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
 from stoker_kernels.gemm_wide import WideTile
 from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.pdl import pdl_on
 from stoker_kernels.quant import quantize_fp8
 from stoker_kernels.quant_types import Quantized
 
@@ -68,24 +67,11 @@ def route(
     if weight.kind == "fp8_block":
         return _block_scaled(Quantized(data, _present(x_scale)), weight, bias, y)
     tile = choose(weight.data.dtype == FP8, n, k, m)
-    if tile is not None and _by_tile(tile, Operands(data, weight.data, y, bias, weight.scale, x_scale)):
+    if tile is not None and gemm_tiles.taken(tile, Operands(data, weight.data, y, bias, weight.scale, x_scale)):
         return y
     if weight.kind == "dense":
         return _dense(data, weight.data, bias, y)
     return _scaled(data, _present(x_scale), weight, bias, y)
-
-
-def _by_tile(tile: Tile | WideTile, operands: Operands) -> bool:
-    """Run a kernel of ours; False where it does not take the operands."""
-    if isinstance(tile, WideTile):
-        if gemm_wide.refusal(tile, operands) is not None:
-            return False
-        gemm_wide.launch(tile, operands, pdl=pdl_on(operands.x.device))
-        return True
-    if gemm_small.refusal(operands) is not None:
-        return False
-    gemm_small.launch(gemm_small.fitted(tile, operands.weight), operands, pdl=pdl_on(operands.x.device))
-    return True
 
 
 def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,12 @@ from typing import overload
 
 import torch
 
-from stoker_kernels import cuda, gemm_small, gemm_table, gemm_wide
+from stoker_kernels import cuda, gemm_table, gemm_tiles, gemm_wide
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.dispatch import Target, reference_supports, register, select
 from stoker_kernels.gemm import linear
-from stoker_kernels.gemm_small import Operands, Tile
-from stoker_kernels.gemm_wide import WideTile
+from stoker_kernels.gemm_small import Operands
 from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.pdl import pdl_on
 from stoker_kernels.quant import quantize_fp8
 from stoker_kernels.quant_types import Quantized
 
@@ -82,27 +80,7 @@ def fused(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Q
         return split(x, weight)
     out = torch.empty((m, n // 2), dtype=dtype, device=data.device)
     operands = Operands(data, weight.data, out, None, weight.scale, scale)
-    if refusal(tile, operands) is not None:
+    if not gemm_tiles.taken(tile, operands):
         del out, operands  # `split` takes its own
         return split(x, weight)
-    if isinstance(tile, gemm_small.Tile):
-        tile = gemm_small.fitted(tile, weight.data)
-    launch(tile, operands, pdl=pdl_on(data.device))
     return quantize_fp8(out) if fp8 else out
-
-
-def refusal(tile: Tile | WideTile, o: Operands) -> str | None:
-    """None where the tile takes x [M, K], weight [2F, K] and out [M, F], else why not."""
-    if isinstance(tile, WideTile):
-        return gemm_wide.refusal(tile, o)
-    if o.weight.shape[0] % 16 or o.weight.dtype != torch.bfloat16:
-        return f"takes bf16 and F in multiples of 8, not {o.weight.dtype}, 2F = {o.weight.shape[0]}"
-    return gemm_small.refusal(o)
-
-
-def launch(tile: Tile | WideTile, o: Operands, *, pdl: bool) -> None:
-    """Run a gated tile for operands that `refusal` accepts."""
-    if isinstance(tile, WideTile):
-        gemm_wide.launch(tile, o, pdl=pdl)
-    else:
-        gemm_small.launch(tile, o, pdl=pdl)

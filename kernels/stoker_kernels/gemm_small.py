@@ -121,15 +121,17 @@ def token_tile(tokens: int) -> int:
     return next(tile for tile in TOKEN_TILES if tokens <= tile)
 
 
-def refusal(o: Operands) -> str | None:
-    """None where the kernels take these operands, else why not."""
+def refusal(tile: Tile, o: Operands) -> str | None:
+    """None where the kernel takes these operands, else why not."""
     m, k = o.x.shape
     n = o.weight.shape[0]
-    chunk = 128 // o.weight.element_size()
-    if not 0 < m <= MAX_TOKENS:
-        return f"M = {m} is not in 1…{MAX_TOKENS}"
-    if k % chunk or n % 8:
-        return f"K = {k} is not a multiple of {chunk}, or N = {n} not of 8"
+    chunk, rows = 128 // o.weight.element_size(), 16 if tile.gated else 8
+    if not 0 < m <= tile.tokens:
+        return f"M = {m} is not in 1…{tile.tokens}"
+    if k % chunk or n % rows:
+        return f"K = {k} is not a multiple of {chunk}, or N = {n} not of {rows}"
+    if tile.gated and o.weight.dtype != torch.bfloat16:
+        return f"takes bf16 with gate and up, not {o.weight.dtype}"
     if o.out.dtype != torch.bfloat16 or o.x.dtype != o.weight.dtype or o.x.dtype not in (torch.bfloat16, FP8):
         return f"takes bf16 or e4m3 operands and a bf16 result, not {o.x.dtype}, {o.weight.dtype}, {o.out.dtype}"
     if o.bias is not None and o.bias.dtype != torch.bfloat16:
@@ -198,7 +200,7 @@ def _fitted(tile: Tile, n: int, k: int, dtype: torch.dtype, device: torch.device
 
 
 def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
-    """Run `tile` on the current stream. The operands have to be such that `refusal` is None and M ≤ tile.tokens."""
+    """Run `tile` on the current stream for operands that `refusal` accepts. Raises CubinMissing."""
     device, n, (m, k) = o.x.device, o.weight.shape[0], o.x.shape
     part = cut(tile, o.weight)
     per_channel = o.w_scale is not None and o.w_scale.numel() > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from stoker_runtime.bench.reference_model import reference_logits
 from stoker_runtime.bench.verify import Tolerance, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.executor.build import build_executor
+from stoker_runtime.executor.build import build_executor, warn_without_bytecode
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
@@ -127,3 +128,16 @@ def test_the_executor_says_what_it_is(tight: Executor) -> None:
     assert described["device"] == "cpu"
     assert described["kernel.paged_attention"] == "reference"
     assert described["pages"] == "20"
+
+
+def test_a_start_without_bytecode_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bytecode = tmp_path / "torch.pyc"
+    monkeypatch.setattr(torch.__spec__, "cached", str(bytecode))
+    warn_without_bytecode()
+    assert f"python -m compileall {Path(torch.__file__).parent}" in caplog.text
+    caplog.clear()
+    bytecode.touch()
+    warn_without_bytecode()
+    assert not caplog.text

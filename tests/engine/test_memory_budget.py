@@ -116,7 +116,8 @@ def test_the_budget_is_used_and_kept(
 def test_pages_that_were_asked_for_are_there_and_no_more() -> None:
     took = []
     for pages in (1000, 3000):
-        taken = in_a_process_of_its_own(EngineConfig(model="shape:qwen3-0.6b", max_model_len=4096, num_gpu_blocks=pages))
+        config = EngineConfig(model="shape:qwen3-0.6b", max_model_len=4096, num_gpu_blocks=pages)
+        taken = in_a_process_of_its_own(config)
         assert taken.pages == pages
         took.append(taken.loaded[-1] - taken.before)
     # 28 layers x 2 x 8 heads x 128 x 2 bytes a token, 64 tokens a page.

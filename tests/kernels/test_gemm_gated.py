@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stoker_kernels import dispatch, gemm_gated, gemm_table, gemm_wide
+from stoker_kernels import dispatch, gemm_table, gemm_tiles, gemm_wide
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
 from stoker_kernels.bench_gemm import complaint
 from stoker_kernels.gemm import linear
@@ -112,7 +112,7 @@ def test_no_fp8_tile_serves_few_tokens_or_blocks_of_scales() -> None:
     x, weight = operands(70, 128, 128)
     given, blocks = quantize_fp8(x), quantize_weight(weight, "fp8_block")
     o = Operands(given.data, blocks.data, torch.empty(70, 128).bfloat16(), None, blocks.scale, given.scale)
-    assert "a scale for each row" in str(gemm_gated.refusal(WideTile(288, gated=True), o))
+    assert "a scale for each row" in str(gemm_tiles.refusal(WideTile(288, gated=True), o))
 
 
 @pytest.mark.parametrize("rows", [256, 288])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_wide
+from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_tiles, gemm_wide
 from stoker_kernels.gemm_small import Operands, Tile
 from stoker_kernels.gemm_wide import WideTile, pairing
 from stoker_kernels.linear_weight import FP8, LinearWeight
@@ -54,11 +54,10 @@ def checked(machine: Machine, tile: Tile | WideTile, o: Operands, want: torch.Te
     out_space = torch.full((m + 3, columns + 24), float("nan"), dtype=BF16)
     out = out_space[1 : m + 1, 8 : columns + 8]
     machine.out, o = out_space, replace(o, out=out)
+    assert gemm_tiles.refusal(tile, o) is None
     if isinstance(tile, WideTile):
-        assert gemm_wide.refusal(tile, o) is None
         gemm_wide.launch(tile, o, pdl=True)
     else:
-        assert gemm_small.refusal(o) is None
         gemm_small.launch(tile, o, pdl=True)
     torch.testing.assert_close(out.float(), want, rtol=2.0**-8, atol=1e-4)
     result = out.clone()
@@ -215,7 +214,7 @@ def test_a_token_has_the_same_bits_at_every_place(machine: Machine) -> None:
 
 @pytest.mark.parametrize("m", [1, 9, 33, 64, 65, 130])
 def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
-    monkeypatch.setattr(gemm_gated, "pdl_on", lambda _: True)
+    monkeypatch.setattr(gemm_tiles, "pdl_on", lambda _: True)
     monkeypatch.setattr(gemm_gated, "split", None)
     row = gemm_table.GatedRow(("64x2k1=", "64x2k1=", "64x1k1=", "64x1k2"), ((8192, "288"),))
     monkeypatch.setattr(gemm_table, "GATED", {(624, 512): row})

@@ -21,7 +21,14 @@ from typing import Any
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.rounds import Round, Work, run_round
 from stoker_runtime.bench.table import print_table, save_plot
-from stoker_runtime.bench.verify import TOLERANCE_BF16, TOLERANCE_FP8, Tolerance, Verdict, verify_greedy
+from stoker_runtime.bench.verify import (
+    TOLERANCE_BF16,
+    TOLERANCE_FP8,
+    TOLERANCE_FP8_KV,
+    Tolerance,
+    Verdict,
+    verify_greedy,
+)
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
@@ -125,7 +132,9 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
 
 def default_tolerance(config: EngineConfig) -> Tolerance:
     """What rounding may cost a right engine at this precision; see verify.py."""
-    return TOLERANCE_FP8 if "fp8" in (config.quantization, config.kv_cache_dtype) else TOLERANCE_BF16
+    if config.quantization == "fp8":
+        return TOLERANCE_FP8
+    return TOLERANCE_FP8_KV if config.kv_cache_dtype == "fp8" else TOLERANCE_BF16
 
 
 def read_peers() -> dict[str, dict[str, dict[str, float]]]:

@@ -8,6 +8,7 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 
@@ -50,6 +51,7 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
     config.validate()
     seconds = {"import": process_age()}
     log.info("start: %-8s %6.2f s", "import", seconds["import"])
+    warn_without_bytecode()
     with phase("model", seconds):
         source = read_source(config.model)
         pooling = read_pooling(source, config)
@@ -104,6 +106,17 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
         log_host_pool(host, config.page_size)
     executor.start_seconds = seconds
     return executor
+
+
+def warn_without_bytecode() -> None:
+    """Say what a start loses where Python keeps no bytecode of torch, and so compiles two thousand files anew."""
+    bytecode = torch.__spec__.cached if torch.__spec__ is not None else None
+    if bytecode is not None and not Path(bytecode).exists():
+        log.warning(
+            "start: there is no bytecode of torch, so every start compiles it, which takes seconds; "
+            "unset PYTHONDONTWRITEBYTECODE, or run: python -m compileall %s",
+            Path(torch.__file__).parent,
+        )
 
 
 def log_host_pool(host: HostPlan, page_size: int) -> None:
