@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stoker_runtime.config import EngineConfig
@@ -50,13 +52,31 @@ def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
         ({"num_gpu_blocks": 10**6}, "num_gpu_blocks", "lower --num-gpu-blocks"),
         ({"gpu_memory_utilization": 0.1}, "gpu_memory_utilization", "No memory is left"),
         ({"gpu_memory_utilization": 0.135}, "max_model_len", "set --max-model-len to"),
+        ({"device": "cpu", "cpu_kv_gb": 0.0001}, "cpu_kv_gb", "raise --cpu-kv-gb"),
     ],
 )
-def test_what_does_not_fit_names_the_flag(qwen: ModelSpec, fields: dict[str, float], named: str, words: str) -> None:
+def test_what_does_not_fit_names_the_flag(qwen: ModelSpec, fields: dict[str, Any], named: str, words: str) -> None:
     def start() -> None:
-        config = resolve(EngineConfig(model="m", **fields), qwen, "cuda")  # type: ignore[arg-type]
+        config = resolve(EngineConfig(model="m", **fields), qwen, fields.get("device", "cuda"))
         plan_memory(config, qwen, H200, weights=15 * GIB, state=0)
 
     with pytest.raises(ConfigError, match=words) as caught:
         start()
     assert caught.value.param == named
+
+
+def test_the_workspace_holds_a_copy_of_the_logits_however_short_the_steps(qwen: ModelSpec) -> None:
+    def workspace(tokens: int) -> int:
+        config = resolve(EngineConfig(model="m", max_num_batched_tokens=tokens, max_num_seqs=tokens), qwen, "cuda")
+        return plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB).workspace
+
+    assert workspace(4096) > 4096 * qwen.vocab * 2
+    assert workspace(2048) > 2048 * qwen.vocab * 2
+
+
+def test_graphs_take_nothing_where_there_are_none(qwen: ModelSpec) -> None:
+    graphed = resolve(EngineConfig(model="m"), qwen, "cuda")
+    eager = resolve(EngineConfig(model="m", enforce_eager=True), qwen, "cuda")
+    plans = [plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB) for config in (graphed, eager)]
+    assert plans[0].graphs > plans[1].graphs == 0
+    assert plans[0].pages < plans[1].pages

@@ -114,10 +114,18 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     return tokens * (kept + holes + ffn) * ITEM_BYTES[config.dtype]
 
 
+def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Logits of the largest step, whose rows are what it samples from."""
+    return config.max_num_seqs * spec.vocab * ITEM_BYTES[config.dtype]
+
+
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
-    """Peak of the largest step without a graph, which may want log-probabilities of its prompt tokens."""
+    """Peak of the largest step without a graph, which may want log-probabilities: of its prompt tokens, a few rows of
+    logits at a time, or of what it samples, for which the rows that ask are copied.
+    """
     scored = SCORED_ROWS * spec.vocab * (ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
-    return activation_bytes(config, spec, config.max_num_batched_tokens) + scored
+    copied = logits_bytes(config, spec)
+    return max(activation_bytes(config, spec, config.max_num_batched_tokens), copied) + scored
 
 
 def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
@@ -144,19 +152,27 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
             memory.total - int(config.gpu_memory_reserve_gb * GIB),
         )
         room = budget - memory.used - weights - workspace - graphs - state - RESERVE_BYTES
+    taken = (
+        f"{weights / GIB:.2f} GiB of weights, {(workspace + graphs + state) / GIB:.2f} GiB of workspace and "
+        f"{memory.used / GIB:.2f} GiB that were in use"
+    )
     wanted = config.num_gpu_blocks or room // page_bytes
     if wanted * page_bytes > room and config.device != "cpu":
         raise ConfigError(
             f"num_gpu_blocks is {wanted} ({wanted * page_bytes / GIB:.2f} GiB of KV), but {max(room, 0) / GIB:.2f} GiB "
-            f"are left beside {weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB of workspace; "
-            "lower --num-gpu-blocks or raise --gpu-memory-utilization.",
+            f"are left beside {taken}; lower --num-gpu-blocks or raise --gpu-memory-utilization.",
             param="num_gpu_blocks",
+        )
+    if wanted < 1 and config.device == "cpu":
+        raise ConfigError(
+            f"cpu_kv_gb is {config.cpu_kv_gb}, but one page of {config.page_size} tokens takes "
+            f"{page_bytes / GIB:.4f} GiB; raise --cpu-kv-gb.",
+            param="cpu_kv_gb",
         )
     if wanted < 1:
         raise ConfigError(
-            f"No memory is left for the KV cache: {weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB of "
-            f"workspace in {memory.total / GIB:.2f} GiB at --gpu-memory-utilization {config.gpu_memory_utilization}; "
-            "raise it, lower --max-num-batched-tokens, or quantize the model.",
+            f"No memory is left for the KV cache: {taken} in {memory.total / GIB:.2f} GiB at --gpu-memory-utilization "
+            f"{config.gpu_memory_utilization}; raise it, lower --max-num-batched-tokens, or quantize the model.",
             param="gpu_memory_utilization",
         )
     if wanted < pages_for_one and not config.num_gpu_blocks:

@@ -16,7 +16,8 @@ from stoker_kernels.attention import attention_workspace_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+from stoker_runtime.executor.resolve import logits_bytes
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.sampling.masks import mask_words
 
 STAGES = 4
@@ -107,7 +108,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + 4 * slots * mask_words(spec.vocab)
         + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
         + spec.rope_table_bytes(config.max_model_len)
-        + slots * spec.vocab * ITEM_BYTES[config.dtype]
+        + logits_bytes(config, spec)
     )
 
 
