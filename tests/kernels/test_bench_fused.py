@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels import bench_fused, bench_layer, gemm_cuda, gemm_gated, gemm_table
+from stoker_kernels import bench_fused, bench_layer, gemm_cuda, gemm_table, gemm_tiles
 from stoker_kernels.bench_fused import Sample, check, limit_us, main, row_text, rows_of_table
 from stoker_kernels.bench_layer import Chain, Shape, random_weights
 from stoker_kernels.gemm_small import Operands
@@ -49,7 +49,7 @@ def test_a_wrong_tile_is_named(
         if tile.rows == 288:
             o.out[3] = float("nan")
 
-    monkeypatch.setattr(gemm_gated, "launch", launch)
+    monkeypatch.setattr(gemm_tiles, "launch", launch)
     assert check("wide-gated", [(40, 128)], [70]) == 1
     said = capsys.readouterr().out
     assert "WRONG wide-gated 288r M=70 F=40 K=128" in said
