@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine, compile_gemm, forget
+from tests.kernels.guard_pages import GuardPages
 
 from stoker_kernels.dispatch import interpreting
 
@@ -35,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="gpu: needs a CUDA device"))
         elif in_device_folder and not interpreting():
             item.add_marker(pytest.mark.skip(reason="gpu: without a CUDA device test_interpreter.py runs it"))
+
+
+@pytest.fixture(autouse=True)
+def _guard_pages(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No kernel that runs on the host, interpreted or emulated, reads or writes beyond its tensors."""
+    with GuardPages() if interpreting() or "sm90" in request.path.name else nullcontext():
+        yield
 
 
 @pytest.fixture
