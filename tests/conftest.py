@@ -1,0 +1,38 @@
+"""For all tests on a GPU: a failure shows what of its memory was in use, and one that costs the process its GPU ends
+the run by name, where every test after it would fail without saying why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+GIB = 1024**3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Look at the GPU after a test of it has failed."""
+    report = yield
+    torch = sys.modules.get("torch")
+    if report.failed and item.get_closest_marker("gpu") and torch is not None and torch.cuda.is_initialized():
+        state, lost = gpu_state(torch)
+        report.sections.append(("GPU", state))
+        if lost:
+            item.session.shouldstop = f"the GPU is lost since {item.nodeid}: {state}"
+    return report
+
+
+def gpu_state(torch: Any) -> tuple[str, bool]:
+    """What of the GPU's memory is in use; or why this process can do nothing on it any more, and True."""
+    try:
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0], True
+    return f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB in use", False
