@@ -151,8 +151,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
     plan = plan_memory(config, spec, device_memory(device), weights, state)
     tokens = plan.pages * config.page_size
     # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
-    workspace = plan.workspace + plan.graphs + plan.state
-    needed = plan.weights + workspace + plan.kv_bytes + host.nbytes
+    needed = plan.weights + plan.overhead + plan.kv_bytes + host.nbytes
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     shortage = f"no: it needs {gib(needed)} of {gib(memory)}" if device.type == "cpu" and needed > memory else ""
     quantized = "" if config.quantization == "none" else f", {config.quantization} weights"
@@ -163,7 +162,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> 
         ),
         ("dtype", f"{config.dtype}{quantized}, {config.kv_cache_dtype} KV"),
         ("weights", gib(plan.weights)),
-        ("workspace", gib(workspace)),
+        ("workspace", gib(plan.overhead)),
         ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
         ("host pool", describe_host(host, config.page_size)),

@@ -99,8 +99,7 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
         log.info("kernel: %-22s %s", op, implementation)
     log.info(
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
-        plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size,
-        (plan.workspace + plan.graphs + plan.state) / GIB,
+        plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.overhead / GIB,
     )  # fmt: skip
     if host.pages:
         log_host_pool(host, config.page_size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.resolve import GIB, DeviceMemory, resolve_quantization
+from stoker_runtime.executor.resolve import GIB, DeviceMemory, activation_bytes, budget_bytes, resolve_quantization
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
@@ -83,18 +83,14 @@ def plan_pooling(config: EngineConfig, spec: EncoderSpec | ModelSpec, memory: De
         workspace = tokens * (5 * spec.hidden + max(3 * spec.hidden, spec.ffn)) * element
     else:
         weights = spec.parameter_bytes(config.dtype, config.quantization)
-        qkv = spec.q_size + 2 * spec.kv_size
-        layer = max(2 * qkv + spec.q_size, 3 * spec.ffn) + 4 * spec.hidden
         # One layer's keys and values: the next layer overwrites them.
         pages = pooling_pages(config) * config.page_size * 2 * spec.kv_size
-        workspace = (tokens * layer + pages) * element + spec.rope_table_bytes(config.max_model_len)
+        workspace = activation_bytes(config, spec, tokens) + pages * element
+        workspace += spec.rope_table_bytes(config.max_model_len)
     # States of all tokens in fp32, where they are averaged.
     workspace += tokens * spec.hidden * 4
     if config.device == "cuda":
-        budget = min(
-            int(memory.total * config.gpu_memory_utilization),
-            memory.total - int(config.gpu_memory_reserve_gb * GIB),
-        )
+        budget = budget_bytes(config, memory)
         if memory.used + weights + workspace + RESERVE_BYTES > budget:
             raise ConfigError(
                 f"{weights / GIB:.2f} GiB of weights and {workspace / GIB:.2f} GiB for a step of {tokens} tokens do "

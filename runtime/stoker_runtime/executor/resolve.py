@@ -46,6 +46,11 @@ class MemoryPlan:
     pages: int
 
     @property
+    def overhead(self) -> int:
+        """All that is not weights or KV."""
+        return self.workspace + self.graphs + self.state
+
+    @property
     def kv_bytes(self) -> int:
         """The KV arena."""
         return self.pages * self.page_bytes
@@ -135,6 +140,12 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     return activation_bytes(config, spec, step_shapes(config, spec).most_graphed)
 
 
+def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
+    """What of a GPU may be in use, by Stoker and all others together."""
+    reserve = int(config.gpu_memory_reserve_gb * GIB)
+    return min(int(memory.total * config.gpu_memory_utilization), memory.total - reserve)
+
+
 def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int, state: int) -> MemoryPlan:
     """Count the KV pages that fit beside `weights` and `state` bytes, or take `num_gpu_blocks` and check that they do.
 
@@ -142,18 +153,16 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
     page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    workspace, graphs = workspace_bytes(config, spec), graph_bytes(config, spec)
+    plan = MemoryPlan(
+        weights, workspace_bytes(config, spec), graph_bytes(config, spec), state, page_bytes, pages=0
+    )
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)
     else:
-        budget = min(
-            int(memory.total * config.gpu_memory_utilization),
-            memory.total - int(config.gpu_memory_reserve_gb * GIB),
-        )
-        room = budget - memory.used - weights - workspace - graphs - state - RESERVE_BYTES
+        room = budget_bytes(config, memory) - memory.used - weights - plan.overhead - RESERVE_BYTES
     taken = (
-        f"{weights / GIB:.2f} GiB of weights, {(workspace + graphs + state) / GIB:.2f} GiB of workspace and "
+        f"{weights / GIB:.2f} GiB of weights, {plan.overhead / GIB:.2f} GiB of workspace and "
         f"{memory.used / GIB:.2f} GiB that were in use"
     )
     wanted = config.num_gpu_blocks or room // page_bytes
@@ -181,4 +190,4 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
             f"set --max-model-len to {wanted * config.page_size} or less.",
             param="max_model_len",
         )
-    return MemoryPlan(weights, workspace, graphs, state, page_bytes, wanted)
+    return replace(plan, pages=wanted)
