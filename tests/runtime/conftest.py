@@ -168,6 +168,10 @@ class PagedModel:
         pieces = dict(zip(order, logits.split(counts), strict=True))
         return [pieces[index] if all_logits else pieces[index][0] for index in range(len(work))]
 
+    def forget(self) -> None:
+        """Start all sequences anew, over what the pages hold."""
+        self._lengths = [0] * len(self._lengths)
+
     def _inputs(self, rows: Sequence[tuple[int, Sequence[int]]], all_logits: bool) -> ForwardInputs:
         counts = [len(ids) for _, ids in rows]
         starts = [sum(counts[:row]) for row in range(len(rows) + 1)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from stoker_kernels import dispatch
 from stoker_kernels.activation import silu_and_mul
 from stoker_kernels.gemm import LinearWeight, linear
 from stoker_kernels.gemm_gated import linear_silu_mul
+from stoker_kernels.pdl import enable_pdl
 from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant_types import Quantized
 from stoker_runtime.models import decoder
@@ -183,6 +185,54 @@ def test_the_gpu_gives_the_logits_of_the_reference(shape: str, quantization: str
     for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, list(range(20)))]):
         for ours, expected in zip(model.step(work), host.step(work), strict=True):
             assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
+
+
+@pytest.fixture
+def dependent_launches() -> Iterator[None]:
+    """Kernels start while their predecessors drain, as they do in an engine."""
+    enable_pdl(True)
+    yield
+    enable_pdl(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("shape", ["qwen2.5-1.5b", "qwen3-0.6b"])
+def test_any_way_through_a_gpu_gives_the_logits_of_one_prompt(
+    shape: str, quantization: str, kv_dtype: torch.dtype | None, paged_model: Any, dependent_launches: None
+) -> None:
+    """Random mixes of decodes and chunks of many lengths, back to back, twice: the same bit for bit, and at the end
+    near what each sequence gives as one prompt of its own.
+    """
+    mixed, again, whole = (
+        paged_model(
+            f"shape:{shape}", device=torch.device("cuda"), dtype=torch.bfloat16, kv_dtype=kv_dtype, layers=3,
+            quantization=quantization, max_len=1024,
+        )
+        for _ in range(3)
+    )  # fmt: skip
+    vocab = mixed.spec.vocab
+    tolerance = 0.03 if quantization == "none" and kv_dtype is None else 0.15
+    for seed in range(12):
+        rng = random.Random(seed)
+        tokens: list[list[int]] = [[] for _ in range(6)]
+        last: dict[int, Tensor] = {}
+        for model in (mixed, again, whole):
+            model.forget()
+        for _ in range(12):
+            work = [
+                (slot, [rng.randrange(vocab) for _ in range(rng.choice([1, 1, 1, 2, 7, 20, 40, 65]))])
+                for slot in rng.sample(range(6), rng.randint(1, 6))
+            ]
+            for (slot, ids), first, second in zip(work, mixed.step(work), again.step(work), strict=True):
+                assert torch.equal(first, second), f"seed {seed}, rows of {[len(ids) for _, ids in work]}"
+                tokens[slot] += ids
+                last[slot] = first.float()
+        for slot, ours in last.items():
+            expected = whole.step([(slot, tokens[slot])])[0].float()
+            difference = float((ours - expected).norm() / expected.norm())
+            assert difference < tolerance, f"seed {seed}, slot {slot} of {len(tokens[slot])} tokens: {difference:.3f}"
 
 
 def _to_host(weights: DecoderWeights) -> DecoderWeights:
