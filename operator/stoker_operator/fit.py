@@ -2,8 +2,8 @@
 verdict.
 
 Invariants: pure arithmetic; what is not known gives the verdict "Unknown", never a guess that blocks a pod.
-Knows nothing of how the engine lays out memory beyond its sums: on the GPU weights + KV of one full context +
-workspace, on the host what host_memory.py adds up.
+Knows nothing of how the engine lays out memory beyond its sums: on the GPU weights + KV of one full context, or of
+--num-gpu-blocks, + workspace, within what the engine may take of it; on the host what host_memory.py adds up.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_operator.capacity import PRODUCT
-from stoker_operator.host_memory import KV_BYTES, HostMemory, host_memory
+from stoker_operator.engine_flags import count, given, number
+from stoker_operator.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
 from stoker_operator.quantity import GIB
 from stoker_operator.spec import FetchedModel, InferenceService
 
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"
 WORKSPACE_GIB = 2.0
-USABLE = 0.9
+# What the engine takes of a GPU when nothing else is said.
+UTILIZATION = 0.9
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take 8-bit types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
@@ -47,6 +49,7 @@ class Gpu:
 class Fit:
     """GiB per GPU. `verdict`: Fits, TooLarge or Unknown; `message` says what to change.
 
+    `usable`: the share of the GPU that the engine may take.
     `certain`: the verdict rests on the spec alone, so a pod that does not fit need not be tried. `host`: what a pod
     takes of its node's memory, if it keeps KV pages there.
     """
@@ -58,6 +61,7 @@ class Fit:
     kv_gib: float = 0.0
     required_gib: float = 0.0
     gpu_gib: float = 0.0
+    usable: float = UTILIZATION
     context: int = 0
     certain: bool = False
     host: HostMemory | None = None
@@ -145,22 +149,38 @@ def _on_gpu(service: InferenceService, model: FetchedModel, largest: Gpu | None)
             return Fit("Unknown", f"{text}; the fit was not checked.")
     if not gpu:
         return Fit("Unknown", f"The memory of GPU {product} is not known; the fit was not checked.", product)
+    return _sum(service, model, Gpu(product, gpu), certain=named)
+
+
+def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: bool) -> Fit:
+    said = given(service)
+    share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
-    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * context / GIB
+    tokens = count(said.get("num-gpu-blocks", "")) * (count(said.get("block-size", "")) or PAGE_TOKENS) or context
+    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
     # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
     # too low, and nothing is blocked by it.
     weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
-    required = (weights + kv + WORKSPACE_GIB) / USABLE
+    taken = weights + kv + WORKSPACE_GIB
+    required = max(taken / share, taken + reserve)
+    usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
     known = Fit(
-        "Fits", "", product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu, 1), context, certain=named
-    )
+        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu.gib, 1),
+        round(usable, 3), context, certain,
+    )  # fmt: skip
     sums = (
-        f"weights {weights:.1f} + KV cache of {context} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
-        f"over {USABLE:.0%} of the GPU: {required:.1f} GiB of {gpu:.1f} GiB on {product}"
+        f"weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
+        f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
-    if required > gpu:
+    if required > gpu.gib:
         return replace(known, verdict="TooLarge", message=f"The model does not fit: {sums}. {_ADVICE}.")
     if not kv:
         text = f"The weights alone fit, but the model's shape is not known: {sums}."
         return replace(known, verdict="Unknown", message=text)
     return replace(known, message=f"The model fits: {sums}.")
+
+
+def _share(said: Mapping[str, str]) -> float:
+    """Of the GPU's memory, what --gpu-memory-utilization gives the engine."""
+    asked = number(said.get("gpu-memory-utilization", ""))
+    return asked if 0.01 <= asked <= 1.0 else UTILIZATION

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
-from stoker_operator.fit import USABLE, WORKSPACE_GIB, Fit
+from stoker_operator.fit import WORKSPACE_GIB, Fit
 from stoker_operator.plan import Plan
 from stoker_operator.plan_conditions import ready_conditions
 from stoker_operator.plan_scaling import scaling_status
@@ -71,7 +71,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "weightsGiB": fit.weights_gib,
         "kvGiB": fit.kv_gib,
         "workspaceGiB": WORKSPACE_GIB,
-        "usable": USABLE,
+        "usable": fit.usable,
         "contextLength": fit.context,
         "requiredGiB": fit.required_gib,
         "gpuGiB": fit.gpu_gib,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stoker_operator.fit import Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
 from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_runtime.executor.resolve import GIB, DeviceMemory, budget_bytes
+from stoker_runtime.settings import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 # Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128, 32,768 tokens.
@@ -64,6 +68,50 @@ def test_the_smallest_gpu_decides(service: Build) -> None:
     assert fit is not None
     assert (fit.gpu_product, fit.verdict) == ("Tesla-T4", "TooLarge")
     assert "resources.fitCheck: Off" in fit.message
+
+
+@pytest.mark.parametrize(
+    ("runtime", "verdict", "usable"),
+    [
+        # 14.2 of weights, 1.8 of KV, 2.0 of workspace: 17.9 of 22 GiB.
+        ({}, "Fits", 0.9),
+        ({"args": ["--gpu-memory-utilization", "0.81"]}, "TooLarge", 0.81),
+        ({"args": ["--gpu-memory-utilization=0.82"]}, "Fits", 0.82),
+        ({"args": ["--gpu_memory_utilization=0.82"]}, "Fits", 0.82),
+        ({"env": [{"name": "STOKER_GPU_MEMORY_UTILIZATION", "value": "0.5"}]}, "TooLarge", 0.5),
+        ({"args": ["--gpu-memory-reserve-gb", "4"]}, "Fits", 0.818),
+        ({"args": ["--gpu-memory-reserve-gb", "5"]}, "TooLarge", 0.773),
+        ({"args": ["--gpu-memory-utilization", "0.99", "--gpu-memory-reserve-gb", "1"]}, "Fits", 0.955),
+        ({"args": ["--gpu-memory-reserve-gb", "30"]}, "TooLarge", 0.0),
+        # 16,384 pages of 64 tokens are 56 GiB; 100 pages of 16 are 0.1.
+        ({"args": ["--num-gpu-blocks", "16K"]}, "TooLarge", 0.9),
+        ({"args": ["--num-gpu-blocks=100", "--block-size=16", "--gpu-memory-utilization=0.75"]}, "Fits", 0.75),
+    ],
+    ids=str,
+)
+def test_what_the_engine_is_told_to_take_is_what_is_checked(
+    service: Build, runtime: dict[str, Any], verdict: str, usable: float
+) -> None:
+    built = service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-A10"]}, runtime=runtime)
+    fit = assess(built, SEVEN_B)
+    assert fit is not None
+    assert (fit.verdict, fit.usable) == (verdict, usable)
+    assert math.isfinite(fit.required_gib)
+    variables = {item["name"]: item["value"] for item in runtime.get("env", ())}
+    engine = parse_serve(["m", *runtime.get("args", ())], variables).engine
+    budget = budget_bytes(engine, DeviceMemory(22 * GIB, 0))
+    assert budget / GIB / 22 == pytest.approx(usable, abs=0.001) or budget < 0
+    tokens = engine.num_gpu_blocks * (engine.page_size or 64) or SEVEN_B.max_context
+    taken = SEVEN_B.bytes + 2 * 28 * 4 * 128 * 2 * tokens + 2 * GIB
+    assert (verdict == "Fits") == (taken <= budget)
+
+
+@pytest.mark.parametrize("share", ["", "many", "0", "-1", "1.5", "nan"])
+def test_a_share_that_the_engine_refuses_is_not_counted(service: Build, share: str) -> None:
+    runtime = {"args": [f"--gpu-memory-utilization={share}"]}
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": ["NVIDIA-A10"]}, runtime=runtime), SEVEN_B)
+    assert fit is not None
+    assert fit.usable == 0.9
 
 
 @pytest.mark.parametrize("resources", [{"gpus": 0}, {"gpus": 1, "gpuProducts": ["Tesla-T4"], "fitCheck": "Off"}])

@@ -1,0 +1,60 @@
+"""What a spec tells the engine by `runtime.args` and `runtime.env`, for sums that the operator does before a pod runs.
+
+Invariants: a flag wins over a variable and the last flag over those before it, as in the engine. What a spec does not
+say itself (a variable from a Secret or ConfigMap, a file given by --config) is not seen; what the engine will refuse
+counts as not said.
+Knows nothing of what flags mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+from stoker_operator.spec import InferenceService
+
+# Every spelling of a flag that is read, and its name; the variable is STOKER_ and the name.
+_NAMES = {
+    "--swap-space": "swap-space",
+    "--kv-offloading-size": "swap-space",
+    "--num-cpu-blocks": "num-cpu-blocks",
+    "--num-gpu-blocks": "num-gpu-blocks",
+    "--num-gpu-blocks-override": "num-gpu-blocks",
+    "--block-size": "block-size",
+    "--gpu-memory-utilization": "gpu-memory-utilization",
+    "--gpu-memory-reserve-gb": "gpu-memory-reserve-gb",
+}
+_MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def given(service: InferenceService) -> Mapping[str, str]:
+    """What is said of the flags above, by their names."""
+    variables = {f"STOKER_{name.upper().replace('-', '_')}": name for name in _NAMES.values()}
+    found = {
+        variables[item["name"]]: str(item["value"])
+        for item in service.runtime.env
+        if item["name"] in variables and "value" in item
+    }
+    for argument, following in pairwise((*service.runtime.args, "")):
+        spelled, equals, value = argument.partition("=")
+        name = _NAMES.get(spelled.replace("_", "-")) if spelled.startswith("--") else None
+        if name is not None:
+            found[name] = value if equals else following
+    return found
+
+
+def number(text: str) -> float:
+    """The number; 0 for what the engine will refuse."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def count(text: str) -> int:
+    """The whole number, `4k` for 4,000 and `4K` for 4,096; 0 for what the engine will refuse."""
+    found = re.fullmatch(r"(\d+)([kmgKMG]?)", text.strip())
+    return int(found[1]) * _MULTIPLES[found[2]] if found else 0
