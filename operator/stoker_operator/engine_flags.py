@@ -23,6 +23,7 @@ _NAMES = {
     "--num-gpu-blocks": "num-gpu-blocks",
     "--num-gpu-blocks-override": "num-gpu-blocks",
     "--block-size": "block-size",
+    "--max-num-batched-tokens": "max-num-batched-tokens",
     "--gpu-memory-utilization": "gpu-memory-utilization",
     "--gpu-memory-reserve-gb": "gpu-memory-reserve-gb",
 }

@@ -22,7 +22,10 @@ from stoker_operator.spec import FetchedModel, InferenceService
 
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"
-WORKSPACE_GIB = 2.0
+# What the engine takes beside weights and KV, the driver included. From LARGE_GIB on its steps are longer, unless they
+# are told; what 7B then takes, a larger model exceeds.
+WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
+LARGE_GIB = 32
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
 _ADVICE = (
@@ -59,6 +62,7 @@ class Fit:
     gpu_product: str = ""
     weights_gib: float = 0.0
     kv_gib: float = 0.0
+    workspace_gib: float = 0.0
     required_gib: float = 0.0
     gpu_gib: float = 0.0
     usable: float = UTILIZATION
@@ -161,15 +165,17 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
     # too low, and nothing is blocked by it.
     weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
-    taken = weights + kv + WORKSPACE_GIB
+    told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
+    workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
+    taken = weights + kv + workspace
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
     known = Fit(
-        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), round(required, 1), round(gpu.gib, 1),
+        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(required, 1), round(gpu.gib, 1),
         round(usable, 3), context, certain,
     )  # fmt: skip
     sums = (
-        f"weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {WORKSPACE_GIB:.1f}, "
+        f"weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
     if required > gpu.gib:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.actions import Condition, Finding
-from stoker_operator.fit import WORKSPACE_GIB, Fit
+from stoker_operator.fit import Fit
 from stoker_operator.plan import Plan
 from stoker_operator.plan_conditions import ready_conditions
 from stoker_operator.plan_scaling import scaling_status
@@ -70,7 +70,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "gpuProduct": fit.gpu_product,
         "weightsGiB": fit.weights_gib,
         "kvGiB": fit.kv_gib,
-        "workspaceGiB": WORKSPACE_GIB,
+        "workspaceGiB": fit.workspace_gib,
         "usable": fit.usable,
         "contextLength": fit.context,
         "requiredGiB": fit.required_gib,

@@ -99,6 +99,7 @@ def device_lines(device: torch.device) -> list[Line]:
 
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
+    from stoker_runtime.executor.device import device_memory
     from stoker_runtime.executor.resolve import resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
@@ -109,7 +110,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     if pooling is not None:
         return pooling_lines(source, pooling, config, device)
     spec = build_spec(source)
-    config = resolve(config, spec, device.type)
+    config = resolve(config, spec, device.type, device_memory(device).total)
     return model_lines(spec, config, device), config.dtype
 
 

@@ -11,7 +11,19 @@ import pytest
 
 from stoker_operator.fit import Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
 from stoker_operator.spec import FetchedModel, InferenceService
-from stoker_runtime.executor.resolve import GIB, DeviceMemory, budget_bytes
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.resolve import (
+    GIB,
+    RESERVE_BYTES,
+    DeviceMemory,
+    budget_bytes,
+    graph_bytes,
+    resolve,
+    workspace_bytes,
+)  # fmt: skip
+from stoker_runtime.executor.state import state_bytes
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
 from stoker_runtime.settings import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -104,6 +116,35 @@ def test_what_the_engine_is_told_to_take_is_what_is_checked(
     tokens = engine.num_gpu_blocks * (engine.page_size or 64) or SEVEN_B.max_context
     taken = SEVEN_B.bytes + 2 * 28 * 4 * 128 * 2 * tokens + 2 * GIB
     assert (verdict == "Fits") == (taken <= budget)
+
+
+DRIVER_GIB = 0.5  # what a process's context takes of an H200
+
+
+@pytest.mark.parametrize(
+    ("product", "runtime", "workspace"),
+    [
+        ("NVIDIA-L4", {}, 2.0),
+        ("NVIDIA-H100-80GB-HBM3", {}, 3.2),
+        ("NVIDIA-H200", {}, 3.2),
+        ("NVIDIA-H200", {"maxConcurrency": 8}, 2.0),
+        ("NVIDIA-H200", {"args": ["--max-num-batched-tokens", "2048"]}, 2.0),
+    ],
+)
+def test_the_workspace_is_what_the_engine_takes(
+    service: Build, product: str, runtime: dict[str, Any], workspace: float
+) -> None:
+    fit = assess(service(resources={"gpus": 1, "gpuProducts": [product]}, runtime=runtime), SEVEN_B)
+    assert fit is not None
+    assert fit.workspace_gib == workspace
+    assert f"workspace {workspace}" in fit.message
+    asked = EngineConfig("m", max_num_seqs=runtime.get("maxConcurrency", 0))
+    if "args" in runtime:
+        asked = replace(asked, max_num_batched_tokens=2048)
+    spec = build_spec(read_source("shape:qwen2.5-7b"))
+    config = resolve(asked, spec, "cuda", int(gpu_memory_gib(product) * GIB))
+    counted = workspace_bytes(config, spec) + graph_bytes(config, spec) + state_bytes(config, spec) + RESERVE_BYTES
+    assert counted / GIB + DRIVER_GIB == pytest.approx(workspace, abs=0.5)
 
 
 @pytest.mark.parametrize("share", ["", "many", "0", "-1", "1.5", "nan"])

@@ -28,6 +28,19 @@ def test_nothing_is_auto_after_resolve(qwen: ModelSpec) -> None:
     assert resolve(config, qwen, "cuda") == config
 
 
+@pytest.mark.parametrize(
+    ("device", "gpu", "steps"),
+    [("cuda", 141, (1024, 8192)), ("cuda", 32, (1024, 8192)), ("cuda", 31.9, (256, 2048)), ("cpu", 0, (32, 512))],
+)
+def test_steps_are_as_wide_as_the_gpu_is_large(
+    qwen: ModelSpec, device: str, gpu: float, steps: tuple[int, int]
+) -> None:
+    config = resolve(EngineConfig(model="m"), qwen, device, int(gpu * GIB))
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == steps
+    given = resolve(EngineConfig(model="m", max_num_seqs=7, max_num_batched_tokens=99), qwen, device, int(gpu * GIB))
+    assert (given.max_num_seqs, given.max_num_batched_tokens) == (7, 99)
+
+
 def test_every_byte_of_the_budget_is_counted(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=0.8), qwen, "cuda")
     plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)

@@ -73,10 +73,10 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
     spec = build_spec(source)
     with phase("device", seconds):
         device = open_device(config.device)
-        config = resolve(config, spec, device.type)
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
+        config = resolve(config, spec, device.type, memory.total)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     host = plan_host(config, spec, free_host_memory)

@@ -18,6 +18,10 @@ GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
 # every kernel has run.
 RESERVE_BYTES = 512 * 1024**2
+# From here on a GPU has room for wide and long steps: beside 7B they take 3.2 GiB in all, the others 1.7.
+LARGE_GPU_BYTES = 32 * GIB
+# Most sequences and most tokens of a step, unless they are given.
+LARGE_GPU_STEPS, SMALL_GPU_STEPS, CPU_STEPS = (1024, 8192), (256, 2048), (32, 512)
 # Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
 SCORED_ROWS = 128
 
@@ -56,8 +60,10 @@ class MemoryPlan:
         return self.pages * self.page_bytes
 
 
-def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
+def resolve(config: EngineConfig, spec: ModelSpec, device: str, gpu_bytes: int = LARGE_GPU_BYTES) -> EngineConfig:
     """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
+
+    `gpu_bytes`: all memory of the GPU.
 
     Raises:
         ConfigError: max_model_len beyond what the model was trained for.
@@ -74,7 +80,10 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
         )
     max_len = config.max_model_len or spec.max_position
     on_gpu = device == "cuda"
-    max_seqs = config.max_num_seqs or (1024 if on_gpu else 32)
+    most_seqs, most_tokens = CPU_STEPS
+    if on_gpu:
+        most_seqs, most_tokens = LARGE_GPU_STEPS if gpu_bytes >= LARGE_GPU_BYTES else SMALL_GPU_STEPS
+    max_seqs = config.max_num_seqs or most_seqs
     return replace(
         config,
         device=device,
@@ -82,7 +91,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str) -> EngineConfig:
         kv_cache_dtype=kv_dtype,
         max_model_len=max_len,
         max_num_seqs=max_seqs,
-        max_num_batched_tokens=max(config.max_num_batched_tokens or (8192 if on_gpu else 512), max_seqs),
+        max_num_batched_tokens=max(config.max_num_batched_tokens or most_tokens, max_seqs),
         page_size=config.page_size or (64 if on_gpu else 16),
         quantization=resolve_quantization(config.quantization, spec),
     )
