@@ -25,7 +25,7 @@ MEMORY = "nvidia.com/gpu.memory"
 # What the engine takes beside weights and KV, the driver included. From LARGE_GIB on its steps are longer, unless they
 # are told; what 7B then takes, a larger model exceeds.
 WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
-LARGE_GIB = 32
+LARGE_GIB = 36
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
 _ADVICE = (

@@ -30,7 +30,7 @@ def test_nothing_is_auto_after_resolve(qwen: ModelSpec) -> None:
 
 @pytest.mark.parametrize(
     ("device", "gpu", "steps"),
-    [("cuda", 141, (1024, 8192)), ("cuda", 32, (1024, 8192)), ("cuda", 31.9, (256, 2048)), ("cpu", 0, (32, 512))],
+    [("cuda", 141, (1024, 8192)), ("cuda", 36, (1024, 8192)), ("cuda", 35.9, (256, 2048)), ("cpu", 0, (32, 512))],
 )
 def test_steps_are_as_wide_as_the_gpu_is_large(
     qwen: ModelSpec, device: str, gpu: float, steps: tuple[int, int]

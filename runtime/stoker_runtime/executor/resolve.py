@@ -19,7 +19,7 @@ GIB = 1024**3
 # every kernel has run.
 RESERVE_BYTES = 512 * 1024**2
 # From here on a GPU has room for wide and long steps: beside 7B they take 3.2 GiB in all, the others 1.7.
-LARGE_GPU_BYTES = 32 * GIB
+LARGE_GPU_BYTES = 36 * GIB
 # Most sequences and most tokens of a step, unless they are given.
 LARGE_GPU_STEPS, SMALL_GPU_STEPS, CPU_STEPS = (1024, 8192), (256, 2048), (32, 512)
 # Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
