@@ -269,7 +269,7 @@ FLAGS: tuple[Flag, ...] = (
         "max_num_seqs",
         integer(0),
         SCHEDULING,
-        "most sequences in a step; 0: 1024, 256 on a GPU of less than 36 GiB, 32 on a CPU",
+        "most sequences in a step; 0: 1024, or 256 below 36 GiB, 32 on a CPU",
         "N",
     ),
     Flag(
@@ -277,7 +277,7 @@ FLAGS: tuple[Flag, ...] = (
         "max_num_batched_tokens",
         integer(0),
         SCHEDULING,
-        "most tokens in a step; 0: 8192, 2048 on a GPU of less than 36 GiB, 512 on a CPU",
+        "most tokens in a step; 0: 8192, or 2048 below 36 GiB, 512 on a CPU",
         "TOKENS",
     ),
     Flag("max-queued", "max_queued", integer(1), SCHEDULING, "waiting requests beyond which answers are 429", "N"),
