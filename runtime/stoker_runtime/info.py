@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from stoker_runtime.config import EngineConfig
     from stoker_runtime.executor.host_memory import HostPlan
+    from stoker_runtime.executor.resolve import DeviceMemory
     from stoker_runtime.models.config_source import ModelSource
     from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
@@ -110,8 +111,9 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     if pooling is not None:
         return pooling_lines(source, pooling, config, device)
     spec = build_spec(source)
-    config = resolve(config, spec, device.type, device_memory(device).total)
-    return model_lines(spec, config, device), config.dtype
+    memory = device_memory(device)
+    config = resolve(config, spec, device.type, memory.total)
+    return model_lines(spec, config, memory), config.dtype
 
 
 def pooling_lines(
@@ -139,22 +141,21 @@ def pooling_lines(
     return lines, config.dtype
 
 
-def model_lines(spec: ModelSpec, config: EngineConfig, device: torch.device) -> list[Line]:
+def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> list[Line]:
     """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
-    from stoker_runtime.executor.device import device_memory
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
     from stoker_runtime.executor.resolve import plan_memory
     from stoker_runtime.executor.state import state_bytes
 
     weights = spec.parameter_bytes(config.dtype, config.quantization)
     host = plan_host(config, spec, free_host_memory)
-    state = state_bytes(config, spec) + host.device_bytes(device.type)
-    plan = plan_memory(config, spec, device_memory(device), weights, state)
+    state = state_bytes(config, spec) + host.device_bytes(config.device)
+    plan = plan_memory(config, spec, device, weights, state)
     tokens = plan.pages * config.page_size
     # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
     needed = plan.weights + plan.overhead + plan.kv_bytes + host.nbytes
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    shortage = f"no: it needs {gib(needed)} of {gib(memory)}" if device.type == "cpu" and needed > memory else ""
+    shortage = f"no: it needs {gib(needed)} of {gib(memory)}" if config.device == "cpu" and needed > memory else ""
     quantized = "" if config.quantization == "none" else f", {config.quantization} weights"
     return [
         (

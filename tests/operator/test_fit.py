@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.fit import Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
+from stoker_operator.fit import LARGE_GIB, Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
 from stoker_operator.spec import FetchedModel, InferenceService
-from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.resolve import (
     GIB,
+    LARGE_GPU_BYTES,
     RESERVE_BYTES,
     DeviceMemory,
     budget_bytes,
     graph_bytes,
     resolve,
     workspace_bytes,
-)  # fmt: skip
+)
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
@@ -138,13 +138,13 @@ def test_the_workspace_is_what_the_engine_takes(
     assert fit is not None
     assert fit.workspace_gib == workspace
     assert f"workspace {workspace}" in fit.message
-    asked = EngineConfig("m", max_num_seqs=runtime.get("maxConcurrency", 0))
-    if "args" in runtime:
-        asked = replace(asked, max_num_batched_tokens=2048)
+    engine = parse_serve(["m", *runtime.get("args", ())], {}).engine
+    asked = replace(engine, max_num_seqs=runtime.get("maxConcurrency", 0))
     spec = build_spec(read_source("shape:qwen2.5-7b"))
     config = resolve(asked, spec, "cuda", int(gpu_memory_gib(product) * GIB))
     counted = workspace_bytes(config, spec) + graph_bytes(config, spec) + state_bytes(config, spec) + RESERVE_BYTES
     assert counted / GIB + DRIVER_GIB == pytest.approx(workspace, abs=0.5)
+    assert LARGE_GIB * GIB == LARGE_GPU_BYTES
 
 
 @pytest.mark.parametrize("share", ["", "many", "0", "-1", "1.5", "nan"])
