@@ -163,14 +163,14 @@ def test_sigterm_drains_all_of_them(processes: list[ServerProcess]) -> None:
     processes.append(fleet("slow"))
     server = processes[0].wait_ready()
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(ask, server.url, max_tokens=100) for _ in range(8)]
+        answers = [pool.submit(ask, server.url, max_tokens=300) for _ in range(8)]
         assert wait_until(lambda: CLIENT.get(f"{server.url}/load", headers=FRESH).json()["server_load"] == 8)
         server.signal(signal.SIGTERM)
         assert wait_until(lambda: CLIENT.get(f"{server.url}/ready", headers=FRESH).status_code == 503)
         # Whoever has nothing left to do answers as long as another has.
         assert {CLIENT.get(f"{server.url}/health", headers=FRESH).status_code for _ in range(6)} == {200}
         assert ask(server.url).json()["error"]["code"] == "server_draining"
-        assert [answer.result().json()["usage"]["completion_tokens"] for answer in answers] == [100] * 8
+        assert [answer.result().json()["usage"]["completion_tokens"] for answer in answers] == [300] * 8
     assert server.exit_status() == 0
     assert server.log.count("] server: stopped") == 2
 
