@@ -1,7 +1,7 @@
 """One of several API processes: `python -m stoker_runtime.api_process`, started by fleet.py.
 
 Invariants: what it needs comes pickled through its standard input: its assignment, and when the engine is ready, the
-engine's endpoint. When that pipe closes, the process ends, whatever it is doing.
+engine's endpoint, or None when it will not be. When that pipe closes, the process ends, whatever it is doing.
 Knows nothing of the other API processes but the board that they share.
 """
 
@@ -23,7 +23,7 @@ from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.board import Board
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.errors import ConfigError, EngineError, StokerError
 from stoker_runtime.fleet import Assignment
 from stoker_runtime.logging_setup import set_up
 from stoker_runtime.parent import exit_with_parent
@@ -59,6 +59,9 @@ async def serve(assignment: Assignment, stream: BinaryIO) -> int:
 
     async def attach(_: EngineConfig) -> AsyncEngine:
         endpoint = await asyncio.to_thread(read_endpoint, stream, clean_up)
+        if endpoint is None:
+            await asyncio.Event().wait()  # for the signal that comes with it
+            raise EngineError("the server ends before its engine is ready")
         threading.Thread(target=exit_with_parent, args=(stream, clean_up), daemon=True).start()
         return await AsyncEngine.attach(endpoint)
 
@@ -68,13 +71,14 @@ async def serve(assignment: Assignment, stream: BinaryIO) -> int:
     return await Server(assignment.config, attach, Seat(listener, board, store)).run()
 
 
-def read_endpoint(stream: BinaryIO, clean_up: Callable[[], None]) -> str:
-    """Wait until the engine is ready. Cleans up and ends the process when its parent is gone."""
+def read_endpoint(stream: BinaryIO, clean_up: Callable[[], None]) -> str | None:
+    """Wait until the engine is ready (None: the server ends before). Cleans up and ends when the parent is gone."""
     try:
-        return str(pickle.load(stream))
+        endpoint: str | None = pickle.load(stream)
     except EOFError:
         clean_up()
         os._exit(FAILED)
+    return endpoint
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class SharedEngine(Mortal, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What an API process is told first, through its standard input; the engine's endpoint follows.
+    """What an API process is told first, through its standard input; the engine's endpoint follows, or None: no engine.
 
     `folder` is for what all of them share and nobody else may read; it ends with this process, or else with them.
     """
@@ -208,6 +208,7 @@ class Fleet:
         running = [process for process in self._processes.values() if process.returncode is None]
         for process in running:
             process.send_signal(signal.SIGTERM)
+            tell(process, None)  # one that waits for the engine waits no longer
         patience = self._config.drain_seconds if self._stop.is_set() else 0.0
         ends = [asyncio.ensure_future(process.wait()) for process in running]
         if ends:

@@ -212,6 +212,18 @@ def test_sigterm_while_starting_stops_cleanly(processes: list[ServerProcess]) ->
     assert processes[0].exit_status() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_processes_that_wait_for_the_engine_end_too(processes: list[ServerProcess], number: signal.Signals) -> None:
+    server = fleet("late")
+    processes.append(server)
+    for _ in range(20):  # until each has answered
+        assert wait_until(lambda: ask(server.url).status_code == 503, 20)
+    assert speakers(server) == {"api 1", "api 2"}
+    server.signal(number)
+    assert server.exit_status(8) == 0
+    assert "ERROR" not in server.log
+
+
 def test_a_full_queue_is_429_whoever_is_asked(processes: list[ServerProcess]) -> None:
     processes.append(fleet("slow", "--max-queued", "1"))
     server = processes[0].wait_ready()

@@ -1,12 +1,14 @@
 """An engine process that builds the uniform executor: what `AsyncEngine.start(command=…)` runs in these tests.
 
 The first argument picks how it behaves: `ok`, `slow` (20 ms a step), `fails-at-N` (the executor breaks in step N),
-`stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes).
+`stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes), `late` (the
+start takes a minute).
 """
 
 from __future__ import annotations
 
 import sys
+import time
 
 from uniform_executor import UniformExecutor, UniformLaunched
 
@@ -38,8 +40,10 @@ def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
         raise ModelError(f"{config.model}: no such checkpoint")
     if mode == "bug":
         raise ZeroDivisionError("a bug in the start")
+    if mode == "late":
+        time.sleep(60)
     sizes = {"num_pages": 512, "page_size": 16, "max_model_len": 4096, "max_num_batched_tokens": 256}
-    if mode == "ok":
+    if mode in ("ok", "late"):
         return UniformExecutor(**sizes)
     if mode == "slow":
         return UniformExecutor(**sizes, step_seconds=0.02)
