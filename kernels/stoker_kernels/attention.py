@@ -82,15 +82,22 @@ def paged_attention(
 
 
 def plan_attention(
-    meta: AttentionMeta, *, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+    meta: AttentionMeta, *, num_tokens: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
 ) -> AttentionMeta:
-    """Plan the decode rows once for all layers of a step: the meta to give to each `paged_attention` of it.
+    """Plan a step of `num_tokens` tokens once for all its layers: the meta to give to each `paged_attention` of it.
 
-    Without it each call plans anew, which costs a launch per layer. `window` is the widest of the layers' (0 if any
-    layer sees everything). `meta.seq_lens` must be final, and the workspace serve no other step in between.
+    Without it each call plans anew, which costs a launch or two per layer. `window` is the widest of the layers' (0 if
+    any layer sees everything). `meta.seq_lens` must be final, and the workspace serve no other step in between.
     """
     if meta.seq_lens.device.type == "cuda":
         from stoker_kernels.attention_triton import plan_attention as plan
 
-        return plan(meta, num_kv_heads=num_kv_heads, head_dim=head_dim, kv_dtype=kv_dtype, window=window)
+        return plan(
+            meta,
+            num_tokens=num_tokens,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            kv_dtype=kv_dtype,
+            window=window,
+        )
     return replace(meta, planned_window=None)

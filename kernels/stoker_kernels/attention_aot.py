@@ -17,6 +17,7 @@ from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import MAX_SHARES
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_shares import share_plan_kernel
+from stoker_kernels.attention_tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS
 
 PAGE = 64
@@ -133,6 +134,17 @@ def _register_plan(rows: int) -> None:
     )
 
 
+register_aot(
+    tile_plan_kernel,
+    dict.fromkeys(("query_start_ptr", "seq_lens_ptr", "seq_slots_ptr"), I32_ANYWHERE)
+    | dict.fromkeys(("tiles_ptr", "num_tiles_ptr"), "*i32")
+    | dict.fromkeys(("num_rows", "num_tokens", "tile_tokens"), I32),
+    [{"TILES": PLANNED_TILES, "BLOCK_ROWS": ROWS}],
+    options={"num_warps": 4},
+    min_sm=90,
+    max_sm=90,
+    compact=True,
+)
 for _rows in PLAN_ROWS:
     _register_plan(_rows)
 for _sm in SMS:

@@ -90,6 +90,16 @@ def prefers_wide_tiles(tokens: int) -> bool:
     return tokens > 2048
 
 
+def prefers_one_launch(kv_bytes: int, decodes: int, tokens: int) -> bool:
+    """Whether `sm90_mixed` pays for a step of `decodes` decode rows and `tokens` prefill tokens.
+
+    Of e4m3 its tiles are faster than any other kernel's; of bf16 they are not, but one launch is faster than two.
+    """
+    if kv_bytes == 1:
+        return tokens > 0
+    return decodes > 0 and tokens > 0 and not prefers_wide_tiles(tokens)
+
+
 def stream_config(kv_bytes: int, group: int) -> StreamConfig:
     """The configuration for `kv_bytes` a cached element and `group` query heads a KV head, head dimension 128.
 
@@ -99,6 +109,22 @@ def stream_config(kv_bytes: int, group: int) -> StreamConfig:
     if kv_bytes == 2:
         return StreamConfig(stages=3, ctas_per_sm=2, min_units=4)
     return StreamConfig(stages=4 if group < 8 else 3, ctas_per_sm=3, min_units=4)
+
+
+def mixed_stream_config(kv_bytes: int) -> StreamConfig:
+    """The configuration of `sm90_mixed`: with e4m3 its CTAs hold a unit of f16 too, so that two are resident."""
+    return StreamConfig(stages=3 if kv_bytes == 2 else 4, ctas_per_sm=2, min_units=4)
+
+
+def shares_first(kv_bytes: int, ctas: int, tiles: int) -> int:
+    """How many of `ctas` CTAs begin with a share of the decode rows, in a step of up to `tiles` tiles of chunks.
+
+    Where the tiles are few they fill the gaps that shares leave; where they are many an SM has a CTA of each kind. With
+    e4m3 shares wait for instructions, not for memory, and there is nothing to gain from tiles beside them.
+    """
+    if kv_bytes == 1:
+        return 0
+    return ctas if tiles <= ctas else ctas // 2
 
 
 def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> PrefillConfig:

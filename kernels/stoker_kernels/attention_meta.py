@@ -14,6 +14,7 @@ from torch import Tensor
 # Items beyond one per row that a decode plan may use: those of one KV head on 192 SMs, 4 programs each, slack 2.
 EXTRA_ITEMS = 1536
 MAX_SHARES = EXTRA_ITEMS // 2  # CTAs of a plan by shares: each may leave two partial results
+MAX_TILES = 4096  # of prefill tokens in a mixed step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class AttentionWorkspace:
 
     `partial [items, Hq, D]` fp32 and `partial_lse [items, Hq]` fp32 hold the KV splits of one decode call;
     `items [items, 8]` int32 is the decode plan, `num_items [1]` int32 its length, or `shares [768, 8]` int32 is, by
-    CTA; `tickets [2]` int32 hand out prefill tiles, `arrivals [max_rows, Hq]` int32 count the splits that are done;
-    both are zero between calls.
+    CTA; `tiles [4096, 8]` int32 is the plan of the chunks, `num_tiles [1]` its length. `tickets [3]` int32 hand out
+    tiles and shares, `arrivals [max_rows, Hq]` int32 count the splits that are done; both are zero between calls.
     """
 
     partial: Tensor
@@ -31,6 +32,8 @@ class AttentionWorkspace:
     items: Tensor
     num_items: Tensor
     shares: Tensor
+    tiles: Tensor
+    num_tiles: Tensor
     tickets: Tensor
     arrivals: Tensor
 
@@ -43,7 +46,8 @@ class AttentionMeta:
     are token offsets; `seq_lens [S]` int32 count the keys including this step's tokens (0 = padded row).
     `max_query_len` and `max_seq_len` are host bounds, at least as large as any real value.
     `planned_window` is set by `plan_attention`: the workspace already holds the decode plan of this step, by shares
-    (`attention_shares`) where `planned_shares`. `settled`: these tensors and the plan are complete before any kernel of
+    (`attention_shares`) where `planned_shares`, and where `planned_tiles` that of its chunks (`attention_tile_plan`).
+    `settled`: these tensors and the plan are complete before any kernel of
     attention can start (`pdl.pdl_settle`), so that one may read them, and keys of earlier steps, ahead of its turn.
     """
 
@@ -57,6 +61,7 @@ class AttentionMeta:
     workspace: AttentionWorkspace
     planned_window: int | None = None
     planned_shares: bool = False
+    planned_tiles: bool = False
     settled: bool = False
 
 
@@ -71,7 +76,9 @@ def attention_workspace(
         items=torch.zeros(items, 8, dtype=torch.int32, device=device),
         num_items=torch.zeros(1, dtype=torch.int32, device=device),
         shares=torch.zeros(MAX_SHARES, 8, dtype=torch.int32, device=device),
-        tickets=torch.zeros(2, dtype=torch.int32, device=device),
+        tiles=torch.zeros(MAX_TILES, 8, dtype=torch.int32, device=device),
+        num_tiles=torch.zeros(1, dtype=torch.int32, device=device),
+        tickets=torch.zeros(3, dtype=torch.int32, device=device),
         arrivals=torch.zeros(max_rows, num_q_heads, dtype=torch.int32, device=device),
     )
 
@@ -79,4 +86,5 @@ def attention_workspace(
 def attention_workspace_bytes(max_rows: int, num_q_heads: int, head_dim: int) -> int:
     """Bytes that `attention_workspace` allocates."""
     items = max_rows + EXTRA_ITEMS
-    return 4 * (items * num_q_heads * (head_dim + 1) + items * 8 + 1 + max_rows * num_q_heads)
+    plans = (items + MAX_SHARES + MAX_TILES) * 8
+    return 4 * (items * num_q_heads * (head_dim + 1) + plans + 5 + max_rows * num_q_heads)

@@ -131,29 +131,47 @@ def launch_streams(
 
     `settled`: `meta.settled` holds of the plan too.
     """
-    k, v = inputs.k_cache, inputs.v_cache
     device = inputs.q.device
-    kv_bytes = 1 if inputs.fp8 else 2
-    pages, kv_heads, page = k.shape[:3]
-    space = meta.workspace
-    page_rows, head_rows = (int(k.stride(i) * k.element_size()) // (HEAD_DIM * kv_bytes) for i in (0, 1))
-    box_rows = min(BOX_ROWS, page)
-    arguments = DecodeArguments(
+    arguments = decode_arguments(inputs, meta, plan_window, config.stages, settled=settled)
+    name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
+    shared = shared_bytes(1 if inputs.fp8 else 2, config.stages, inputs.group)
+    chosen = cuda.kernel(STEM, ARCH, name, shared, THREADS, device.index or 0)
+    grid = num_ctas(meta, inputs.k_cache.shape[1], config)
+    cuda.launch(chosen, grid, [*decode_maps(inputs), arguments], device, pdl=pdl_on(device))
+
+
+def decode_arguments(
+    inputs: Inputs, meta: AttentionMeta, plan_window: int, stages: int, *, settled: bool
+) -> DecodeArguments:
+    """What the kernel is told of a step, with a ring of `stages`."""
+    k, space = inputs.k_cache, meta.workspace
+    _, kv_heads, page = k.shape[:3]
+    page_rows, head_rows = _row_strides(inputs)
+    return DecodeArguments(
         *(_address(t) for t in (
             inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.tickets,
             space.partial, space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
         )),
         inputs.scale * LOG2E, inputs.softcap,
         inputs.window, plan_window, meta.num_decodes, kv_heads, inputs.group, inputs.q.stride(0), inputs.out.stride(0),
-        meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, box_rows, config.stages,
+        meta.page_table.stride(0), page.bit_length() - 1, page_rows, head_rows, min(BOX_ROWS, page), stages,
         space.shares.shape[0], int(settled),
     )  # fmt: skip
+
+
+def decode_maps(inputs: Inputs) -> list[ctypes.Array[ctypes.c_char]]:
+    """The tensor maps of keys and values."""
+    pages, kv_heads, page = inputs.k_cache.shape[:3]
+    page_rows, head_rows = _row_strides(inputs)
     rows = (pages - 1) * page_rows + (kv_heads - 1) * head_rows + page
-    maps = [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (k, v)]
-    name = f"sm90_{'e4m3' if inputs.fp8 else 'bf16'}_decode"
-    shared = shared_bytes(kv_bytes, config.stages, inputs.group)
-    chosen = cuda.kernel(STEM, ARCH, name, shared, THREADS, device.index or 0)
-    cuda.launch(chosen, num_ctas(meta, kv_heads, config), [*maps, arguments], device, pdl=pdl_on(device))
+    kv_bytes, box_rows = 1 if inputs.fp8 else 2, min(BOX_ROWS, page)
+    return [cache_map(t.data_ptr(), rows, kv_bytes, box_rows) for t in (inputs.k_cache, inputs.v_cache)]
+
+
+def _row_strides(inputs: Inputs) -> tuple[int, int]:
+    """Of pages and of heads, in rows of one token and head."""
+    k, row = inputs.k_cache, HEAD_DIM * (1 if inputs.fp8 else 2)
+    return int(k.stride(0)) * k.element_size() // row, int(k.stride(1)) * k.element_size() // row
 
 
 @functools.cache

@@ -15,18 +15,20 @@ import torch
 import triton
 from torch import Tensor
 
-from stoker_kernels import attention_sm90, attention_sm90_prefill
+from stoker_kernels import attention_sm90, attention_sm90_mixed, attention_sm90_prefill
 from stoker_kernels.attention_config import (
     DecodeConfig,
     PrefillConfig,
     decode_config,
+    mixed_stream_config,
     padded_dim,
+    prefers_one_launch,
     prefers_wide_tiles,
     prefill_config,
     stream_config,
 )
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
-from stoker_kernels.attention_meta import AttentionMeta
+from stoker_kernels.attention_meta import MAX_TILES, AttentionMeta
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
 from stoker_kernels.dispatch import interpreting, sm_of
@@ -84,30 +86,57 @@ def paged_attention(
         k_cache, v_cache = k_cache.view(torch.uint16), v_cache.view(torch.uint16)
     inputs = Inputs(q, k_cache, v_cache, out, k_scale, v_scale, sinks, scale, window, softcap, fp8)
     _check(inputs, meta)
-    rows = meta.seq_lens.shape[0]
+    if _in_one_launch(inputs, meta):
+        _mixed(inputs, meta)
+        return out
     if meta.num_decodes > 0:
         _decode(inputs, meta)
-    if meta.num_decodes < rows or q.shape[0] > meta.num_decodes:
+    if meta.num_decodes < meta.seq_lens.shape[0] or q.shape[0] > meta.num_decodes:
         _prefill(inputs, meta)
     return out
+
+
+def _by_shares(inputs: Inputs) -> bool:
+    """Whether steps of this model are planned for the CUDA kernels."""
+    return attention_sm90.available(inputs.q.device, inputs.kv_dtype, inputs.q.shape[2], inputs.group)
+
+
+def _in_one_launch(inputs: Inputs, meta: AttentionMeta) -> bool:
+    tokens = inputs.q.shape[0] - meta.num_decodes
+    return (
+        prefers_one_launch(1 if inputs.fp8 else 2, meta.num_decodes, tokens)
+        and _by_shares(inputs)
+        and attention_sm90_mixed.refusal(inputs, meta) is None
+    )
+
+
+def _mixed(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Run decode rows, chunks and padding together, after the plans unless the step has made them."""
+    config = mixed_stream_config(1 if inputs.fp8 else 2)
+    plan_window = meta.planned_window if meta.planned_tiles else None
+    settled = meta.settled and plan_window is not None
+    if plan_window is None:
+        plan_window = inputs.window
+        attention_sm90_mixed.plan_tiles(meta, inputs.q.shape[0], inputs.group)
+        if meta.num_decodes > 0:
+            attention_sm90.plan_shares(meta, inputs.k_cache.shape[1], plan_window, config)
+    attention_sm90_mixed.launch_mixed(inputs, meta, plan_window, config, settled=settled)
 
 
 def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
     """Plan the decode rows, unless the step's plan is there and of the right kind, and run them."""
     num_kv_heads, head_dim = inputs.k_cache.shape[1], inputs.q.shape[2]
     kv_bytes, device = 1 if inputs.fp8 else inputs.k_cache.element_size(), inputs.q.device
-    streams = meta.num_decodes * num_kv_heads
-    shared = attention_sm90.available(device, inputs.kv_dtype, head_dim, inputs.group)
-    if shared and attention_sm90.cache_refusal(inputs) is None:
+    if _by_shares(inputs) and attention_sm90.cache_refusal(inputs) is None:
         shares = stream_config(kv_bytes, inputs.group)
-        plan_window = meta.planned_window if meta.planned_shares else None
+        plan_window = meta.planned_window if meta.planned_shares and not meta.planned_tiles else None
         settled = meta.settled and plan_window is not None
         if plan_window is None:
             plan_window = inputs.window
             attention_sm90.plan_shares(meta, num_kv_heads, plan_window, shares)
         attention_sm90.launch_streams(inputs, meta, plan_window, shares, settled=settled)
         return
-    config = decode_config(head_dim, kv_bytes, sm_of(device), streams)
+    config = decode_config(head_dim, kv_bytes, sm_of(device), meta.num_decodes * num_kv_heads)
     if meta.planned_window is None or meta.planned_shares:
         launch_plan(meta, num_kv_heads, inputs.window, config)
     launch_decode(inputs, meta, config)
@@ -126,17 +155,25 @@ def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
 
 
 def plan_attention(
-    meta: AttentionMeta, *, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+    meta: AttentionMeta, *, num_tokens: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
 ) -> AttentionMeta:
     """`stoker_kernels.attention.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
     group = meta.workspace.partial.shape[1] // num_kv_heads
     shares = attention_sm90.available(device, kv_dtype, head_dim, group)
+    tiles = (
+        shares
+        and prefers_one_launch(kv_dtype.itemsize, meta.num_decodes, num_tokens - meta.num_decodes)
+        and attention_sm90_mixed.tile_bound(meta, num_tokens, group) <= MAX_TILES
+    )
+    if tiles:
+        attention_sm90_mixed.plan_tiles(meta, num_tokens, group)
     if streams > 0 and shares:
-        attention_sm90.plan_shares(meta, num_kv_heads, window, stream_config(kv_dtype.itemsize, group))
+        config = mixed_stream_config(kv_dtype.itemsize) if tiles else stream_config(kv_dtype.itemsize, group)
+        attention_sm90.plan_shares(meta, num_kv_heads, window, config)
     elif streams > 0:
         launch_plan(meta, num_kv_heads, window, decode_config(head_dim, kv_dtype.itemsize, sm_of(device), streams))
-    return replace(meta, planned_window=window, planned_shares=shares)
+    return replace(meta, planned_window=window, planned_shares=shares, planned_tiles=tiles)
 
 
 def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: DecodeConfig) -> None:

@@ -25,8 +25,15 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoker_kernels import attention_sm90, attention_sm90_prefill
-from stoker_kernels.attention_config import DecodeConfig, PrefillConfig, StreamConfig
+from stoker_kernels import attention_sm90, attention_sm90_mixed, attention_sm90_prefill
+from stoker_kernels.attention_config import (
+    DecodeConfig,
+    PrefillConfig,
+    StreamConfig,
+    mixed_stream_config,
+    prefill_config,
+    stream_config,
+)
 from stoker_kernels.attention_meta import AttentionMeta, AttentionWorkspace, attention_workspace
 from stoker_kernels.attention_triton import Inputs, launch_decode, launch_plan, launch_prefill
 from stoker_kernels.pdl import enable_pdl
@@ -57,11 +64,12 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One timed batch: rows of (query tokens, keys)."""
+    """One timed batch: rows of (query tokens, keys), of which the first `decodes` decode."""
 
     name: str
     heads: Heads
     rows: tuple[tuple[int, int], ...]
+    decodes: int = 0
 
 
 QWEN_7B = Heads("7B", 28, 4, 128)
@@ -95,12 +103,33 @@ PREFILL_FP8: tuple[Config, ...] = (
 
 def decode_works() -> list[Work]:
     """PERF.md's decode shapes: prompts of 128 and outputs of 256 begin at 129 keys and end at 384."""
-    works = [Work(f"7B 1x{n}", QWEN_7B, ((1, n),)) for n in (256, 1024, 8192)]
+    works = [Work(f"7B 1x{n}", QWEN_7B, ((1, n),), 1) for n in (256, 1024, 8192)]
     for rows, keys in itertools.product((16, 64, 128, 256, 1024), (140, 256, 384)):
-        works.append(Work(f"7B {rows}x{keys}", QWEN_7B, ((1, keys),) * rows))
-    works.append(Work("7B 32x8192", QWEN_7B, ((1, 8192),) * 32))
+        works.append(Work(f"7B {rows}x{keys}", QWEN_7B, ((1, keys),) * rows, rows))
+    works.append(Work("7B 32x8192", QWEN_7B, ((1, 8192),) * 32, 32))
     pick = random.Random(0)
-    works.append(Work("0.6B 256 ragged", QWEN_06B, tuple((1, pick.randint(100, 2048)) for _ in range(256))))
+    works.append(Work("0.6B 256 ragged", QWEN_06B, tuple((1, pick.randint(100, 2048)) for _ in range(256)), 256))
+    return works
+
+
+def mixed_works() -> list[Work]:
+    """Chunks beside rows that decode, and small steps of chunks alone."""
+    works = []
+    for heads, rows, keys, chunk in (
+        (QWEN_7B, 16, 1000, 128),
+        (QWEN_7B, 64, 1000, 128),
+        (QWEN_7B, 64, 1000, 512),
+        (QWEN_7B, 64, 1000, 2048),
+        (QWEN_7B, 256, 256, 512),
+        (QWEN_7B, 64, 1000, 4096),
+        (QWEN_06B, 64, 1000, 512),
+        (QWEN_06B, 256, 1000, 2048),
+    ):
+        name = f"{heads.name} {rows}x{keys} + {chunk}"
+        works.append(Work(name, heads, ((1, keys),) * rows + ((chunk, chunk),), rows))
+    works.append(Work("7B 16x1000 + 512 at 16K", QWEN_7B, ((1, 1000),) * 16 + ((512, 16384),), 16))
+    for rows, tokens in ((1, 128), (1, 512), (4, 128), (1, 2048), (8, 256)):
+        works.append(Work(f"7B {rows}x{tokens}", QWEN_7B, ((tokens, tokens),) * rows))
     return works
 
 
@@ -132,7 +161,6 @@ class Case:
         order = torch.randperm(pages, device="cuda").int()
         starts = torch.tensor([0, *itertools.accumulate(tokens)], device="cuda").int()
         lengths = torch.tensor([k for _, k in work.rows], device="cuda").int()
-        decodes = len(tokens) if max(tokens) == 1 else 0
         self.metas = []
         for index in range(self.rotations):
             table = torch.zeros(len(tokens), max(per_row), dtype=torch.int32, device="cuda")
@@ -142,7 +170,7 @@ class Case:
             slots = torch.arange(len(tokens), device="cuda").int()
             self.metas.append(
                 AttentionMeta(
-                    table, slots, starts, lengths, decodes, max(tokens), max(k for _, k in work.rows), workspace
+                    table, slots, starts, lengths, work.decodes, max(tokens), max(k for _, k in work.rows), workspace
                 )
             )
         self.out = torch.empty_like(self.q)
@@ -239,7 +267,8 @@ def checked(heads: Heads, page: int, fp8: bool, configs: Iterable[Config], space
     """The configurations that are right, the others printed."""
     configs = list(configs)
     decode = not isinstance(configs[0], PrefillConfig | TileKernel)
-    case = Case(Work("check", heads, CHECKED_ROWS if decode else CHECKED_CHUNKS), page, fp8, space, rotate=False)
+    rows = CHECKED_ROWS if decode else CHECKED_CHUNKS
+    case = Case(Work("check", heads, rows, len(rows) if decode else 0), page, fp8, space, rotate=False)
     want = case.reference()
     good = []
     for config in configs:
@@ -257,12 +286,12 @@ Job = tuple[Heads, int, bool, Config, bool]
 def compile_jobs(page: int, only: str | None) -> list[Job]:
     """Each kernel of the sweep once: split rules change no code."""
     jobs: list[Job] = []
-    if only != "prefill":
+    if only in (None, "decode"):
         for fp8, configs in ((False, DECODE_BF16), (True, DECODE_FP8)):
             kernels = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in configs if isinstance(c, DecodeConfig)}
             jobs += [(heads, page, fp8, c, False) for heads in (QWEN_7B, QWEN_06B) for c in kernels.values()]
         jobs.append((QWEN_7B, page, False, FEW_BF16, True))
-    if only != "decode":
+    if only in (None, "prefill"):
         jobs += [(QWEN_7B, page, False, c, False) for c in PREFILL_BF16 if isinstance(c, PrefillConfig)]
         jobs += [(QWEN_7B, page, True, c, False) for c in PREFILL_FP8]
     return jobs
@@ -345,13 +374,102 @@ def sweep_prefill(page: int, fp8: bool, works: list[Work]) -> list[dict[str, obj
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run a mixed step whose shares are planned with `plan`."""
+
+    plan: StreamConfig
+    launch: Callable[[AttentionMeta], None]
+
+
+def mixed_ways(case: Case) -> dict[str, Way]:
+    """One launch; two, with each prefill kernel; those two at once; each half alone."""
+    inputs, work = case.inputs(), case.work
+    kv_bytes = 1 if case.fp8 else 2
+    shares, mixed = stream_config(kv_bytes, inputs.group), mixed_stream_config(kv_bytes)
+    tokens = sum(q for q, _ in work.rows[work.decodes :])
+    tiles = prefill_config(work.heads.dim, kv_bytes, 90, tokens // (len(work.rows) - work.decodes))
+    side = torch.cuda.Stream()
+
+    def decode(meta: AttentionMeta) -> None:
+        if work.decodes:
+            attention_sm90.launch_streams(inputs, meta, 0, shares, settled=True)
+
+    def prefill(meta: AttentionMeta) -> None:
+        launch_prefill(inputs, meta, tiles)
+
+    def wide(meta: AttentionMeta) -> None:
+        attention_sm90_prefill.launch_tiles(inputs, meta)
+
+    def two(meta: AttentionMeta) -> None:
+        decode(meta)
+        prefill(meta)
+
+    def two_wide(meta: AttentionMeta) -> None:
+        decode(meta)
+        wide(meta)
+
+    def at_once(meta: AttentionMeta) -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            prefill(meta)
+        decode(meta)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def one(meta: AttentionMeta) -> None:
+        attention_sm90_mixed.launch_mixed(inputs, meta, 0, shares, settled=True)
+
+    ways = {"one": Way(mixed, one), "two": Way(shares, two)}
+    if not case.fp8:
+        ways["two sm90"] = Way(shares, two_wide)
+    if work.decodes:
+        ways |= {"at once": Way(shares, at_once), "decode": Way(shares, decode), "prefill": Way(shares, prefill)}
+    return ways
+
+
+def sweep_mixed(page: int, fp8: bool, works: list[Work]) -> list[dict[str, object]]:
+    """Table of µs for each work and way, with PDL as in the engine; each whole way's output is checked first."""
+    names = ("one", "two", "two sm90", "at once", "decode", "prefill")
+    print(f"\nmixed {'fp8' if fp8 else 'bf16'} KV, page {page}; µs per call")
+    print(f"{'':24}" + " ".join(f"{name:>9}" for name in names))
+    rows = []
+    enable_pdl(True)
+    for work in works:
+        case = Case(work, page, fp8, attention_workspace(1024, work.heads.q, work.heads.dim, "cuda"))
+        want = case.reference()
+        cells = []
+        ways = mixed_ways(case)
+        for name in names:
+            if name not in ways:
+                cells.append(f"{'':9}")
+                continue
+            way, meta = ways[name], case.metas[0]
+            attention_sm90_mixed.plan_tiles(meta, len(case.q), work.heads.q // work.heads.kv)
+            if work.decodes:
+                attention_sm90.plan_shares(meta, work.heads.kv, 0, way.plan)
+            torch.cuda.synchronize()  # a settled step's plan is complete
+            case.out.fill_(float("nan"))
+            way.launch(meta)
+            error = float(((case.out.float() - want).abs() / (1 + want.abs())).max().item())
+            if name not in ("decode", "prefill") and not error < TOLERANCE:
+                cells.append(f"{'wrong':>9}")
+                continue
+            seconds = graph_time([partial(way.launch, meta) for meta in case.metas])
+            cells.append(f"{seconds * 1e6:9.1f}")
+            rows.append({"work": work.name, "fp8": fp8, "page": page, "us": seconds * 1e6, "way": name})
+        print(f"{work.name:24}" + " ".join(cells), flush=True)
+        del case
+    enable_pdl(False)
+    return rows
+
+
 def latency_table(page: int, config: DecodeConfig | StreamConfig) -> None:
     """Short batches with and without programmatic dependent launch, and what a plan costs."""
     for pdl in (False, True):
         enable_pdl(pdl)
         line = []
         for rows, keys in ((1, 256), (1, 1024), (16, 384), (128, 384)):
-            work = Work("", QWEN_7B, ((1, keys),) * rows)
+            work = Work("", QWEN_7B, ((1, keys),) * rows, rows)
             case = Case(work, page, False, attention_workspace(1024, QWEN_7B.q, QWEN_7B.dim, "cuda"))
             line.append(f"{rows}x{keys} {measure(case, config) * 1e6:.1f}")
             meta = case.metas[0]
@@ -369,7 +487,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=int, default=64, help="KV page size in tokens")
     parser.add_argument("--json", help="write all times here")
-    parser.add_argument("--only", choices=("decode", "prefill"))
+    parser.add_argument("--only", choices=("decode", "prefill", "mixed"))
     args = parser.parse_args()
     begin = time.time()
     jobs = compile_jobs(args.page, args.only)
@@ -378,14 +496,17 @@ def main() -> None:
         list(pool.map(_compile, jobs))
     print(f"compiled {len(jobs)} in {time.time() - begin:.0f} s on {torch.cuda.get_device_name()}", flush=True)
     rows: list[dict[str, object]] = []
-    if args.only != "prefill":
+    if args.only in (None, "decode"):
         latency_table(args.page, FEW_BF16)
         latency_table(args.page, STREAM_BF16)
         for fp8 in (False, True):
             rows += sweep_decode(args.page, fp8, decode_works())
-    if args.only != "decode":
+    if args.only in (None, "prefill"):
         for fp8 in (False, True):
             rows += sweep_prefill(args.page, fp8, prefill_works())
+    if args.only in (None, "mixed"):
+        for fp8 in (False, True):
+            rows += sweep_mixed(args.page, fp8, mixed_works())
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rows, file)

@@ -28,6 +28,7 @@ TARGETS = {
     "sm90_bf16_gemm_wide": ("sm_90a",),
     "sm90_e4m3_gemm_wide": ("sm_90a",),
     "sm90_decode": ("sm_90a",),
+    "sm90_mixed": ("sm_90a",),
     "sm90_prefill": ("sm_90a",),
 }
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")

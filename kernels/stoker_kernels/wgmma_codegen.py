@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
-REGISTER_COLUMNS = (128,)
+REGISTER_ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
+REGISTER_SHAPES = ((64, False), (128, True))
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 224, 256)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
@@ -17,6 +18,7 @@ TOP = """\
 // Written by wgmma_codegen.py. D[64, N] (+)= A[64, K] · B[N, K]ᵀ, both operands K-major in shared memory.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 namespace stoker {
@@ -26,8 +28,8 @@ struct e4m3 {};  // tag of the 8-bit float; the kernels never touch single value
 template <typename T, int N>
 struct Wgmma;
 
-// bf16: A [64, 16] in registers, B [16, N] with N contiguous.
-template <int N>
+// A [64, 16] in registers, B [16, N] with N contiguous where `columns`, else B [N, 16]ᵀ with K contiguous.
+template <typename T, int N, bool columns>
 struct WgmmaRegisters;
 """
 
@@ -53,19 +55,20 @@ struct Wgmma<{element}, {tokens}> {{
 """
 
 
-def register_wrapper(columns: int) -> str:
-    """A from registers, and B with its N columns contiguous (MN-major): attention's P · V."""
-    count = columns // 2
+def register_wrapper(element: str, width: int, columns: bool) -> str:
+    """A from registers: attention's P · V, whose B has its columns contiguous (MN-major), and its Q · Kᵀ."""
+    count = width // 2
+    name = REGISTER_ELEMENTS[element]
     operands = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     a, b, flag = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}", count + 4, count + 5
     return f"""
 template <>
-struct WgmmaRegisters<{columns}> {{
+struct WgmmaRegisters<{element}, {width}, {str(columns).lower()}> {{
   static __device__ __forceinline__ void multiply(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b, bool accumulate) {{
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{flag}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{operands}}}, {a}, %{b}, p, 1, 1, 1;\\n}}"
+        "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {{{operands}}}, {a}, %{b}, p, 1, 1, {int(columns)};\\n}}"
         : {outputs}
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
   }}
@@ -76,7 +79,9 @@ struct WgmmaRegisters<{columns}> {{
 def header() -> str:
     """The whole text of wgmma.cuh."""
     wrappers = "".join(wrapper(element, tokens) for element in ELEMENTS for tokens in TOKENS)
-    registers = "".join(register_wrapper(columns) for columns in REGISTER_COLUMNS)
+    registers = "".join(
+        register_wrapper(element, *shape) for element in REGISTER_ELEMENTS for shape in REGISTER_SHAPES
+    )
     return f"{TOP}{wrappers}{registers}\n}}  // namespace stoker\n"
 
 

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import aot, attention_sm90, attention_sm90_prefill, attention_triton, dispatch, gemm_gated, pdl
+from stoker_kernels import (
+    aot,
+    attention_sm90,
+    attention_sm90_mixed,
+    attention_sm90_prefill,
+    attention_triton,
+    dispatch,
+    gemm_gated,
+    pdl,
+)
 from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.gemm import LinearWeight
 from stoker_kernels.pages import copy_pages
@@ -103,6 +112,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
     monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", attention_triton.plan_attention)
     monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_, **__: None)
+    monkeypatch.setattr(attention_sm90_mixed, "launch_mixed", lambda *_, **__: None)
     monkeypatch.setattr(attention_sm90, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
     monkeypatch.setattr(gemm_gated, "linear", record_linear)
@@ -210,6 +220,7 @@ def test_every_launch_has_a_precompiled_variant(
     group = body.decoder.spec.heads // body.decoder.spec.kv_heads
     possible = streams and body.decoder.spec.head_dim == 128 and group <= attention_sm90.MAX_GROUP
     monkeypatch.setattr(attention_sm90, "available", lambda *_: possible)
+    monkeypatch.setattr(attention_sm90_mixed, "refusal", lambda *_: None)
     monkeypatch.setattr(attention_sm90_prefill, "refusal", lambda _: "recorded as Triton's")
     run_everything(body, table)
     launched = recorder.wanted.values()

@@ -1,8 +1,8 @@
 """An engine process that builds the uniform executor: what `AsyncEngine.start(command=…)` runs in these tests.
 
 The first argument picks how it behaves: `ok`, `slow` (20 ms a step), `fails-at-N` (the executor breaks in step N),
-`stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes), `late` (the
-start takes a minute).
+`stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes), `late`
+(the start takes a minute).
 """
 
 from __future__ import annotations

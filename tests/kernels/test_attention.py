@@ -80,7 +80,7 @@ def test_the_result_goes_to_out() -> None:
 
 def test_planning_on_the_cpu_changes_nothing() -> None:
     batch = random_batch(Shape(), ROWS, decodes=3)
-    planned = plan_attention(batch.meta, num_kv_heads=2, head_dim=32, kv_dtype=torch.float32)
+    planned = plan_attention(batch.meta, num_tokens=len(batch.q), num_kv_heads=2, head_dim=32, kv_dtype=torch.float32)
     assert planned == replace(batch.meta, planned_window=None)
 
 

@@ -16,15 +16,17 @@ from stoker_kernels.aot_registry import AotSpec, specs
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_shares import share_plan_kernel
+from stoker_kernels.attention_tile_plan import tile_plan_kernel
 
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
 KERNELS = {
     decode_kernel: "decode",
     decode_plan_kernel: "plan",
     share_plan_kernel: "shares",
+    tile_plan_kernel: "tiles",
     prefill_kernel: "prefill",
 }
-PLANS = (decode_plan_kernel, share_plan_kernel)
+PLANS = (decode_plan_kernel, share_plan_kernel, tile_plan_kernel)
 
 
 def cases() -> list[tuple[AotSpec, int, bool]]:
@@ -95,7 +97,7 @@ def test_decode_of_e4m3_loads_no_single_bytes() -> None:
     assert not re.search(r"ld\.(shared|global)[.a-z0-9]*\.[bus]8", hopper("decode", True).asm["ptx"])
 
 
-@pytest.mark.parametrize("stem", ["sm90_decode", "sm90_prefill"])
+@pytest.mark.parametrize("stem", ["sm90_decode", "sm90_mixed", "sm90_prefill"])
 def test_cuda_kernels_compile_without_spills(stem: str, tmp_path: Path) -> None:
     try:
         nvcc.toolkit()

@@ -16,7 +16,8 @@ from stoker_kernels.reference_attention import reference_attention
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = compile_emulated(("sm90_prefill.cuh",), "prefill.cpp", tmp_path_factory.mktemp("emulator"))
+    sources = ("sm90_prefill.cuh", "tile_softmax.cuh")
+    library = compile_emulated(sources, "prefill.cpp", tmp_path_factory.mktemp("emulator"))
     assert library.arguments_size() == ctypes.sizeof(PrefillArguments)
     assert library.shared_bytes() == SHARED_BYTES
     return library

@@ -4,11 +4,6 @@
 
 namespace stoker {
 
-__device__ __forceinline__ float soft_cap(float logit_log2, float cap) {
-  // Quick divisions: an exact one by a cap of 0, moved ahead of the question whether there is one, takes 400 cycles.
-  return (1.0f - __fdividef(2.0f, exp2_approx(logit_log2 * __fdividef(2.0f, cap)) + 1.0f)) * (cap * LOG2E);
-}
-
 // Hands the weights of the warp's 16 keys to all warps. They are relative to the stream's running maxima, unless these
 // keys exceed one by SLACK; the maxima they are relative to go with them.
 template <typename Cache>
@@ -224,8 +219,16 @@ __device__ __forceinline__ void combine_shares(const DecodeArguments& g, const H
   }
 }
 
-template <typename Cache>
-__device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRing<Cache>& ring, int warp, int lane) {
+// A kernel without tiles.
+struct NoTiles {
+  static constexpr bool any = false;
+  __device__ __forceinline__ void take(const Header&, int&, uint32_t&) const {}
+};
+
+// Takes what the producer sends until it says stop. `tiles` takes the tiles of prefill queries.
+template <typename Cache, typename Tiles>
+__device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRing<Cache>& ring, const Tiles& tiles,
+                                        int warp, int lane) {
   Result a;
   Fragments<Cache> f;
   Header open[2] = {};
@@ -238,6 +241,15 @@ __device__ __forceinline__ void consume(const DecodeArguments& g, const DecodeRi
     const int4* fields = reinterpret_cast<const int4*>(ring.headers + stage * HEADER_INTS);
     const int4 x = fields[0], y = fields[1];
     const Header h{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    if (Tiles::any && h.flags & TILE) {
+      tiles.take(h, stage, parity);
+      // A tile comes between shares: nothing of them has to live through it.
+      a.reset();
+      f = {};
+      open[0] = open[1] = {};
+      qk_scale = g.scale_log2;
+      continue;
+    }
     if (h.flags & FIRST) {
       a.reset();
       f.load_queries(ring.q + stage * ring.q_bytes, g.group, lane);

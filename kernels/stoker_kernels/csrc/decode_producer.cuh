@@ -39,10 +39,10 @@ struct Producer {
   uint32_t parity = 1;
   int held[MAX_AHEAD];  // this lane's row of the cache for a unit that waits for the step's token, else −1
 
-  __device__ __forceinline__ void load_rows(int to_stage, int from) const {
+  __device__ __forceinline__ void load_rows(int to_stage, int from, uint64_t policy) const {
     const uint32_t to = ring.data_address + to_stage * stage_bytes + which * tile_bytes + half * (UNIT * 128) +
                         box * g.box_rows * 128;
-    tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, ring.full + 8 * to_stage, once);
+    tensor_load_2d(to, which ? &v_map : &k_map, half * 64, from, ring.full + 8 * to_stage, policy);
   }
   __device__ __forceinline__ void load_queries(int to_stage, int row, int head) const {
     if (lane >= g.group) return;
@@ -61,7 +61,7 @@ struct Producer {
       const int4* header = reinterpret_cast<const int4*>(ring.headers + i * HEADER_INTS);
       const int4 x = header[0];
       if (header[1].x & FIRST) load_queries(i, x.x, x.y);
-      if (held[i] >= 0) load_rows(i, held[i]);
+      if (held[i] >= 0) load_rows(i, held[i], once);
     }
     ahead = -1;
   }
@@ -85,7 +85,7 @@ struct Producer {
     const int boxes = (h.valid + g.box_rows - 1) / g.box_rows;
     open(h, 2 * boxes * g.box_rows * Cache::row_bytes + (h.flags & FIRST ? g.group * HEAD_DIM * 2 : 0));
     const bool waits = ahead >= 0 && last_keys;
-    if (box < boxes && !waits) load_rows(stage, from);
+    if (box < boxes && !waits) load_rows(stage, from, once);
     if (ahead >= 0) {
 #pragma unroll
       for (int j = 0; j < MAX_AHEAD; ++j) {

@@ -62,8 +62,8 @@ struct Header {
   int flags, share, first_share, last_share;  // this one, and those that have part of the stream
 };
 // A stream's first unit in a share, and its last; STARTS: the stream starts behind the start of its first share. END has
-// no keys: the share is over; STOP: the CTA's work is.
-constexpr int FIRST = 1, LAST = 2, STARTS = 4, END = 8, STOP = 16;
+// no keys: the share is over; STOP: the CTA's work is. TILE: the first unit of a tile of prefill queries.
+constexpr int FIRST = 1, LAST = 2, STARTS = 4, END = 8, STOP = 16, TILE = 32;
 
 // What the consumers tell each other of a unit. `weights` are B fragments.
 struct Exchange {
@@ -96,6 +96,22 @@ struct DecodeRing {
     last = headers + stages * (HEADER_INTS + 4);
   }
 };
+
+// Readies the ring's barriers, with all threads of the CTA.
+template <typename Cache>
+__device__ __forceinline__ void start_ring(const DecodeRing<Cache>& ring, const CUtensorMap& k_map,
+                                           const CUtensorMap& v_map, int stages) {
+  if (threadIdx.x == CONSUMER_THREADS) {
+    tensor_map_prefetch(&k_map);
+    tensor_map_prefetch(&v_map);
+    for (int s = 0; s < stages; ++s) {
+      mbarrier_init(ring.full + 8 * s, 1);
+      mbarrier_init(ring.empty + 8 * s, CONSUMERS);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+}
 
 __device__ __forceinline__ int first_block(int len, int window) {
   return window > 0 ? max(len - window, 0) / UNIT : 0;

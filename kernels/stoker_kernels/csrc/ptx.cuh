@@ -224,9 +224,12 @@ __device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const 
 }
 
 // Orders this thread's earlier generic-proxy view of memory before its later bulk copies: of all memory, which is a MEMBAR,
-// or only of global memory, which is not and is enough after grid_dependency_wait().
+// or only of global memory, which is not and is enough after grid_dependency_wait(), or only of shared memory.
 __device__ __forceinline__ void proxy_fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void proxy_fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void proxy_fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 

@@ -27,21 +27,12 @@ __device__ __forceinline__ void sm90_decode(const CUtensorMap& k_map, const CUte
   extern __shared__ unsigned char raw[];
   const DecodeRing<Cache> ring(raw, g.stages, g.group);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp == CONSUMERS && lane == 0) {
-    tensor_map_prefetch(&k_map);
-    tensor_map_prefetch(&v_map);
-    for (int s = 0; s < g.stages; ++s) {
-      mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, CONSUMERS);
-    }
-    mbarrier_init_fence();
-  }
-  __syncthreads();
+  start_ring(ring, k_map, v_map, g.stages);
   launch_dependents();
   if (warp == CONSUMERS) {
     Producer<Cache>{k_map, v_map, g, ring, lane}.run();
   } else {
-    consume<Cache>(g, ring, warp, lane);
+    consume(g, ring, NoTiles{}, warp, lane);
   }
 }
 

@@ -69,7 +69,7 @@ class StepBody:
             slot_mapping_out=out.slot_mapping,
             seq_lens_out=out.seq_lens,
         )
-        meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, rows, 1)
+        meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, shape, 1)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
         logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:rows])
         if shape.mode != MASKED:
@@ -86,7 +86,7 @@ class StepBody:
         rows, tokens = shape.rows, shape.total_tokens
         packed, out = self.ragged.rows(rows, tokens), self.ragged.outputs(rows, tokens)
         prepare_ragged(packed, self.slots, self.page_size, shape.decodes, out)
-        meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape.decodes, max_query_len)
+        meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape, max_query_len)
         wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
         hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
         logits = self.decoder.logits(hidden[:rows], self._logits[:rows])
@@ -124,17 +124,17 @@ class StepBody:
         seq_slots: torch.Tensor,
         query_start: torch.Tensor,
         seq_lens: torch.Tensor,
-        num_decodes: int,
+        shape: StepShape,
         max_query_len: int,
     ) -> AttentionMeta:
-        """What attention needs, with the KV splits of the decode rows planned once for all layers."""
+        """What attention needs, with the KV splits of the decode rows and the tiles planned once for all layers."""
         spec = self.decoder.spec
         meta = AttentionMeta(
             page_table=self.slots.page_table,
             seq_slots=seq_slots,
             query_start=query_start,
             seq_lens=seq_lens,
-            num_decodes=num_decodes,
+            num_decodes=shape.decodes,
             max_query_len=max_query_len,
             max_seq_len=self.max_model_len,
             workspace=self._workspace,
@@ -142,6 +142,7 @@ class StepBody:
         )
         return plan_attention(
             meta,
+            num_tokens=shape.total_tokens,
             num_kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             kv_dtype=self.kv[0][0].dtype,

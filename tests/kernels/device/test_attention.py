@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from stoker_kernels import attention_sm90_mixed, attention_triton
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_config import DecodeConfig, StreamConfig, decode_config
 from stoker_kernels.attention_sm90 import ARCH, STEM, available, num_ctas, plan_shares
+from stoker_kernels.attention_sm90_mixed import TILE_ROWS, plan_tiles, tile_bound
 from stoker_kernels.attention_triton import launch_plan, plan_attention
 from stoker_kernels.cuda import missing_cubin
 from stoker_kernels.dispatch import sm_of
@@ -35,7 +37,7 @@ def check(batch: AttentionBatch, planned: bool = False, **options: Any) -> torch
     meta = batch.meta
     if planned:
         _, heads, _, dim = batch.k.shape
-        meta = plan_attention(meta, num_kv_heads=heads, head_dim=dim, kv_dtype=batch.k.dtype)
+        meta = plan_attention(meta, num_tokens=len(batch.q), num_kv_heads=heads, head_dim=dim, kv_dtype=batch.k.dtype)
     out = torch.full_like(batch.q, float("nan"))
     paged_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options, **options)
     want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options, **options)
@@ -85,7 +87,7 @@ def test_a_plan_made_beforehand_changes_no_bit(device: torch.device) -> None:
 
 def test_a_narrower_plan_is_refused(device: torch.device) -> None:
     batch = random_batch(Shape(dim=64), DECODES, decodes=len(DECODES), device=device)
-    meta = plan_attention(batch.meta, num_kv_heads=2, head_dim=64, kv_dtype=FULL, window=32)
+    meta = plan_attention(batch.meta, num_tokens=len(batch.q), num_kv_heads=2, head_dim=64, kv_dtype=FULL, window=32)
     check(replace(batch, meta=meta), window=32)
     with pytest.raises(ValueError, match="planned for window 32, narrower than 33"):
         paged_attention(batch.q, batch.k, batch.v, meta, window=33, scale=1.0)
@@ -201,6 +203,39 @@ def test_an_eighth_of_short_streams_is_a_tail(device: torch.device) -> None:
     assert int(units[ctas:].max()) * 6 <= int(units[0])
 
 
+@pytest.mark.parametrize("group", [1, 7, 8])
+@pytest.mark.parametrize(
+    ("rows", "decodes", "padding"),
+    [
+        (MIXED, len(DECODES), 25),
+        ([(0, 0)] * 3, 0, 40),
+        ([(1, 300)] * 4, 4, 9),
+        ([(200, 700)], 0, 0),
+        ([(index % 23, 100 + index) for index in range(300)], 0, 3),
+    ],
+    ids=["mixed", "empty", "padding", "one", "many"],
+)
+def test_tiles_cover_each_token_once(
+    rows: list[tuple[int, int]], decodes: int, padding: int, group: int, device: torch.device
+) -> None:
+    batch = random_batch(Shape(16, 1, group, 1), rows, decodes=decodes, padding=padding, device=device)
+    plan_tiles(batch.meta, len(batch.q), group)
+    slots, starts = batch.meta.seq_slots.tolist(), batch.meta.query_start.tolist()
+    expected = []  # (token, its position, keys, slot)
+    for (count, keys), slot, start in list(zip(rows, slots, starts, strict=False))[decodes:]:
+        expected += [(start + i, keys - count + i, keys, slot) for i in range(count)]
+    found = []
+    count = int(batch.meta.workspace.num_tiles)
+    assert count <= tile_bound(batch.meta, len(batch.q), group)
+    for token, tokens, position, keys, slot, *_ in reversed(batch.meta.workspace.tiles[:count].tolist()):
+        assert 0 < tokens <= TILE_ROWS // group
+        found += [(token + i, position + i, keys, slot) for i in range(tokens)]
+    assert found[: len(expected)] == expected
+    assert [(token, keys) for token, _, keys, _ in found[len(expected) :]] == [
+        (starts[-1] + i, 0) for i in range(padding)
+    ]
+
+
 def stream_blocks(keys: int, window: int) -> tuple[int, int]:
     first = max(0, keys - window) // 64 if window else 0
     return first, max(-(-keys // 64), first + 1)
@@ -250,6 +285,50 @@ def test_sm90_decode_is_what_runs_and_takes_every_option(cache: torch.dtype, dev
             check(batch, **options)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def test_a_mixed_step_is_one_launch_and_takes_every_option(
+    cache: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sm_of(device) != 90:
+        pytest.skip("made for SM 9.0")
+    assert missing_cubin(attention_sm90_mixed.STEM, ARCH) is None
+    for name in ("_decode", "_prefill"):
+        monkeypatch.delattr(attention_triton, name)
+    sinks = torch.linspace(-2.0, 4.0, 28, device=device)
+    shape = Shape(64, 4, 28, 128, cache, torch.bfloat16)
+    steps: list[tuple[list[int], list[tuple[int, int]]]] = [
+        ([5], [(1, 1)]),
+        ([256] * 64, [(128, 128)]),
+        ([0, 9000, 1, 64, 0], [(30, 30), (0, 0), (500, 3000), (0, 0), (1, 65)]),
+        (list(range(1, 700, 3)), [(200, 700), (600, 600)]),
+        ([300] * 40, [(index % 23, 100 + index) for index in range(120)]),
+    ]
+    for seed, (decodes, chunks) in enumerate(steps):
+        rows = [*((1, n) for n in decodes), *chunks]
+        batch = random_batch(shape, rows, decodes=len(decodes), padding=100 * seed, seed=seed, device=device)
+        for options in ({}, {"window": 100}, {"sinks": sinks}):
+            show_errors(batch, options)
+            first = check(batch, **options)
+            for pdl in (False, True):
+                enable_pdl(pdl)
+                try:
+                    assert torch.equal(check(batch, planned=not options, **options), first)
+                finally:
+                    enable_pdl(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def test_a_layer_with_a_soft_cap_runs_in_a_step_that_is_planned_as_one(
+    cache: torch.dtype, device: torch.device
+) -> None:
+    rows = [(1, 3000), (1, 64), (1, 500), (40, 90), (200, 300)]
+    batch = random_batch(Shape(64, 4, 28, 128, cache, torch.bfloat16), rows, decodes=3, padding=7, device=device)
+    check(batch, planned=True, softcap=5.0)
+    check(batch, planned=True)
+
+
 def show_errors(batch: AttentionBatch, options: dict[str, Any]) -> None:
     """Print where the result is wrong, by row, head and dimension."""
     got = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options, **options).float()
@@ -282,7 +361,9 @@ def replay_with_other_lengths(device: torch.device) -> None:
     out = torch.empty_like(batch.q)
 
     def step() -> None:
-        meta = plan_attention(batch.meta, num_kv_heads=4, head_dim=128, kv_dtype=torch.bfloat16)
+        meta = plan_attention(
+            batch.meta, num_tokens=len(batch.q), num_kv_heads=4, head_dim=128, kv_dtype=torch.bfloat16
+        )
         for _ in range(3):
             paged_attention(batch.q, batch.k, batch.v, meta, out=out, **batch.options)
 
@@ -297,6 +378,41 @@ def replay_with_other_lengths(device: torch.device) -> None:
         out.fill_(float("nan"))
         graph.replay()
         want = reference_attention(batch.q.float(), batch.k, batch.v, batch.meta, **batch.options)
+        torch.testing.assert_close(out.float(), want, atol=1.2e-2, rtol=1.2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", [torch.bfloat16, FP8], ids=["bf16", "e4m3"])
+def test_a_graph_of_a_mixed_step_serves_other_lengths(device: torch.device, cache: torch.dtype) -> None:
+    shape = Shape(64, 4, 28, 128, cache, torch.bfloat16)
+    rows = [(1, 6000)] * 8 + [(0, 3000)] * 4
+    batch = random_batch(shape, rows, decodes=8, padding=512, device=device)
+    out, meta = torch.empty_like(batch.q), replace(batch.meta, max_query_len=512)
+
+    def step() -> None:
+        plans = plan_attention(meta, num_tokens=len(batch.q), num_kv_heads=4, head_dim=128, kv_dtype=cache)
+        for _ in range(3):
+            paged_attention(batch.q, batch.k, batch.v, plans, out=out, **batch.options)
+
+    enable_pdl(True)
+    try:
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    finally:
+        enable_pdl(False)
+    pick = random.Random(1)
+    for _ in range(20):
+        counts = [pick.choice([0, 1, 128, pick.randint(0, 128)]) for _ in range(4)]
+        lengths = [pick.choice([0, 1, 5999, pick.randint(1, 6000)]) for _ in range(8)]
+        lengths += [pick.randint(n, 3000) if n else 0 for n in counts]
+        starts = [*range(9), *(8 + end for end in itertools.accumulate(counts))]
+        meta.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        meta.query_start.copy_(torch.tensor(starts, dtype=torch.int32))
+        out.fill_(float("nan"))
+        graph.replay()
+        want = reference_attention(batch.q.float(), batch.k, batch.v, meta, **batch.options)
         torch.testing.assert_close(out.float(), want, atol=1.2e-2, rtol=1.2e-2)
 
 

@@ -1,1 +1,4 @@
 #pragma once
+#include <cstdint>
+
+struct __half { uint16_t bits; };

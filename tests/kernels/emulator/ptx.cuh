@@ -19,6 +19,7 @@ inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, t
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
 inline void proxy_fence_async_global() {}
+inline void proxy_fence_async_shared() {}
 
 // ---- registers ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "cuda_fp16.h"
 #include "ptx.cuh"
 
 namespace stoker {
@@ -98,10 +99,13 @@ void wgmma_wait() {
   emulator::rendezvous(key, 128);
 }
 
-inline float operand_columns(uint64_t descriptor, int line, int k) {
+// Element (line of N, k) of B, with its N columns contiguous or K contiguous.
+inline uint16_t operand_16(uint64_t descriptor, int line, int k, bool columns) {
   const uint32_t base = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
   const uint32_t groups = (descriptor >> 32 & 0x3FFF) << 4;
-  return from_bf16(shared_16(swizzled(base + line / 64 * leading + k / 8 * groups + k % 8 * 128 + line % 64 * 2)));
+  const uint32_t at = columns ? line / 64 * leading + k / 8 * groups + k % 8 * 128 + line % 64 * 2
+                              : line / 8 * groups + line % 8 * 128 + k * 2;
+  return shared_16(swizzled(base + at));
 }
 
 template <typename T, int N>
@@ -111,7 +115,7 @@ struct Wgmma {
   }
 };
 
-template <int N>
+template <typename T, int N, bool columns>
 struct WgmmaRegisters {
   static void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
     struct Fragment {
@@ -120,13 +124,14 @@ struct WgmmaRegisters {
     const auto all = emulator::gather(Fragment{{a[0], a[1], a[2], a[3]}}, 32);
     float* sums = d;
     const int lane = emulator::lane();
+    const auto number = [](uint16_t x) { return std::is_same_v<T, __half> ? from_f16(x) : from_bf16(x); };
     const auto product = [=] {
       for (int i = 0; i < N / 2; ++i) {
         const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
         float sum = accumulate ? sums[i] : 0.0f;
         for (int k = 0; k < 16; ++k) {
           const uint32_t pair = all[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8];
-          sum += from_bf16(static_cast<uint16_t>(pair >> 16 * (k % 2))) * operand_columns(b, column, k);
+          sum += number(static_cast<uint16_t>(pair >> 16 * (k % 2))) * number(operand_16(b, column, k, columns));
         }
         sums[i] = sum;
       }
