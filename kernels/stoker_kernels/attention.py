@@ -25,6 +25,7 @@ from stoker_kernels.dispatch import Target, reference_supports, register, select
 __all__ = [
     "AttentionMeta",
     "AttentionWorkspace",
+    "attention_kernels",
     "attention_workspace",
     "attention_workspace_bytes",
     "paged_attention",
@@ -79,6 +80,16 @@ def paged_attention(
         out=out,
     )
     return o
+
+
+def attention_kernels(device: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
+    """What the implementation "triton" runs on a GPU, for the start-up log: a kernel for each kind of step.
+
+    `group` is query heads per KV head. On Hopper what is not used for the model, or not built, stands with the reason.
+    """
+    from stoker_kernels.attention_triton import describe_kernels
+
+    return describe_kernels(device, kv_dtype, head_dim, group)
 
 
 def plan_attention(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WIDE_TOKENS = 2048  # prefill tokens of a step from which on, not included, it goes to `sm90_prefill`
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -87,7 +89,7 @@ def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
 
 def prefers_wide_tiles(tokens: int) -> bool:
     """Whether `sm90_prefill` pays for a step of `tokens` prefill tokens: in padded steps, all below, it lost time."""
-    return tokens > 2048
+    return tokens > WIDE_TOKENS
 
 
 def prefers_one_launch(kv_bytes: int, decodes: int, tokens: int) -> bool:

@@ -60,14 +60,18 @@ class DecodeArguments(ctypes.Structure):
 
 def available(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> bool:
     """Whether steps of this model are planned for these kernels."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device) == (9, 0)
-        and kv_dtype in DTYPES
-        and head_dim == HEAD_DIM
-        and group <= MAX_GROUP
-        and cuda.missing_cubin(STEM, ARCH) is None
-    )
+    return model_refusal(device, kv_dtype, head_dim, group) is None
+
+
+def model_refusal(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> str | None:
+    """None where these kernels run a model, else why not."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "made for SM 9.0"
+    if head_dim != HEAD_DIM or group > MAX_GROUP:
+        return f"takes heads of {HEAD_DIM}, up to {MAX_GROUP} a KV head"
+    if kv_dtype not in DTYPES:
+        return "takes a cache of bfloat16 or e4m3"
+    return cuda.missing_cubin(STEM, ARCH)
 
 
 def cache_refusal(inputs: Inputs) -> str | None:

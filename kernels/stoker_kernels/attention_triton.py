@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stoker_kernels import attention_sm90, attention_sm90_mixed, attention_sm90_prefill
 from stoker_kernels.attention_config import (
+    WIDE_TOKENS,
     DecodeConfig,
     PrefillConfig,
     decode_config,
@@ -31,6 +32,7 @@ from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
 from stoker_kernels.attention_meta import MAX_TILES, AttentionMeta
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
+from stoker_kernels.cuda import missing_cubin
 from stoker_kernels.dispatch import interpreting, sm_of
 from stoker_kernels.pdl import launch_options
 
@@ -152,6 +154,24 @@ def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
     mean_tokens = tokens // max(1, meta.seq_lens.shape[0] - meta.num_decodes)
     kv_bytes = 1 if inputs.fp8 else inputs.k_cache.element_size()
     launch_prefill(inputs, meta, prefill_config(q.shape[2], kv_bytes, sm_of(q.device), mean_tokens))
+
+
+def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
+    """`stoker_kernels.attention.attention_kernels` on a GPU."""
+    refused = attention_sm90.model_refusal(device, kv_dtype, head_dim, group)
+    if refused is not None:
+        return f"triton; no sm90_decode: {refused}" if sm_of(device) == 90 else "triton"
+    arch = attention_sm90.ARCH
+
+    def found(stem: str, use: str) -> str:
+        missing = missing_cubin(stem, arch)
+        return f"{stem} {use}" if missing is None else f"no {stem}: {missing}"
+
+    parts = ["sm90_decode", found(attention_sm90_mixed.STEM, "with chunks")]
+    if kv_dtype is torch.bfloat16:
+        use = f"from {WIDE_TOKENS + 1} tokens of them without a window"
+        parts += ["triton for chunks alone", found(attention_sm90_prefill.STEM, use)]
+    return "; ".join(parts)
 
 
 def plan_attention(

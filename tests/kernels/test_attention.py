@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stoker_kernels.attention import AttentionMeta, paged_attention, plan_attention
+from stoker_kernels import cuda, dispatch
+from stoker_kernels.attention import AttentionMeta, attention_kernels, paged_attention, plan_attention
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.dispatch import KernelUnavailable, select
 
@@ -100,3 +102,42 @@ def test_bfloat16_needs_sm80() -> None:
         patch.setattr("stoker_kernels.dispatch.sm_of", lambda device: 75)
         with pytest.raises(KernelUnavailable, match="needs sm_80"):
             select("paged_attention", torch.device("cuda", 7), torch.bfloat16)
+
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "kv_dtype", "head_dim", "names"),
+    [
+        ((8, 0), True, BF16, 128, "triton"),
+        ((9, 0), True, BF16, 64, "triton; no sm90_decode: takes heads of 128, up to 8 a KV head"),
+        ((9, 0), True, torch.float16, 128, "triton; no sm90_decode: takes a cache of bfloat16 or e4m3"),
+        ((9, 0), True, FP8, 128, "sm90_decode; sm90_mixed with chunks"),
+        (
+            (9, 0), True, BF16, 128,
+            "sm90_decode; sm90_mixed with chunks; triton for chunks alone; "
+            "sm90_prefill from 2049 tokens of them without a window",
+        ),
+        (
+            (9, 0), False, BF16, 128,
+            "triton; no sm90_decode: sm90_decode.sm_90a.cubin is not built: run python -m stoker_kernels.nvcc",
+        ),
+    ],
+)  # fmt: skip
+def test_the_start_log_names_the_kernels_behind_attention(
+    capability: tuple[int, int],
+    built: bool,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    names: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stem in ("sm90_decode", "sm90_mixed", "sm90_prefill") if built else ():
+        (tmp_path / f"{stem}.sm_90a.cubin").touch()
+    monkeypatch.setattr(cuda, "aot_folder", lambda: tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(dispatch, "_sms", {})
+    got = attention_kernels(torch.device("cuda", 0), kv_dtype=kv_dtype, head_dim=head_dim, group=7)
+    assert got == names

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from stoker_kernels import dispatch
 from stoker_kernels.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
@@ -95,7 +94,7 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
             raise KernelUnavailableError(str(error)) from error
     with phase("graphs", seconds):
         executor.capture(FIRST_GRAPHS)
-    for op, implementation in dispatch.chosen().items():
+    for op, implementation in executor.kernels().items():
         log.info("kernel: %-22s %s", op, implementation)
     log.info(
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",

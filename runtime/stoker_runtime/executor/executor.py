@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker_kernels import dispatch
 from stoker_kernels.aot_index import compiled_at_start
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
@@ -25,6 +24,7 @@ from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
+from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes
@@ -221,10 +221,14 @@ class Executor:
             "page_size": str(self.page_size),
             "host_pages": str(self.host_pages),
             "graphs": str(self._graphs.captured),
-            **{f"kernel.{op}": kernel for op, kernel in dispatch.chosen().items()},
+            **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
         }
+
+    def kernels(self) -> dict[str, str]:
+        """What runs each op that a step has used so far."""
+        return kernels_in_use(self.decoder.spec, self.device, self.arena.dtype)
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:

@@ -24,6 +24,7 @@ from stoker_kernels.attention import AttentionMeta, attention_workspace
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolBatch, PoolRow
 from stoker_runtime.executor.inputs import ForwardInputs
+from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.pooling_resolve import pooling_pages
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoder import Encoder, EncoderInputs
@@ -50,6 +51,10 @@ class Pooler(Protocol):
 
     def __call__(self, texts: Texts, rows: tuple[PoolRow, ...]) -> Tensor:
         """What is pooled of each text: `[S, size]`."""
+        ...
+
+    def kernels(self) -> dict[str, str]:
+        """What runs each op that the model has used so far."""
         ...
 
 
@@ -82,6 +87,10 @@ class EncoderPooler:
             return self._encoder.scores(hidden.index_select(0, texts.starts[:-1].long()))
         return pool_states(hidden, texts.starts, self._pooling.pooling)
 
+    def kernels(self) -> dict[str, str]:
+        """`Pooler`."""
+        return dispatch.chosen()
+
 
 class DecoderPooler:
     """A decoder, the pages that one layer's keys and values take, and which of its states count."""
@@ -113,6 +122,11 @@ class DecoderPooler:
         )
         hidden = self._decoder.forward(inputs, self._kv)
         return hidden if last_only else pool_states(hidden, texts.starts, self._pooling.pooling)
+
+    def kernels(self) -> dict[str, str]:
+        """`Pooler`."""
+        keys, _ = self._kv[0]
+        return kernels_in_use(self._decoder.spec, keys.device, keys.dtype)
 
     def _pages(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(pages of each text, its first page): texts take pages one after the other."""
@@ -217,7 +231,7 @@ class PoolingExecutor:
             "device": name,
             "dtype": self.config.dtype,
             "quantization": self.config.quantization,
-            **{f"kernel.{op}": kernel for op, kernel in dispatch.chosen().items()},
+            **{f"kernel.{op}": kernel for op, kernel in self._pooler.kernels().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
         }

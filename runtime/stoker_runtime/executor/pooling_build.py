@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from stoker_kernels import dispatch
 from stoker_kernels.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import KernelUnavailableError, ModelError
@@ -76,7 +75,7 @@ def build_pooling_executor(
             executor.load_kernels()
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error
-    for op, implementation in dispatch.chosen().items():
+    for op, implementation in pooler.kernels().items():
         log.info("kernel: %-22s %s", op, implementation)
     log.info("pooling: %s, %s, %s", pooling.task, pooling.pooling, "normalized" if pooling.normalize else "as it is")
     log.info("memory: weights %.2f GiB, a step at most %.2f GiB", plan.weights / GIB, plan.workspace / GIB)
