@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WIDE_TOKENS = 2048  # prefill tokens of a step from which on, not included, it goes to `sm90_prefill`
+WIDE_TOKENS = 2048  # chunks of more tokens than this in a step are `sm90_prefill`'s
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import triton
 
 from stoker_kernels import cuda
-from stoker_kernels.attention_config import StreamConfig, shares_first
+from stoker_kernels.attention_config import mixed_stream_config, shares_first
 from stoker_kernels.attention_meta import MAX_TILES, AttentionMeta
 from stoker_kernels.attention_sm90 import (
     ARCH,
@@ -52,7 +52,7 @@ def refusal(inputs: Inputs, meta: AttentionMeta) -> str | None:
     """None where the kernel runs a step that `attention_sm90.available` holds of, else why not."""
     if inputs.scale <= 0.0 or inputs.softcap > 0.0:
         return "takes a positive scale and no soft-cap"
-    if tile_bound(meta, inputs.q.shape[0], inputs.group) > MAX_TILES:
+    if not has_room(meta, inputs.q.shape[0], inputs.group):
         return f"takes up to {MAX_TILES} tiles"
     return cuda.missing_cubin(STEM, ARCH) or cache_refusal(inputs)
 
@@ -61,6 +61,11 @@ def tile_bound(meta: AttentionMeta, num_tokens: int, group: int) -> int:
     """Tiles that serve any split of the step's prefill tokens into its chunks, and the padding."""
     chunks = meta.seq_lens.shape[0] - meta.num_decodes
     return (num_tokens - meta.num_decodes) // (TILE_ROWS // group) + chunks + 1
+
+
+def has_room(meta: AttentionMeta, num_tokens: int, group: int) -> bool:
+    """Whether the workspace holds the tiles of any such step."""
+    return tile_bound(meta, num_tokens, group) <= MAX_TILES
 
 
 def plan_tiles(meta: AttentionMeta, num_tokens: int, group: int) -> None:
@@ -82,15 +87,14 @@ def plan_tiles(meta: AttentionMeta, num_tokens: int, group: int) -> None:
     )
 
 
-def launch_mixed(
-    inputs: Inputs, meta: AttentionMeta, plan_window: int, config: StreamConfig, *, settled: bool
-) -> None:
-    """Run the planned shares, planned with `config` and `plan_window`, and the planned tiles.
+def launch_mixed(inputs: Inputs, meta: AttentionMeta, plan_window: int, *, settled: bool) -> None:
+    """Run the planned shares, planned with `mixed_stream_config` and `plan_window`, and the planned tiles.
 
     `settled`: `meta.settled` holds of the plan of the shares too.
     """
     kv_heads, device = inputs.k_cache.shape[1], inputs.q.device
     kv_bytes = 1 if inputs.fp8 else 2
+    config = mixed_stream_config(kv_bytes)
     shares = num_ctas(meta, kv_heads, config) if meta.num_decodes > 0 else 0
     tiles = tile_bound(meta, inputs.q.shape[0], inputs.group) * kv_heads
     grid = min(config.ctas_per_sm * sm_count(device), shares + tiles)

@@ -29,7 +29,7 @@ from stoker_kernels.attention_config import (
     stream_config,
 )
 from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
-from stoker_kernels.attention_meta import MAX_TILES, AttentionMeta
+from stoker_kernels.attention_meta import AttentionMeta
 from stoker_kernels.attention_prefill import prefill_kernel
 from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
 from stoker_kernels.cuda import missing_cubin
@@ -114,15 +114,15 @@ def _in_one_launch(inputs: Inputs, meta: AttentionMeta) -> bool:
 
 def _mixed(inputs: Inputs, meta: AttentionMeta) -> None:
     """Run decode rows, chunks and padding together, after the plans unless the step has made them."""
-    config = mixed_stream_config(1 if inputs.fp8 else 2)
     plan_window = meta.planned_window if meta.planned_tiles else None
     settled = meta.settled and plan_window is not None
     if plan_window is None:
         plan_window = inputs.window
         attention_sm90_mixed.plan_tiles(meta, inputs.q.shape[0], inputs.group)
         if meta.num_decodes > 0:
+            config = mixed_stream_config(1 if inputs.fp8 else 2)
             attention_sm90.plan_shares(meta, inputs.k_cache.shape[1], plan_window, config)
-    attention_sm90_mixed.launch_mixed(inputs, meta, plan_window, config, settled=settled)
+    attention_sm90_mixed.launch_mixed(inputs, meta, plan_window, settled=settled)
 
 
 def _decode(inputs: Inputs, meta: AttentionMeta) -> None:
@@ -184,7 +184,7 @@ def plan_attention(
     tiles = (
         shares
         and prefers_one_launch(kv_dtype.itemsize, meta.num_decodes, num_tokens - meta.num_decodes)
-        and attention_sm90_mixed.tile_bound(meta, num_tokens, group) <= MAX_TILES
+        and attention_sm90_mixed.has_room(meta, num_tokens, group)
     )
     if tiles:
         attention_sm90_mixed.plan_tiles(meta, num_tokens, group)

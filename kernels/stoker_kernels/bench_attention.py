@@ -221,16 +221,21 @@ def plan_decode(meta: AttentionMeta, kv_heads: int, config: DecodeConfig | Strea
         launch_plan(meta, kv_heads, 0, config)
 
 
-def worst_error(case: Case, config: Config, want: Tensor) -> float:
-    """Largest error over 1 + |want|, into a poisoned output; NaN, or a tile that does not fit, is infinite."""
+def error_after(case: Case, call: Callable[[], None], want: Tensor) -> float:
+    """Largest error over 1 + |want| of what a call writes into a poisoned output; NaN is infinite."""
     case.out.fill_(float("nan"))
+    call()
+    worst = float(((case.out.float() - want).abs() / (1 + want.abs())).max().item())
+    return worst if worst == worst else float("inf")
+
+
+def worst_error(case: Case, config: Config, want: Tensor) -> float:
+    """The error of a configuration; of a tile that does not fit it is infinite."""
     try:
-        runner(case, config)(case.metas[0])
+        return error_after(case, lambda: runner(case, config)(case.metas[0]), want)
     except OutOfResources as error:
         print(f"{label(config)}: {error}", flush=True)
         return float("inf")
-    worst = float(((case.out.float() - want).abs() / (1 + want.abs())).max().item())
-    return worst if worst == worst else float("inf")
 
 
 def graph_time(calls: Iterable[Callable[[], None]], replays: int = 7) -> float:
@@ -417,7 +422,7 @@ def mixed_ways(case: Case) -> dict[str, Way]:
         torch.cuda.current_stream().wait_stream(side)
 
     def one(meta: AttentionMeta) -> None:
-        attention_sm90_mixed.launch_mixed(inputs, meta, 0, shares, settled=True)
+        attention_sm90_mixed.launch_mixed(inputs, meta, 0, settled=True)
 
     ways = {"one": Way(mixed, one), "two": Way(shares, two)}
     if not case.fp8:
@@ -446,12 +451,10 @@ def sweep_mixed(page: int, fp8: bool, works: list[Work]) -> list[dict[str, objec
             way, meta = ways[name], case.metas[0]
             attention_sm90_mixed.plan_tiles(meta, len(case.q), work.heads.q // work.heads.kv)
             if work.decodes:
-                attention_sm90.plan_shares(meta, work.heads.kv, 0, way.plan)
+                plan_decode(meta, work.heads.kv, way.plan)
             torch.cuda.synchronize()  # a settled step's plan is complete
-            case.out.fill_(float("nan"))
-            way.launch(meta)
-            error = float(((case.out.float() - want).abs() / (1 + want.abs())).max().item())
-            if name not in ("decode", "prefill") and not error < TOLERANCE:
+            error = error_after(case, partial(way.launch, meta), want)
+            if name not in ("decode", "prefill") and error >= TOLERANCE:
                 cells.append(f"{'wrong':>9}")
                 continue
             seconds = graph_time([partial(way.launch, meta) for meta in case.metas])
