@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.emulator.build import cache_maps, compile_emulated
-from tests.kernels.emulator.decode import Plan, regions_of_this_step
+from tests.kernels.emulator.build import compile_emulated
+from tests.kernels.emulator.decode import Plan, decode_step
 
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
+from stoker_kernels.attention_sm90 import DecodeArguments
 from stoker_kernels.reference_attention import reference_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -25,45 +26,10 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-def run(
-    kernels: ctypes.CDLL,
-    batch: AttentionBatch,
-    plan: Plan,
-    *,
-    stages: int = 3,
-    seed: int = 0,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-    settled: bool = True,
-) -> torch.Tensor:
-    fp8 = batch.k.dtype is FP8
-    _, kv_heads, page, dim = batch.k.shape
-    group = batch.q.shape[1] // kv_heads
-    shares = torch.tensor(plan.shares(batch), dtype=torch.int32)
-    ctas = plan.ctas if plan.tail else len(shares)
-    out = torch.full_like(batch.q, float("nan"))
-    partial = torch.full((2 * len(shares), group, dim), float("nan"))
-    lse = torch.full((2 * len(shares), group), float("nan"))
-    tickets = torch.zeros(2, dtype=torch.int32)
-    arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
-    box = min(BOX_ROWS, page)
-    m = batch.meta
-    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, tickets, partial, lse, arrivals,
-               batch.k_scale, batch.v_scale, sinks)  # fmt: skip
-    arguments = DecodeArguments(
-        *(None if t is None else t.data_ptr() for t in tensors),
-        batch.scale * LOG2E, softcap,
-        window, plan.window, len(batch.rows), kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
-        page.bit_length() - 1, kv_heads * page, page, box, stages, len(shares),
-        settled,
-    )  # fmt: skip
-    written = regions_of_this_step(batch)
-    by_address = (ctypes.byref(item) for item in (*cache_maps(batch, box), arguments))
-    kernels.decode(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
-    assert not arrivals.any()
-    assert not tickets.any()
-    return out
+def run(kernels: ctypes.CDLL, batch: AttentionBatch, plan: Plan, *, seed: int = 0, **options: Any) -> torch.Tensor:
+    step = decode_step(batch, plan, **options)
+    ctas = plan.ctas if plan.tail else len(step.shares)
+    return step.launch(kernels.decode, ctas, seed, step.arguments)
 
 
 def check(kernels: ctypes.CDLL, shape: Shape, lengths: list[int], plan: Plan, **options: object) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.emulator.build import cache_maps, compile_emulated
-from tests.kernels.emulator.decode import Plan, regions_of_this_step
+from tests.kernels.emulator.build import compile_emulated
+from tests.kernels.emulator.decode import Plan, decode_step
 
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_meta import MAX_TILES
-from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
 from stoker_kernels.attention_sm90_mixed import TILE_ROWS, WIDE_UNIT_BYTES, MixedArguments
 from stoker_kernels.reference_attention import reference_attention
 
@@ -52,42 +52,16 @@ def run(
     *,
     ctas: int = 3,
     decode_ctas: int = 1,
-    stages: int = 3,
     seed: int = 0,
-    window: int = 0,
-    sinks: torch.Tensor | None = None,
-    settled: bool = True,
+    **options: Any,
 ) -> torch.Tensor:
-    fp8 = batch.k.dtype is FP8
-    _, kv_heads, page, dim = batch.k.shape
-    group = batch.q.shape[1] // kv_heads
-    shares = torch.tensor(plan.shares(batch) or [[0] * 8], dtype=torch.int32)
-    planned = torch.tensor(tiles(batch, group) or [[0] * 8], dtype=torch.int32)
-    num_tiles = torch.tensor([len(tiles(batch, group))], dtype=torch.int32)
-    out = torch.full_like(batch.q, float("nan"))
-    partial = torch.full((2 * len(shares), group, dim), float("nan"))
-    lse = torch.full((2 * len(shares), group), float("nan"))
-    tickets = torch.zeros(3, dtype=torch.int32)
-    arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
-    box = min(BOX_ROWS, page)
-    m = batch.meta
-    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, tickets, partial, lse, arrivals,
-               batch.k_scale, batch.v_scale, sinks)  # fmt: skip
-    decode = DecodeArguments(
-        *(None if t is None else t.data_ptr() for t in tensors),
-        batch.scale * LOG2E, 0.0,
-        window, plan.window, m.num_decodes, kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
-        page.bit_length() - 1, kv_heads * page, page, box, stages, len(shares) if m.num_decodes else 0,
-        settled,
-    )  # fmt: skip
-    first = min(decode_ctas, len(shares)) if m.num_decodes else 0
-    arguments = MixedArguments(decode, planned.data_ptr(), num_tiles.data_ptr(), first)
-    written = regions_of_this_step(batch)
-    by_address = (ctypes.byref(item) for item in (*cache_maps(batch, box), arguments))
-    kernels.mixed(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(out.nbytes))
-    assert not arrivals.any()
-    assert not tickets.any()
-    return out
+    step = decode_step(batch, plan, **options)
+    found = tiles(batch, step.arguments.group)
+    planned = torch.tensor(found or [[0] * 8], dtype=torch.int32)
+    num_tiles = torch.tensor([len(found)], dtype=torch.int32)
+    first = min(decode_ctas, len(step.shares)) if batch.meta.num_decodes else 0
+    arguments = MixedArguments(step.arguments, planned.data_ptr(), num_tiles.data_ptr(), first)
+    return step.launch(kernels.mixed, ctas, seed, arguments)
 
 
 def check(

@@ -1,15 +1,20 @@
-"""What a step of decode rows looks like to the CUDA kernels: its shares, and what the kernel before it writes.
+"""A step of decode rows as the CUDA kernels see it: its shares, its arguments, what the kernel before it writes.
 
-Knows nothing of kernels: the tests launch them.
+Knows nothing of kernels: the tests name them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from tests.kernels.emulator.build import cache_maps
+
 from stoker_kernels.attention_batches import AttentionBatch
+from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,59 @@ def regions_of_this_step(batch: AttentionBatch) -> ctypes.Array[Region]:
             heads = (cache[page, head, token] for cache in (batch.k, batch.v) for head in range(cache.shape[1]))
             found += [Region(row.data_ptr(), row.nbytes) for row in heads]
     return (Region * len(found))(*found)
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """A step's arguments, and the tensors that they point to."""
+
+    batch: AttentionBatch
+    arguments: DecodeArguments
+    out: torch.Tensor
+    shares: torch.Tensor
+    tickets: torch.Tensor
+    arrivals: torch.Tensor
+    scratch: tuple[torch.Tensor, ...]
+
+    def launch(self, kernel: Callable[..., None], ctas: int, seed: int, arguments: ctypes.Structure) -> torch.Tensor:
+        """The output of a kernel, which leaves its counters at zero."""
+        batch, written = self.batch, regions_of_this_step(self.batch)
+        maps = cache_maps(batch, self.arguments.box_rows)
+        by_address = (ctypes.byref(item) for item in (*maps, arguments))
+        fp8 = batch.k.dtype is torch.float8_e4m3fn
+        kernel(fp8, ctas, seed, *by_address, written, len(written), ctypes.c_int64(self.out.nbytes))
+        assert not self.arrivals.any()
+        assert not self.tickets.any()
+        return self.out
+
+
+def decode_step(
+    batch: AttentionBatch,
+    plan: Plan,
+    *,
+    stages: int = 3,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    settled: bool = True,
+) -> DecodeStep:
+    """The decode rows of a batch cut by `plan`, with poisoned results; without decode rows there are no shares."""
+    _, kv_heads, page, dim = batch.k.shape
+    group = batch.q.shape[1] // kv_heads
+    m = batch.meta
+    shares = torch.tensor(plan.shares(batch) or [[0] * 8], dtype=torch.int32)
+    out = torch.full_like(batch.q, float("nan"))
+    partial = torch.full((2 * len(shares), group, dim), float("nan"))
+    lse = torch.full((2 * len(shares), group), float("nan"))
+    tickets = torch.zeros(3, dtype=torch.int32)
+    arrivals = torch.zeros(len(batch.rows), kv_heads, dtype=torch.int32)
+    tensors = (out, batch.q, m.page_table, m.seq_lens, m.seq_slots, shares, tickets, partial, lse, arrivals,
+               batch.k_scale, batch.v_scale, sinks)  # fmt: skip
+    arguments = DecodeArguments(
+        *(None if t is None else t.data_ptr() for t in tensors),
+        batch.scale * LOG2E, softcap,
+        window, plan.window, m.num_decodes, kv_heads, group, batch.q.stride(0), out.stride(0), m.page_table.stride(0),
+        page.bit_length() - 1, kv_heads * page, page, min(BOX_ROWS, page), stages, len(shares) if m.num_decodes else 0,
+        settled,
+    )  # fmt: skip
+    return DecodeStep(batch, arguments, out, shares, tickets, arrivals, (partial, lse))
