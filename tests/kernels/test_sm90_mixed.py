@@ -10,9 +10,11 @@ import torch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
+from stoker_kernels import attention_sm90, attention_sm90_mixed, cuda
 from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention_meta import MAX_TILES
 from stoker_kernels.attention_sm90_mixed import TILE_ROWS, WIDE_UNIT_BYTES, MixedArguments
+from stoker_kernels.attention_triton import Inputs
 from stoker_kernels.reference_attention import reference_attention
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -145,3 +147,33 @@ def test_no_order_changes_a_bit(kernels: ctypes.CDLL, cache: torch.dtype) -> Non
     plain = run(kernels, batch, Plan(2))
     for seed in range(3):
         assert torch.equal(run(kernels, batch, Plan(2), ctas=4, decode_ctas=seed, stages=4, seed=seed + 1), plain)
+
+
+@pytest.mark.parametrize(
+    ("cache", "rows", "chunk", "grid", "decode_ctas"),
+    [
+        (BF16, 64, 128, 264, 264),
+        (BF16, 64, 2048, 264, 132),
+        (BF16, 1, 20, 4 * 2 + 4 * 4, 4 * 2),
+        (BF16, 0, 20, 4 * 4, 0),
+        (FP8, 64, 128, 264, 0),
+        (FP8, 0, 20, 4 * 4, 0),
+    ],
+)
+def test_a_launch_fills_the_sms_with_two_ctas(
+    cache: torch.dtype, rows: int, chunk: int, grid: int, decode_ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[int, MixedArguments]] = []
+    shared: list[int] = []
+    monkeypatch.setattr(attention_sm90_mixed, "sm_count", lambda _: 132)
+    monkeypatch.setattr(attention_sm90, "sm_count", lambda _: 132)
+    monkeypatch.setattr(attention_sm90_mixed, "decode_maps", lambda _: [])
+    monkeypatch.setattr(cuda, "kernel", lambda *args: shared.append(args[3]))
+    monkeypatch.setattr(cuda, "launch", lambda _, grid, arguments, *__, **___: launched.append((grid, arguments[-1])))
+    batch = random_batch(shape(64, 4, 7, cache), [(1, 500)] * rows + [(chunk, chunk)], decodes=rows)
+    inputs = Inputs(batch.q, batch.k, batch.v, batch.q, batch.k_scale, batch.v_scale, None, 0.1, 0, 0.0, cache is FP8)
+    attention_sm90_mixed.launch_mixed(inputs, batch.meta, 0, settled=True)
+    (found,) = launched
+    assert (found[0], found[1].decode_ctas) == (grid, decode_ctas)
+    assert (found[1].decode.num_shares > 0) == (rows > 0)
+    assert 2 * (shared[0] + 1024) <= 228 * 1024
