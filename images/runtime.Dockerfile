@@ -34,8 +34,8 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.crt \
         "nvidia-cuda-crt==13.0.*" "nvidia-cuda-cccl==13.0.*"
 COPY kernels /src/kernels
 RUN cd kernels \
- && /opt/stoker/bin/python -m stoker_kernels.nvcc --out /aot \
- && /opt/stoker/bin/python -m stoker_kernels.aot --out /aot
+ && /opt/stoker/bin/python -m stoker_kernels.launch.nvcc --out /aot \
+ && /opt/stoker/bin/python -m stoker_kernels.launch.aot --out /aot
 
 FROM docker.io/library/python:${PYTHON} AS base
 ARG VERSION=0.1.0

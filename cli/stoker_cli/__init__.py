@@ -24,11 +24,11 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "serve": Command("stoker_runtime.__main__:main", "runtime", "serve a model over the OpenAI API"),
-    "chat": Command("stoker_runtime.chat:main", "runtime", "talk to a running server from the terminal"),
+    "chat": Command("stoker_runtime.terminal.chat:main", "runtime", "talk to a running server from the terminal"),
     "bench": Command("stoker_runtime.bench.cli:main", "runtime", "measure the engine or a server"),
-    "info": Command("stoker_runtime.info:main", "runtime", "show the device, the kernels and whether a model fits"),
+    "info": Command("stoker_runtime.terminal.info:main", "runtime", "show device, kernels and whether a model fits"),
     "fetch": Command("stoker_runtime.fetch.cli:main", "runtime", "fetch and verify a model's files once"),
-    "up": Command("stoker_operator.local:main", "operator", "run a manifest on this machine, without a cluster"),
+    "up": Command("stoker_operator.local.up:main", "operator", "run a manifest on this machine, without a cluster"),
     "operator": Command("stoker_operator.__main__:main", "operator", "run the Kubernetes operator"),
 }
 

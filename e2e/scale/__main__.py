@@ -29,7 +29,7 @@ from e2e.scale.operator_process import NOTHING, Operator, Sample, cpu_seconds
 from e2e.scale.services import NAMESPACES, QUIET_SECONDS, change, create, differing, settled, still, versions
 from e2e.scale.simulation import NODES, STORAGE_CLASS, answer_for_pods, furnish, simulate
 
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster.api import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 _HEAD = (

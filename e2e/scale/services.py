@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 
 NAMESPACES = 20
 # For so long nothing happens before it counts as quiet.

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_operator import cluster as kinds
 from stoker_operator import metrics
-from stoker_operator.actions import Action, Apply
-from stoker_operator.cluster import ApiError, Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.manifests.identity import CACHE_LABEL, FIELD_MANAGER, INSTANCE, MANAGED_BY
+from stoker_operator.plan.actions import Action, Apply
 
 log = logging.getLogger("stoker.operator")
 # Reasons that are a stage on the way, not a failure.

@@ -12,10 +12,10 @@ from typing import Any
 
 import kopf
 
+from stoker_operator.cluster.queue import Key
 from stoker_operator.manifests.cache import USER_PREFIX
 from stoker_operator.manifests.identity import INSTANCE
-from stoker_operator.queue import Key
-from stoker_operator.spec import GROUP, KIND, PLURAL, VERSION
+from stoker_operator.spec.service import GROUP, KIND, PLURAL, VERSION
 
 
 def settings() -> kopf.OperatorSettings:

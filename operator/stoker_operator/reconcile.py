@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_operator import cluster as kinds
-from stoker_operator import metrics, status
-from stoker_operator.actions import Finding
+from stoker_operator import metrics
 from stoker_operator.apply import carry_out, write_status
-from stoker_operator.cluster import Cluster
-from stoker_operator.observe import gpu_to_get, load, observe, spare_gpu
-from stoker_operator.plan import Plan, make_plan
-from stoker_operator.pod_http import PodClient
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.observe.observe import gpu_to_get, load, observe, spare_gpu
+from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Finding
+from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService, SpecError, parse
+from stoker_operator.spec.service import InferenceService, SpecError, parse
+from stoker_operator.status import status
 
 # What was just written may be what something else waits for; its event need not come back to us.
 _FOLLOW_UP_SECONDS = 0.5

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from stoker_operator.quantity import is_quantity
+from stoker_operator.spec.quantity import is_quantity
 
 DEFAULT_RUNTIME_IMAGE = "stoker/runtime:0.1.0"
 

@@ -15,9 +15,9 @@ import sys
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, StokerError
-from stoker_runtime.flags import help_text
-from stoker_runtime.logging_setup import set_up
-from stoker_runtime.settings import describe, parse
+from stoker_runtime.serve.flags import help_text
+from stoker_runtime.serve.logging_setup import set_up
+from stoker_runtime.serve.settings import describe, parse
 
 BAD_CONFIGURATION, FAILED = 2, 1
 
@@ -56,7 +56,7 @@ async def serve(config: ServerConfig) -> int:
 
     process = await EngineProcess.spawn(config.engine, log_level=config.log_level, log_json=config.log_json)
     try:
-        module = "stoker_runtime.fleet" if config.api_server_count > 1 else "stoker_runtime.server"
+        module = "stoker_runtime.serve.fleet" if config.api_server_count > 1 else "stoker_runtime.serve.server"
         await asyncio.to_thread(importlib.import_module, module)
 
         from stoker_runtime.engine.engine import AsyncEngine
@@ -65,11 +65,11 @@ async def serve(config: ServerConfig) -> int:
             return await AsyncEngine.start(engine, process=process)
 
         if config.api_server_count > 1:
-            from stoker_runtime.fleet import Fleet
+            from stoker_runtime.serve.fleet import Fleet
 
             return await Fleet(config, start_engine).run()
 
-        from stoker_runtime.server import Server
+        from stoker_runtime.serve.server import Server
 
         return await Server(config, start_engine).run()
     finally:

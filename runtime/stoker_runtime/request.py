@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from stoker_runtime.errors import RequestError
 
-# What a slot's biases on the device have room for, shared out: stoker_kernels.sampling_state.MAX_BIAS in all.
+# What a slot's biases on the device have room for, shared out: stoker_kernels.sampling.state.MAX_BIAS in all.
 MAX_BIASED = 300
 MAX_STOP_IDS = 64
 MAX_BAD_TOKENS = 128

@@ -16,15 +16,15 @@ import uvicorn
 from fake_engine import FakeEngine
 
 from stoker_runtime.api.app import Application
-from stoker_runtime.api.dialect import choose_dialect
-from stoker_runtime.api.sampling import Limits, SamplingDefaults
+from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.state import Phase, ServerState, Service
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.tools.dialect import choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.port import open_port
-from stoker_runtime.server import uvicorn_config
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.serve.port import open_port
+from stoker_runtime.serve.server import uvicorn_config
+from stoker_runtime.text.chat_template import ChatTemplate
+from stoker_runtime.text.tokenizer import Tokenizer
 
 # Made once: each client of its own would load the certificates of the system.
 CLIENT = httpx.Client(verify=False, timeout=30)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from stoker_runtime.api.tool_parsers import TOOL_PARSERS
-from stoker_runtime.api.tool_parsers.base import Delta, OutputParser, Parsed, ToolParser, merge_deltas
+from stoker_runtime.api.tools.parsers import TOOL_PARSERS
+from stoker_runtime.api.tools.parsers.base import Delta, OutputParser, Parsed, ToolParser, merge_deltas
 
 SCHEMAS = {
     "get_weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},

@@ -24,7 +24,7 @@ from batch_server import (
 
 from stoker_runtime.api.batch import file_store, lines
 from stoker_runtime.api.batch.lines import ResultFile
-from stoker_runtime.api.sampling import Limits
+from stoker_runtime.api.generate.sampling import Limits
 from stoker_runtime.errors import StorageError
 
 

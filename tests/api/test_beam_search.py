@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.request import TokenLogprobs
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 VOCAB = 256
 PROMPTS = [[70, 71, 72, 73, 74], list(range(30, 70))]

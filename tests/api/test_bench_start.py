@@ -14,7 +14,7 @@ from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, 
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 from stoker_runtime.weights.safetensors_index import read_checkpoint_index
 
 

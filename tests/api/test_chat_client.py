@@ -9,7 +9,7 @@ import pytest
 from api_server import Running
 from fake_engine import SPOKEN
 
-from stoker_runtime import chat
+from stoker_runtime.terminal import chat
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from fake_engine import EOS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from stoker_runtime.api.answer import plan_reading
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.tools import ToolUse
-from stoker_runtime.detokenizer import Detokenizer
-from stoker_runtime.tokenizer import BYTE_OF_CHARACTER, Tokenizer, TokenizerFiles
+from stoker_runtime.api.openai.answer import plan_reading
+from stoker_runtime.api.tools.dialect import Dialect
+from stoker_runtime.api.tools.tools import ToolUse
+from stoker_runtime.text.detokenizer import Detokenizer
+from stoker_runtime.text.tokenizer import BYTE_OF_CHARACTER, Tokenizer, TokenizerFiles
 
 PATH = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

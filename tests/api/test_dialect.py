@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stoker_runtime.api.dialect import AS_OBJECTS, CallHistory, Dialect, call_history, choose_dialect
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.tools.dialect import AS_OBJECTS, CallHistory, Dialect, call_history, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.text.chat_template import ChatTemplate
 
 LOOP = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set f = c.function %}"
 END = "{% endfor %}{% endfor %}"

@@ -20,10 +20,10 @@ from api_server import CLIENT, wait_until
 from server_process import ServerProcess
 
 from stoker_runtime.bench import http_load
-from stoker_runtime.board import WARM
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import EngineDeadError, EngineError
-from stoker_runtime.fleet import MOST_DEATHS, Fleet
+from stoker_runtime.serve.board import WARM
+from stoker_runtime.serve.fleet import MOST_DEATHS, Fleet
 
 SCRIPT = Path(__file__).parent / "uniform_server.py"
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 5}
@@ -45,7 +45,7 @@ def slow() -> Iterator[ServerProcess]:
 def children(pid: int) -> dict[str, int]:
     """The processes that a server started, by the last word of their command."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    api = [each for each in found if b"stoker_runtime.api_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    api = [each for each in found if b"stoker_runtime.serve.api_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
     engines = [each for each in found if each not in api]
     return {f"api {at}": int(each) for at, each in enumerate(api)} | {"engine": int(engines[0])}
 

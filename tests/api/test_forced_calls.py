@@ -13,8 +13,8 @@ import pytest_asyncio
 from constrained_server import constrained_client
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from stoker_runtime.api.forced_calls import told, tool_choice_schema
-from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse
+from stoker_runtime.api.tools.forced_calls import told, tool_choice_schema
+from stoker_runtime.api.tools.tools import FunctionSpec, ToolSpec, ToolUse
 
 TREE = {
     "type": "object",

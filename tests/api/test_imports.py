@@ -10,7 +10,7 @@ HEAVY = ("torch", "transformers", "triton", "numpy", "fastapi", "starlette", "ht
 
 def test_the_api_process_imports_nothing_heavy() -> None:
     code = (
-        "import sys, stoker_runtime.__main__, stoker_runtime.server, stoker_runtime.engine.engine;"
+        "import sys, stoker_runtime.__main__, stoker_runtime.serve.server, stoker_runtime.engine.engine;"
         f"print(*(name for name in {HEAVY!r} if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runtime.api.keys import KeyRing
+from stoker_runtime.api.http.keys import KeyRing
 from stoker_runtime.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from api_server import CLIENT, Running, make_state, serve, stream
 from calling_server import prompt, says
 from fake_engine import SPOKEN, FakeEngine
 
-from stoker_runtime.api.protocol import ChatBody, CompletionBody
+from stoker_runtime.api.openai.protocol import ChatBody, CompletionBody
 from stoker_runtime.api.responses.body import ResponsesBody
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"

@@ -15,16 +15,16 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from stoker_runtime.api.answer import AnswerParser, plan_reading
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.forced_calls import forced_constraint
-from stoker_runtime.api.leads import harmony_lead, text_lead
-from stoker_runtime.api.reasoning import THINK, Opened, Tags
-from stoker_runtime.api.tool_parsers.base import merge_deltas
-from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse
+from stoker_runtime.api.openai.answer import AnswerParser, plan_reading
+from stoker_runtime.api.tools.dialect import Dialect
+from stoker_runtime.api.tools.forced_calls import forced_constraint
+from stoker_runtime.api.tools.leads import harmony_lead, text_lead
+from stoker_runtime.api.tools.parsers.base import merge_deltas
+from stoker_runtime.api.tools.reasoning import THINK, Opened, Tags
+from stoker_runtime.api.tools.tools import FunctionSpec, ToolSpec, ToolUse
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling import grammar
-from stoker_runtime.tokenizer import BYTE_OF_CHARACTER, Tokenizer, TokenizerFiles
+from stoker_runtime.text.tokenizer import BYTE_OF_CHARACTER, Tokenizer, TokenizerFiles
 
 PLAIN = Tokenizer.synthetic(512)
 JSON = grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})

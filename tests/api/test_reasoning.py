@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_outputs import BY_NAME, anonymous, cut, in_pieces, places, random_text, same_at_every_cut
 
-from stoker_runtime.api.answer import AnswerParser, Reading, plan_reading
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.reasoning import REASONING_PARSERS, THINK, Opened, TagReasoningParser, Tags
-from stoker_runtime.api.tool_parsers.base import merge_deltas
-from stoker_runtime.api.tools import FunctionSpec, ToolSpec, ToolUse
+from stoker_runtime.api.openai.answer import AnswerParser, Reading, plan_reading
+from stoker_runtime.api.tools.dialect import Dialect
+from stoker_runtime.api.tools.parsers.base import merge_deltas
+from stoker_runtime.api.tools.reasoning import REASONING_PARSERS, THINK, Opened, TagReasoningParser, Tags
+from stoker_runtime.api.tools.tools import FunctionSpec, ToolSpec, ToolUse
 
 MISTRAL = Tags("[THINK]", "[/THINK]")
 ASSUMED = Tags("<think>", "</think>", assumed=True)

@@ -8,10 +8,10 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
-from stoker_runtime.api.structural_tags import structural_tag
+from stoker_runtime.api.constraints.structural_tags import structural_tag
 from stoker_runtime.errors import RequestError
 from stoker_runtime.sampling import grammar
-from stoker_runtime.tokenizer import Tokenizer, TokenizerFiles
+from stoker_runtime.text.tokenizer import Tokenizer, TokenizerFiles
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 JSON = {"type": "json_schema", "json_schema": SCHEMA}

@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.tls import keep_fresh, tls_context
+from stoker_runtime.serve.tls import keep_fresh, tls_context
 
 FILES = Path(__file__).parent / "tls"
 TRUST = ssl.create_default_context(cafile=str(FILES / "ca.pem"))

@@ -21,9 +21,9 @@ from model_outputs import (
     same_at_every_cut,
 )
 
-from stoker_runtime.api.tool_parsers import TOOL_PARSERS
-from stoker_runtime.api.tool_parsers.base import CallDelta, TextDelta, merge_deltas
-from stoker_runtime.api.tool_parsers.forced import NamedCallParser, RequiredCallsParser
+from stoker_runtime.api.tools.parsers import TOOL_PARSERS
+from stoker_runtime.api.tools.parsers.base import CallDelta, TextDelta, merge_deltas
+from stoker_runtime.api.tools.parsers.forced import NamedCallParser, RequiredCallsParser
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.tools import FunctionSpec, ToolSpec, tool_use
+from stoker_runtime.api.tools.dialect import Dialect
+from stoker_runtime.api.tools.tools import FunctionSpec, ToolSpec, tool_use
 from stoker_runtime.errors import RequestError
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

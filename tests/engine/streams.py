@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import reference_slots
+from stoker_kernels.slots import reference as reference_slots
 from stoker_runtime.executor import page_swap
 
 

@@ -19,7 +19,7 @@ from stoker_runtime.errors import EngineError
 from stoker_runtime.request import Constraint, ConstraintKind, FinishReason, Request, SamplingParams
 from stoker_runtime.sampling import grammar
 from stoker_runtime.scheduler.sequence import Sequence
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -11,7 +11,7 @@ from uniform_executor import UniformExecutor
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, EngineError, RequestError
-from stoker_runtime.llm_options import engine_options
+from stoker_runtime.offline.options import engine_options
 from stoker_runtime.request import FinishReason
 
 CAPACITY = 256

@@ -13,7 +13,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling.grammar import closed
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<me>{% endif %}"

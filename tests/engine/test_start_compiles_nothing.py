@@ -13,24 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import (
-    aot,
-    attention_sm90,
-    attention_sm90_mixed,
-    attention_sm90_prefill,
-    attention_triton,
-    dispatch,
-    gemm_gated,
-    pdl,
-)
-from stoker_kernels.aot_index import Cubin, Index, Wanted, sm_folder
-from stoker_kernels.gemm import LinearWeight
+from stoker_kernels.attention import choose as attention_triton
+from stoker_kernels.attention import sm90_decode as attention_sm90
+from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
+from stoker_kernels.attention import sm90_prefill as attention_sm90_prefill
+from stoker_kernels.gemm import gated as gemm_gated
+from stoker_kernels.launch import aot, dispatch, pdl
+from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
+from stoker_kernels.launch.triton_kernel import PrecompiledKernel
 from stoker_kernels.pages import copy_pages
-from stoker_kernels.quant import quantize_fp8
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
-from stoker_kernels.triton_kernel import PrecompiledKernel
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.executor import KV_TORCH_DTYPES, MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
@@ -81,7 +75,7 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def index() -> Index:
-    """The index that `python -m stoker_kernels.aot` would write."""
+    """The index that `python -m stoker_kernels.launch.aot` would write."""
     cubins = [
         Cubin(
             file=variant.name,
@@ -134,7 +128,7 @@ def record_linear(
     x: Any, weight: LinearWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """cuBLAS's way for FP8 ends in a kernel of ours; everything else is not Triton's."""
-    from stoker_kernels import gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
 
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) and weight.kind != "dense" else x
     rows = quantized.shape[0] if isinstance(quantized, torch.Tensor) else quantized.data.shape[0]

@@ -18,7 +18,7 @@ import torch
 from tests.kernels.emulator.gemm import Machine, compile_gemm, forget
 from tests.kernels.guard_pages import GuardPages
 
-from stoker_kernels.dispatch import interpreting
+from stoker_kernels.launch.dispatch import interpreting
 
 DEVICE_TESTS = Path(__file__).parent / "device"
 # Triton's interpreter turns 1-element arrays into loop bounds, which numpy deprecates.

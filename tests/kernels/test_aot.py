@@ -13,9 +13,9 @@ import pytest
 from triton.runtime.jit import JITFunction
 
 import stoker_kernels
-from stoker_kernels import aot
-from stoker_kernels.aot_index import INDEX
-from stoker_kernels.aot_registry import SMS, AotSpec, register_aot, specs
+from stoker_kernels.launch import aot
+from stoker_kernels.launch.aot_index import INDEX
+from stoker_kernels.launch.aot_registry import SMS, AotSpec, register_aot, specs
 
 EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel", "typical_kernel"}
 # Launched after the events of other streams, and so without programmatic launch.
@@ -62,10 +62,10 @@ def test_wide_loads_on_the_hot_path() -> None:
 def test_every_kernel_of_the_package_is_registered() -> None:
     list(aot.variants(90))
     registered, found = {id(spec.kernel) for spec in specs()}, 0
-    for path in Path(stoker_kernels.__file__).parent.glob("*.py"):
+    for path in Path(stoker_kernels.__file__).parent.glob("*/*.py"):
         if "import triton" not in path.read_text():
             continue
-        module = importlib.import_module(f"stoker_kernels.{path.stem}")
+        module = importlib.import_module(f"stoker_kernels.{path.parent.name}.{path.stem}")
         for name, value in vars(module).items():
             if isinstance(value, JITFunction) and name.endswith("_kernel"):
                 assert id(value) in registered, f"{path.stem}.{name} is not in the registry"

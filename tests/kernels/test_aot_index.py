@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker_kernels import aot_index
-from stoker_kernels.aot_index import Cubin, Index, Wanted, read_index, split_type, write_index
+from stoker_kernels.launch import aot_index
+from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, read_index, split_type, write_index
 
 ALIGNED = Cubin(
     file="aligned.cubin",

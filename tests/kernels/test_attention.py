@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import cuda, dispatch
 from stoker_kernels.attention import AttentionMeta, attention_kernels, paged_attention, plan_attention
-from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.dispatch import KernelUnavailable, select
+from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.launch import cuda, dispatch
+from stoker_kernels.launch.dispatch import KernelUnavailable, select
 
 ROWS = [(1, 5), (1, 0), (1, 40), (7, 7), (20, 50), (0, 0)]
 
@@ -64,7 +64,7 @@ def test_decode_rows_may_be_split_into_groups(monkeypatch: pytest.MonkeyPatch) -
     shape = Shape(page=16, kv_heads=2, q_heads=6, dim=32)
     batch = random_batch(shape, [(1, n) for n in (3, 0, 70, 16, 17, 31, 1)], decodes=7)
     whole = paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options)
-    monkeypatch.setattr("stoker_kernels.reference_attention.MAX_GATHERED", 2 * 70 * 2 * 32)
+    monkeypatch.setattr("stoker_kernels.attention.reference.MAX_GATHERED", 2 * 70 * 2 * 32)
     torch.testing.assert_close(paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options), whole)
 
 
@@ -93,13 +93,13 @@ def test_integers_have_no_kernel() -> None:
 
 def _select_on_sm90(dtype: torch.dtype) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker_kernels.dispatch.sm_of", lambda device: 90)
+        patch.setattr("stoker_kernels.launch.dispatch.sm_of", lambda device: 90)
         select("paged_attention", torch.device("cuda", 0), dtype)
 
 
 def test_bfloat16_needs_sm80() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker_kernels.dispatch.sm_of", lambda device: 75)
+        patch.setattr("stoker_kernels.launch.dispatch.sm_of", lambda device: 75)
         with pytest.raises(KernelUnavailable, match="needs sm_80"):
             select("paged_attention", torch.device("cuda", 7), torch.bfloat16)
 
@@ -121,7 +121,7 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
         ),
         (
             (9, 0), False, BF16, 128,
-            "triton; no sm90_decode: sm90_decode.sm_90a.cubin is not built: run python -m stoker_kernels.nvcc",
+            "triton; no sm90_decode: sm90_decode.sm_90a.cubin is not built: run python -m stoker_kernels.launch.nvcc",
         ),
     ],
 )  # fmt: skip

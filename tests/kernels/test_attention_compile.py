@@ -11,12 +11,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from stoker_kernels import attention_aot, nvcc
-from stoker_kernels.aot_registry import AotSpec, specs
-from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
-from stoker_kernels.attention_prefill import prefill_kernel
-from stoker_kernels.attention_shares import share_plan_kernel
-from stoker_kernels.attention_tile_plan import tile_plan_kernel
+from stoker_kernels.attention import variants as attention_aot
+from stoker_kernels.attention.share_plan import share_plan_kernel
+from stoker_kernels.attention.tile_plan import tile_plan_kernel
+from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention.triton_prefill import prefill_kernel
+from stoker_kernels.launch import nvcc
+from stoker_kernels.launch.aot_registry import AotSpec, specs
 
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
 KERNELS = {

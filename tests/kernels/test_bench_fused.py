@@ -10,15 +10,18 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels import bench_fused, bench_layer, gemm_cuda, gemm_table, gemm_tiles
-from stoker_kernels.bench_fused import Sample, check, limit_us, main, row_text, rows_of_table
-from stoker_kernels.bench_layer import Chain, Shape, random_weights
-from stoker_kernels.gemm_small import Operands
-from stoker_kernels.gemm_table import GatedRow
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import LinearWeight
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference_gemm import linear
+from stoker_kernels.bench import fused as bench_fused
+from stoker_kernels.bench import layer as bench_layer
+from stoker_kernels.bench.fused import Sample, check, limit_us, main, row_text, rows_of_table
+from stoker_kernels.bench.layer import Chain, Shape, random_weights
+from stoker_kernels.gemm import choose as gemm_cuda
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm.reference import linear
+from stoker_kernels.gemm.small import Operands
+from stoker_kernels.gemm.table import GatedRow
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.quant import LinearWeight, Quantized
 
 TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers=1)
 

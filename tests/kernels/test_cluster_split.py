@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_kernels.cluster_split import ClusterSplit, MulticastSplit
+from stoker_kernels.gemm.cluster_split import ClusterSplit, MulticastSplit
 
 shapes = st.tuples(st.integers(1, 400), st.integers(8, 60), st.integers(1, 132), st.integers(1, 8))
 

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stoker_kernels import dispatch
-from stoker_kernels.dispatch import KernelUnavailable, Target
+from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.dispatch import KernelUnavailable, Target
 
 CPU = torch.device("cpu")
-HERE = "stoker_kernels.reference"
 
 
 @pytest.fixture
 def op() -> Iterator[str]:
     """An op with a GPU implementation for bf16 and a reference, gone after the test."""
     name = "an_op"
-    dispatch.register(name, "gpu", f"{HERE}:rms_norm", dispatch.triton_supports(torch.bfloat16, min_sm=80))
-    dispatch.register(name, "reference", f"{HERE}:embed", dispatch.reference_supports)
+    dispatch.register(
+        name, "gpu", "stoker_kernels.norm.reference:rms_norm", dispatch.triton_supports(torch.bfloat16, min_sm=80)
+    )
+    dispatch.register(name, "reference", "stoker_kernels.embedding.reference:embed", dispatch.reference_supports)
     yield name
     dispatch.unpin(name)
     del dispatch._registry[name]
@@ -78,7 +79,7 @@ def test_unknown_names_are_answered_with_known_ones(op: str) -> None:
     with pytest.raises(ValueError, match="it has gpu, reference"):
         dispatch.pin(op, "cuda")
     with pytest.raises(ValueError, match="already has"):
-        dispatch.register(op, "gpu", f"{HERE}:embed", dispatch.reference_supports)
+        dispatch.register(op, "gpu", "stoker_kernels.embedding.reference:embed", dispatch.reference_supports)
 
 
 def test_the_log_names_dtypes_where_they_differ(op: str) -> None:

@@ -3,12 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_kernels import dispatch
-from stoker_kernels.dispatch import KernelUnavailable
-from stoker_kernels.gemm import LinearWeight, linear
-from stoker_kernels.linear_weight import FP8, WeightKind
-from stoker_kernels.quant import quantize_fp8, quantize_weight
-from stoker_kernels.reference_gemm import linear_fp64
+from stoker_kernels.gemm import linear
+from stoker_kernels.gemm.reference import linear_fp64
+from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.dispatch import KernelUnavailable
+from stoker_kernels.quant import FP8, LinearWeight, WeightKind, quantize_fp8, quantize_weight
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -55,8 +54,8 @@ def test_shapes_that_do_not_fit_are_named() -> None:
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A CUDA device of SM 9.0 to dispatch for, without its hardware."""
-    monkeypatch.setattr("stoker_kernels.dispatch._selected", {})
-    monkeypatch.setattr("stoker_kernels.dispatch.sm_of", lambda device: 90)
+    monkeypatch.setattr("stoker_kernels.launch.dispatch._selected", {})
+    monkeypatch.setattr("stoker_kernels.launch.dispatch.sm_of", lambda device: 90)
     return torch.device("cuda", 0)
 
 
@@ -66,7 +65,7 @@ def test_missing_kernels_are_said_and_a_pin_on_them_refused(
     monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     dispatch.select("linear", hopper, torch.bfloat16)
     assert "cublas; no table: sm90_bf16_gemm_cluster" in dispatch.chosen()["linear"]
-    assert "run python -m stoker_kernels.nvcc" in dispatch.chosen()["linear"]
+    assert "run python -m stoker_kernels.launch.nvcc" in dispatch.chosen()["linear"]
     dispatch.pin("linear", "own")
     try:
         with pytest.raises(KernelUnavailable, match=r"python -m stoker_kernels\.nvcc"):

@@ -1,17 +1,17 @@
 import pytest
 import torch
 
-from stoker_kernels import dispatch, gemm_table, gemm_tiles, gemm_wide
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.bench_gemm import complaint
-from stoker_kernels.gemm import linear
-from stoker_kernels.gemm_gated import linear_silu_mul
-from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import LinearWeight
-from stoker_kernels.quant import quantize_fp8, quantize_weight
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference_gemm import dequantize_activations, linear_fp64, silu_mul_fp64, sum_error
+from stoker_kernels.gemm import linear, linear_silu_mul
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm.bench import complaint
+from stoker_kernels.gemm.reference import dequantize_activations, linear_fp64, silu_mul_fp64, sum_error
+from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch import dispatch
+from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8, quantize_weight
 
 
 def operands(m: int, f: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 import pytest
 
-from stoker_kernels import gemm_table
-from stoker_kernels.gemm_small import SHARED_LIMIT, TOKEN_TILES
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm.small import SHARED_LIMIT, TOKEN_TILES
 
 
 @pytest.mark.parametrize("fp8", [False, True])

@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_kernels import gemm_table, nvcc, wgmma_codegen
-from stoker_kernels.gemm_small import TOKEN_TILES
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import FP8
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm.small import TOKEN_TILES
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch import nvcc, wgmma_codegen
+from stoker_kernels.quant import FP8
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,14 @@ def test_header_is_what_the_generator_writes() -> None:
 
 
 def test_every_source_is_a_target() -> None:
-    assert {path.stem for path in nvcc.SOURCES.glob("*.cu")} == set(nvcc.TARGETS)
+    named = {path.stem for path in nvcc.PACKAGE.rglob("*.cu")}
+    assert {*nvcc.targets()} == named
+    assert set(nvcc.targets().values()) == {"sm_90a"}
 
 
 @pytest.mark.parametrize("stem", ["sm90_bf16_gemm_cluster", "sm90_e4m3_gemm_multicast"])
 def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str) -> None:
-    arch = nvcc.TARGETS[stem][0]
+    arch = nvcc.targets()[stem]
     assert nvcc.stale(stem, arch, tmp_path)
     remarks = nvcc.compile_cubin(stem, arch, tmp_path)
     assert "serialized" not in remarks
@@ -53,8 +56,10 @@ def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: 
 
 
 def test_a_compiler_error_is_shown(toolkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken.cu").write_text("__global__ void kernel() { undeclared(); }\n")
-    monkeypatch.setattr(nvcc, "SOURCES", tmp_path)
+    folder = tmp_path / "an_op" / "csrc"
+    folder.mkdir(parents=True)
+    (folder / "broken.cu").write_text("__global__ void kernel() { undeclared(); }\n")
+    monkeypatch.setattr(nvcc, "PACKAGE", tmp_path)
     with pytest.raises(RuntimeError, match="undeclared"):
         nvcc.compile_cubin("broken", "sm_80", tmp_path)
     assert list(tmp_path.glob("*.cubin")) == []

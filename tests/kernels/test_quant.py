@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from stoker_kernels.linear_weight import FP8, FP8_MAX, LinearWeight, WeightKind
-from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
+from stoker_kernels.quant import FP8, FP8_MAX, LinearWeight, WeightKind, dequantize, quantize_fp8, quantize_weight
 
 KINDS: list[WeightKind] = ["fp8_channel", "fp8_tensor", "fp8_block"]
 # e4m3 has 3 mantissa bits: half a step is 1/16 of the value's power of two; below 2^-6 steps are 2^-9 apart.

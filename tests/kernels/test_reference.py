@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from stoker_kernels import activation, embedding, norm, rope
+from stoker_kernels.activation import op as activation
+from stoker_kernels.embedding import op as embedding
+from stoker_kernels.norm import op as norm
+from stoker_kernels.rope import op as rope
 
 TOKENS, HEADS, KV_HEADS, DIM, PAGE = 5, 4, 2, 16, 8
 

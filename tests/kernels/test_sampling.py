@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stoker_kernels import reference_sampling
 from stoker_kernels.sampling import (
+    MAX_BIAS,
     SamplingState,
     SlotSampling,
     apply_slot_sampling,
@@ -18,9 +18,9 @@ from stoker_kernels.sampling import (
     pack_slot_sampling,
     sample,
     token_logprobs,
+    typical_mask,
 )
-from stoker_kernels.sampling_state import MAX_BIAS
-from stoker_kernels.typical import typical_mask
+from stoker_kernels.sampling import reference as reference_sampling
 
 CPU = torch.device("cpu")
 VOCAB = 24

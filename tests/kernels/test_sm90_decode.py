@@ -10,9 +10,9 @@ import torch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
-from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_sm90 import DecodeArguments
-from stoker_kernels.reference_attention import reference_attention
+from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.sm90_decode import DecodeArguments
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels import gemm_gated, gemm_small, gemm_table, gemm_tiles, gemm_wide
-from stoker_kernels.gemm_small import Operands, Tile
-from stoker_kernels.gemm_wide import WideTile, pairing
-from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.quant import quantize_fp8, quantize_weight
-from stoker_kernels.reference_gemm import linear_fp64, linear_silu_mul
+from stoker_kernels.gemm import gated as gemm_gated
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm.reference import linear_fp64, linear_silu_mul
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.wide import WideTile, pairing
+from stoker_kernels.quant import FP8, LinearWeight, quantize_fp8, quantize_weight
 
 BF16 = torch.bfloat16
 

@@ -10,12 +10,14 @@ import torch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
-from stoker_kernels import attention_sm90, attention_sm90_mixed, cuda
-from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_meta import MAX_TILES
-from stoker_kernels.attention_sm90_mixed import TILE_ROWS, WIDE_UNIT_BYTES, MixedArguments
-from stoker_kernels.attention_triton import Inputs
-from stoker_kernels.reference_attention import reference_attention
+from stoker_kernels.attention import sm90_decode as attention_sm90
+from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
+from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention.choose import Inputs
+from stoker_kernels.attention.meta import MAX_TILES
+from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.sm90_mixed import TILE_ROWS, WIDE_UNIT_BYTES, MixedArguments
+from stoker_kernels.launch import cuda
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tests.kernels.emulator.build import cache_maps, compile_emulated, tensor_map
 
-from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_sm90 import LOG2E
-from stoker_kernels.attention_sm90_prefill import SHARED_BYTES, TILE_ROWS, PrefillArguments, tile_count
-from stoker_kernels.reference_attention import reference_attention
+from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.sm90_decode import LOG2E
+from stoker_kernels.attention.sm90_prefill import SHARED_BYTES, TILE_ROWS, PrefillArguments, tile_count
 
 
 @pytest.fixture(scope="module")

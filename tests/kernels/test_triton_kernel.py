@@ -11,12 +11,12 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from stoker_kernels import cubin_launch, cuda, triton_kernel
-from stoker_kernels.aot_index import Cubin, Index, Wanted
-from stoker_kernels.cubin_launch import CubinLaunch
-from stoker_kernels.norm_triton import _rms_norm_kernel
-from stoker_kernels.slots_triton import _commit_tokens_kernel
-from stoker_kernels.triton_kernel import PrecompiledKernel
+from stoker_kernels.launch import cubin_launch, cuda, triton_kernel
+from stoker_kernels.launch.aot_index import Cubin, Index, Wanted
+from stoker_kernels.launch.cubin_launch import CubinLaunch
+from stoker_kernels.launch.triton_kernel import PrecompiledKernel
+from stoker_kernels.norm.triton_rms_norm import _rms_norm_kernel
+from stoker_kernels.slots.triton_slots import _commit_tokens_kernel
 
 CUBIN = Cubin(
     file="k.cubin",

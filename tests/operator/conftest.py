@@ -19,18 +19,19 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator import manifests, status
-from stoker_operator.cluster import INFERENCE_SERVICE, Cluster
-from stoker_operator.fit import Gpu
+from stoker_operator import manifests
+from stoker_operator.cluster.api import INFERENCE_SERVICE, Cluster
 from stoker_operator.manifests.revision import Record
-from stoker_operator.plan import Plan, make_plan
-from stoker_operator.plan_rollout import first_variant
-from stoker_operator.pod_http import PodClient
+from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.rollout import read
+from stoker_operator.observe.snapshot import Answer, Observed
+from stoker_operator.plan.fit import Gpu
+from stoker_operator.plan.plan import Plan, make_plan
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
-from stoker_operator.rollout import read
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Answer, Observed
-from stoker_operator.spec import FetchedModel, InferenceService, parse
+from stoker_operator.spec.service import FetchedModel, InferenceService, parse
+from stoker_operator.status import status
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

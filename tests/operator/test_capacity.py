@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.capacity import candidates, has_room
-from stoker_operator.spec import InferenceService
+from stoker_operator.observe.capacity import candidates, has_room
+from stoker_operator.spec.service import InferenceService
 
 Object = dict[str, Any]
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.plan_rollout import first_variant
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
-from stoker_operator.spec import (
+from stoker_operator.spec.service import (
     PROTECTED_ENV_PATTERN,
     PROTECTED_FLAG_PATTERN,
     FetchedModel,
     InferenceService,
 )
 from stoker_runtime.fetch import cli as fetch_cli
-from stoker_runtime.flags import FLAGS
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.settings import parse as parse_serve
+from stoker_runtime.serve.flags import FLAGS
+from stoker_runtime.serve.settings import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.cluster import INFERENCE_SERVICE, ApiError, Cluster
-from stoker_operator.spec import parse
+from stoker_operator.cluster.api import INFERENCE_SERVICE, ApiError, Cluster
+from stoker_operator.spec.service import parse
 
 pytestmark = pytest.mark.apiserver
 HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.diagnose import fetch_outcome, first_trouble, trouble_of, verify_failure
-from stoker_operator.spec import FetchedModel, FetchFailure
+from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, trouble_of, verify_failure
+from stoker_operator.spec.service import FetchedModel, FetchFailure
 
 
 def pod(

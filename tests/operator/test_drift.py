@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.drift import difference, first_difference
-from stoker_operator.plan_rollout import first_variant
+from stoker_operator.plan.drift import difference, first_difference
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 Live = Callable[..., dict[str, Any]]
 

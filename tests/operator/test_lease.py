@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.cluster import LEASE, Cluster
-from stoker_operator.lease import Lease
+from stoker_operator.cluster.api import LEASE, Cluster
+from stoker_operator.cluster.lease import Lease
 
 pytestmark = pytest.mark.apiserver
 

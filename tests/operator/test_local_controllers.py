@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import cluster as kinds
-from stoker_operator import rollout
-from stoker_operator.local_controllers import Controllers
-from stoker_operator.local_process import Machine
-from stoker_operator.local_store import LocalCluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.local.controllers import Controllers
+from stoker_operator.local.process import Machine
+from stoker_operator.local.store import LocalCluster
+from stoker_operator.observe import rollout
 
 # Serves /ready (while the file `ready` is there) and /health (until the file `sick` is there). After SIGTERM it
 # takes `drain` seconds. `crash` ends it with status 7.
@@ -256,7 +256,7 @@ async def test_a_job_completes_with_its_report(rig: Rig) -> None:
 async def test_a_job_tries_again_until_its_limit_and_keeps_the_last_words(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_operator.local_controllers._JOB_BACK_OFF_SECONDS", 0.05)
+    monkeypatch.setattr("stoker_operator.local.controllers._JOB_BACK_OFF_SECONDS", 0.05)
     live = rig.store.add(job("import sys; print('no luck', file=sys.stderr); sys.exit(1)"))
     await rig.until(lambda: live.get("status"))
     assert live["status"]["conditions"][0]["type"] == "Failed"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_operator.local_manifest import ManifestError, load
+from stoker_operator.local.manifest import ManifestError, load
 
 SERVICE = """
 apiVersion: stoker.dev/v1alpha1

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.local_process import Machine, ReferenceMissing, map_container, plain_values
-from stoker_operator.plan_rollout import first_variant
+from stoker_operator.local.process import Machine, ReferenceMissing, map_container, plain_values
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 
 LOGS = Path("/logs/pod")

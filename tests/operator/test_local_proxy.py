@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stoker_operator.local_controllers import free_ports
-from stoker_operator.local_proxy import Proxy
+from stoker_operator.local.controllers import free_ports
+from stoker_operator.local.proxy import Proxy
 
 HOST = "127.0.0.1"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import ApiError
-from stoker_operator.local_store import LocalCluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import ApiError
+from stoker_operator.local.store import LocalCluster
 
 
 def manifest(kind: kinds.Kind, name: str, /, owner: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

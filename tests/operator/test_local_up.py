@@ -19,7 +19,7 @@ import yaml
 from e2e.hub.server import Hub
 from tests import real_models
 
-from stoker_operator.local_controllers import free_ports
+from stoker_operator.local.controllers import free_ports
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "crds" / "examples" / "smollm2-cpu.yaml"

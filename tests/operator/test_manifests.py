@@ -11,9 +11,9 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.manifests.identity import owner, stamped
-from stoker_operator.plan_rollout import first_variant
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 Build = Callable[..., InferenceService]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import cluster as cluster_module
-from stoker_operator import cluster as kinds
-from stoker_operator import mirror as mirror_module
-from stoker_operator.cluster import ApiError, Cluster, Kind
-from stoker_operator.mirror import OURS, Mirror
+from stoker_operator.cluster import api as cluster_module
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import ApiError, Cluster, Kind
+from stoker_operator.observe import mirror as mirror_module
+from stoker_operator.observe.mirror import OURS, Mirror
 
 Object = dict[str, Any]
 SELECTOR = f"{OURS},app.kubernetes.io/instance=demo"

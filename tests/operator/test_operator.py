@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[2]

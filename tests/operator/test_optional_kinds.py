@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import cluster as kinds
 from stoker_operator import manifests
-from stoker_operator.cluster import Cluster
-from stoker_operator.pod_http import PodClient
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 pytestmark = pytest.mark.apiserver
 Build = Callable[..., InferenceService]

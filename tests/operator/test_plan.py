@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import status
-from stoker_operator.actions import Apply, Condition, Delete, Finding
-from stoker_operator.fit import Gpu
-from stoker_operator.plan import Plan, make_plan
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Apply, Condition, Delete, Finding
+from stoker_operator.plan.fit import Gpu
+from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.status import status
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.actions import Apply, Delete
-from stoker_operator.plan_cache import CachePlan, _why_fetch, plan_cache
+from stoker_operator.observe.snapshot import Observed, Progress
+from stoker_operator.plan.actions import Apply, Delete
+from stoker_operator.plan.cache import CachePlan, _why_fetch, plan_cache
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed, Progress
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 Build = Callable[..., InferenceService]
 Object = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.actions import Apply, Condition, Delete
+from stoker_operator.plan.actions import Apply, Condition, Delete
 
 Object = dict[str, Any]
 INGRESS = {"ingress": {"host": "a.b"}}

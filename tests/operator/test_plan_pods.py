@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.actions import Condition
+from stoker_operator.plan.actions import Condition
 
 Object = dict[str, Any]
 STARTED = {"running": {"startedAt": "2026-01-01T12:00:00Z"}}

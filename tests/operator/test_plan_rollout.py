@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.actions import Apply, Condition, Delete
+from stoker_operator.plan.actions import Apply, Condition, Delete
 
 Object = dict[str, Any]
 IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.actions import Apply, Condition, Delete
-from stoker_operator.plan_scaling import wanted_replicas
+from stoker_operator.plan.actions import Apply, Condition, Delete
+from stoker_operator.plan.scaling import wanted_replicas
 from stoker_operator.settings import Settings
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 Build = Callable[..., InferenceService]
 Object = dict[str, Any]

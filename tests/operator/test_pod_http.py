@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker_operator.observe import load
-from stoker_operator.pod_http import PodClient
-from stoker_operator.snapshot import Observed, Progress
+from stoker_operator.observe.observe import load
+from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.snapshot import Observed, Progress
 
 ANSWERS: dict[str, tuple[int, Any]] = {
     "good": (200, {"choices": [{"text": "!"}]}),

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from stoker_operator.quantity import human_bytes, is_quantity, quantity, same_quantity, seconds
+from stoker_operator.spec.quantity import human_bytes, is_quantity, quantity, same_quantity, seconds
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from stoker_operator import queue as queue_module
-from stoker_operator.queue import Key, WorkQueue
+from stoker_operator.cluster import queue as queue_module
+from stoker_operator.cluster.queue import Key, WorkQueue
 
 
 async def drain(work: WorkQueue, seconds: float) -> None:

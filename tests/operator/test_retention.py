@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import cluster as kinds
 from stoker_operator import manifests
-from stoker_operator.cluster import Cluster
-from stoker_operator.retention import UNUSED_SINCE, End, Note, claims_in_use, plan_retention, sweep
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.plan.retention import UNUSED_SINCE, End, Note, claims_in_use, plan_retention, sweep
 from stoker_operator.settings import Settings
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 Build = Callable[..., InferenceService]
 Object = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.rollout import Rollout, read
+from stoker_operator.observe.rollout import Rollout, read
 
 
 def deployment(generation: int = 2, seen: int = 2, revision: str = "2", **spec: Any) -> dict[str, Any]:

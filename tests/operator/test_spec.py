@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.spec import FetchedModel, FetchFailure, SpecError, parse, parse_fetch_result, remembered_model
+from stoker_operator.spec.service import (
+    FetchedModel,
+    FetchFailure,
+    SpecError,
+    parse,
+    parse_fetch_result,
+    remembered_model,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "crds" / "examples"
 Raw = Callable[..., dict[str, Any]]

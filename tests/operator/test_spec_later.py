@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.spec import SpecError, parse
-from stoker_operator.spec_later import LATER
+from stoker_operator.spec.later import LATER
+from stoker_operator.spec.service import SpecError, parse
 
 CRD = Path(__file__).parents[2] / "crds" / "stoker.dev_inferenceservices.yaml"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stoker_operator.manifests.identity import SOURCE_LABEL
-from stoker_operator.snapshot import Observed
-from stoker_operator.startup import startup
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.status.startup import startup
 
 Object = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_operator.wording import counted, listed, sentence, short
+from stoker_operator.plan.wording import counted, listed, sentence, short
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods")])

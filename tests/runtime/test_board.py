@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from stoker_runtime.board import ACTIVE, CELLS, WARM, Board
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason
+from stoker_runtime.serve.board import ACTIVE, CELLS, WARM, Board
 
 
 def test_every_process_tells_of_all() -> None:

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from llama_vocab import FOLDER
 
-from stoker_runtime.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
+from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
 
 MESSAGES = [{"role": "user", "content": 'He said "ä" & <b>'}, {"role": "assistant", "content": " ok "}]
 

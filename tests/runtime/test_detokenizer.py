@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_runtime.detokenizer import Detokenizer
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.detokenizer import Detokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 BYTES = Tokenizer.synthetic(256)
 CHUNKS = st.lists(st.lists(st.integers(0, 255), max_size=5), max_size=30)

@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stoker_kernels.activation import silu_and_mul
-from stoker_kernels.gemm import LinearWeight, linear
-from stoker_kernels.linear_weight import WeightKind
-from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
+from stoker_kernels.gemm import linear
+from stoker_kernels.quant import LinearWeight, WeightKind, dequantize, quantize_fp8, quantize_weight
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import resolve

@@ -17,7 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llama_vocab import FOLDER
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.gguf_tokenizer import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, SPACE, UNKNOWN, USER_DEFINED, build
+from stoker_runtime.text.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PRE_TOKENIZERS,
+    SPACE,
+    UNKNOWN,
+    USER_DEFINED,
+    build,
+)
 from stoker_runtime.weights.gguf_header import read_gguf_header
 
 NOWHERE = Path("test.gguf")
@@ -143,7 +152,7 @@ def test_byte_level_bpe() -> None:
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_compiles_and_loses_nothing(name: str) -> None:
-    from stoker_runtime.tokenizer import BYTE_OF_CHARACTER
+    from stoker_runtime.text.tokenizer import BYTE_OF_CHARACTER
 
     tokens = list(BYTE_OF_CHARACTER)
     metadata = bpe_metadata(

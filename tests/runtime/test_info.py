@@ -1,4 +1,4 @@
-"""stoker_runtime/info.py in a process of its own: what it says does not hang on what else was imported."""
+"""stoker_runtime/terminal/info.py in a process of its own: what it says does not hang on what else was imported."""
 
 from __future__ import annotations
 

@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker_kernels import dispatch
 from stoker_kernels.activation import silu_and_mul
-from stoker_kernels.gemm import LinearWeight, linear
-from stoker_kernels.gemm_gated import linear_silu_mul
-from stoker_kernels.pdl import enable_pdl
-from stoker_kernels.quant import dequantize, quantize_fp8, quantize_weight
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.gemm import linear, linear_silu_mul
+from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.pdl import enable_pdl
+from stoker_kernels.quant import LinearWeight, Quantized, dequantize, quantize_fp8, quantize_weight
 from stoker_runtime.models import decoder
 from stoker_runtime.weights.layout import DecoderWeights
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import WordPiece
 
-from stoker_kernels import dispatch
-from stoker_runtime import LLM, PoolingParams, info
+from stoker_kernels.launch import dispatch
+from stoker_runtime import LLM, PoolingParams
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.executor.build import build_executor
@@ -25,6 +25,7 @@ from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_poolin
 from stoker_runtime.executor.resolve import DeviceMemory
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
+from stoker_runtime.terminal import info
 
 Checkpoint = Callable[[str], Path]
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz")

@@ -11,9 +11,9 @@ from tests import real_models
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from stoker_runtime.detokenizer import Detokenizer
 from stoker_runtime.errors import ModelError
-from stoker_runtime.tokenizer import Tokenizer, TokenizerFiles
+from stoker_runtime.text.detokenizer import Detokenizer
+from stoker_runtime.text.tokenizer import Tokenizer, TokenizerFiles
 
 TEXTS = [
     "Hello, world!",

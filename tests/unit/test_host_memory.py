@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runtime import info
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor import host_memory
@@ -16,6 +15,7 @@ from stoker_runtime.executor.resolve import GIB, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.terminal import info
 
 
 def resolved(shape: str, device: str = "cuda", **fields: object) -> tuple[EngineConfig, ModelSpec]:

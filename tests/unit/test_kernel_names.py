@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import dispatch
+from stoker_kernels.launch import dispatch
 from stoker_runtime.executor import kernel_names
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source

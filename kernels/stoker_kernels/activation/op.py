@@ -9,24 +9,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
-    register(_op, "triton", f"stoker_kernels.activation_triton:{_op}", triton_supports(*_HALF_AND_FULL))
-    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
 for _op in ("silu", "gelu", "gelu_tanh", "relu"):
-    register(_op, "triton", f"stoker_kernels.activation_triton:{_op}", triton_supports(*_HALF_AND_FULL))
-    register(_op, "reference", f"stoker_kernels.reference_encoder:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
 register(
     "silu_and_mul_quant",
     "triton",
-    "stoker_kernels.activation_triton:silu_and_mul_quant",
+    "stoker_kernels.activation.triton_activation:silu_and_mul_quant",
     triton_supports(*_HALF_AND_FULL, min_sm=89),
 )
-register("silu_and_mul_quant", "reference", "stoker_kernels.reference:silu_and_mul_quant", reference_supports)
+register(
+    "silu_and_mul_quant", "reference", "stoker_kernels.activation.reference:silu_and_mul_quant", reference_supports
+)
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:

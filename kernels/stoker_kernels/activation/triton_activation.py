@@ -14,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
-from stoker_kernels.fp8_triton import fp8_storage, scale_of, store_rounded
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference import FP8_MAX, MIN_SCALE
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_fp8 import fp8_storage, scale_of, store_rounded
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.quant import FP8_MAX, MIN_SCALE, Quantized
 
 SILU, GELU, GELU_TANH, RELU = 0, 1, 2, 3
 MAX_QUANT_COLUMNS = 65536

@@ -1,4 +1,4 @@
-"""`python -m stoker_kernels.bench_attention`: right first, then how fast, for each configuration of a small sweep.
+"""`python -m stoker_kernels.attention.bench`: right first, then how fast, for each configuration of a small sweep.
 
 Every configuration is compared with the fp32 reference on ragged random inputs, into a poisoned output, and left out of
 the tables when it is wrong. Times are medians over replays of a CUDA graph whose calls rotate over disjoint pages (more
@@ -25,8 +25,11 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoker_kernels import attention_sm90, attention_sm90_mixed, attention_sm90_prefill
-from stoker_kernels.attention_config import (
+from stoker_kernels.attention import sm90_decode as attention_sm90
+from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
+from stoker_kernels.attention import sm90_prefill as attention_sm90_prefill
+from stoker_kernels.attention.choose import Inputs, launch_decode, launch_plan, launch_prefill
+from stoker_kernels.attention.config import (
     DecodeConfig,
     PrefillConfig,
     StreamConfig,
@@ -34,10 +37,9 @@ from stoker_kernels.attention_config import (
     prefill_config,
     stream_config,
 )
-from stoker_kernels.attention_meta import AttentionMeta, AttentionWorkspace, attention_workspace
-from stoker_kernels.attention_triton import Inputs, launch_decode, launch_plan, launch_prefill
-from stoker_kernels.pdl import enable_pdl
-from stoker_kernels.reference_attention import reference_attention
+from stoker_kernels.attention.meta import AttentionMeta, AttentionWorkspace, attention_workspace
+from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.launch.pdl import enable_pdl
 
 HBM_TBPS = 4.33  # what a read of an H200 reaches
 TOLERANCE = 1e-2  # bf16 rounds the weights and the result to 2⁻⁹

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention_meta import AttentionMeta, attention_workspace
+from stoker_kernels.attention.meta import AttentionMeta, attention_workspace
 
 NO_PAGE = 1_000_000
 

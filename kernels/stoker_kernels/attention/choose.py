@@ -15,8 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from stoker_kernels import attention_sm90, attention_sm90_mixed, attention_sm90_prefill
-from stoker_kernels.attention_config import (
+from stoker_kernels.attention import sm90_decode as attention_sm90
+from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
+from stoker_kernels.attention import sm90_prefill as attention_sm90_prefill
+from stoker_kernels.attention.config import (
     WIDE_TOKENS,
     DecodeConfig,
     PrefillConfig,
@@ -28,13 +30,13 @@ from stoker_kernels.attention_config import (
     prefill_config,
     stream_config,
 )
-from stoker_kernels.attention_decode import decode_kernel, decode_plan_kernel
-from stoker_kernels.attention_meta import AttentionMeta
-from stoker_kernels.attention_prefill import prefill_kernel
-from stoker_kernels.attention_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
-from stoker_kernels.cuda import missing_cubin
-from stoker_kernels.dispatch import interpreting, sm_of
-from stoker_kernels.pdl import launch_options
+from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention.triton_prefill import prefill_kernel
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
+from stoker_kernels.launch.cuda import missing_cubin
+from stoker_kernels.launch.dispatch import interpreting, sm_of
+from stoker_kernels.launch.pdl import launch_options
 
 LOG2E = math.log2(math.e)
 
@@ -80,7 +82,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`stoker_kernels.attention.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
+    """`stoker_kernels.attention.op.paged_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
     if out is None:
         out = torch.empty_like(q)
     fp8 = k_cache.dtype is torch.float8_e4m3fn
@@ -157,7 +159,7 @@ def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
 
 
 def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
-    """`stoker_kernels.attention.attention_kernels` on a GPU."""
+    """`stoker_kernels.attention.op.attention_kernels` on a GPU."""
     refused = attention_sm90.model_refusal(device, kv_dtype, head_dim, group)
     if refused is not None:
         return f"triton; no sm90_decode: {refused}" if sm_of(device) == 90 else "triton"
@@ -177,7 +179,7 @@ def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int,
 def plan_attention(
     meta: AttentionMeta, *, num_tokens: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
 ) -> AttentionMeta:
-    """`stoker_kernels.attention.plan_attention` on a GPU."""
+    """`stoker_kernels.attention.op.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
     group = meta.workspace.partial.shape[1] // num_kv_heads
     shares = attention_sm90.available(device, kv_dtype, head_dim, group)

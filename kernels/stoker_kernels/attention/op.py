@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention_meta import (
+from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
     attention_workspace,
     attention_workspace_bytes,
 )
-from stoker_kernels.dispatch import Target, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
 
 __all__ = [
     "AttentionMeta",
@@ -41,8 +41,8 @@ def _supports(target: Target) -> str | None:
     return _takes(target)
 
 
-register("paged_attention", "triton", "stoker_kernels.attention_triton:paged_attention", _supports)
-register("paged_attention", "reference", "stoker_kernels.reference_attention:reference_attention", reference_supports)
+register("paged_attention", "triton", "stoker_kernels.attention.choose:paged_attention", _supports)
+register("paged_attention", "reference", "stoker_kernels.attention.reference:reference_attention", reference_supports)
 
 
 def paged_attention(
@@ -87,7 +87,7 @@ def attention_kernels(device: torch.device, *, kv_dtype: torch.dtype, head_dim: 
 
     `group` is query heads per KV head. On Hopper what is not used for the model, or not built, stands with the reason.
     """
-    from stoker_kernels.attention_triton import describe_kernels
+    from stoker_kernels.attention.choose import describe_kernels
 
     return describe_kernels(device, kv_dtype, head_dim, group)
 
@@ -101,7 +101,7 @@ def plan_attention(
     any layer sees everything). `meta.seq_lens` must be final, and the workspace serve no other step in between.
     """
     if meta.seq_lens.device.type == "cuda":
-        from stoker_kernels.attention_triton import plan_attention as plan
+        from stoker_kernels.attention.choose import plan_attention as plan
 
         return plan(
             meta,

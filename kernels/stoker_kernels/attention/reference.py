@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from stoker_kernels.attention_meta import AttentionMeta
+    from stoker_kernels.attention.meta import AttentionMeta
 
 # Keys and values gathered at once for decode rows, in elements: bounds the reference's memory at 2 × 128 MiB.
 MAX_GATHERED = 32 * 1024 * 1024
@@ -44,7 +44,7 @@ def reference_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`stoker_kernels.attention.paged_attention` on any device; shapes as there."""
+    """`stoker_kernels.attention.op.paged_attention` on any device; shapes as there."""
     if out is None:
         out = torch.empty_like(q)
     num_kv_heads = k_cache.shape[1]

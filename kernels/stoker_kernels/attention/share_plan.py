@@ -21,8 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.pdl import pdl_trigger, pdl_wait
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
 
 UNIT = tl.constexpr(64)
 WHOLE = tl.constexpr(8)  # units of streams that are always kept whole

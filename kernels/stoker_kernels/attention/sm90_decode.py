@@ -16,14 +16,14 @@ import torch
 import triton
 from torch import Tensor
 
-from stoker_kernels import cuda
-from stoker_kernels.attention_config import StreamConfig
-from stoker_kernels.attention_meta import AttentionMeta
-from stoker_kernels.attention_shares import share_plan_kernel
-from stoker_kernels.pdl import launch_options, pdl_on
+from stoker_kernels.attention.config import StreamConfig
+from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.share_plan import share_plan_kernel
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.pdl import launch_options, pdl_on
 
 if TYPE_CHECKING:
-    from stoker_kernels.attention_triton import Inputs
+    from stoker_kernels.attention.choose import Inputs
 
 STEM, ARCH = "sm90_decode", "sm_90a"
 HEAD_DIM, MAX_GROUP = 128, 8

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import triton
 
-from stoker_kernels import cuda
-from stoker_kernels.attention_config import mixed_stream_config, shares_first
-from stoker_kernels.attention_meta import MAX_TILES, AttentionMeta
-from stoker_kernels.attention_sm90 import (
+from stoker_kernels.attention.config import mixed_stream_config, shares_first
+from stoker_kernels.attention.meta import MAX_TILES, AttentionMeta
+from stoker_kernels.attention.sm90_decode import (
     ARCH,
     THREADS,
     DecodeArguments,
@@ -26,11 +25,12 @@ from stoker_kernels.attention_sm90 import (
     shared_bytes,
     sm_count,
 )
-from stoker_kernels.attention_tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
-from stoker_kernels.pdl import launch_options, pdl_on
+from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.pdl import launch_options, pdl_on
 
 if TYPE_CHECKING:
-    from stoker_kernels.attention_triton import Inputs
+    from stoker_kernels.attention.choose import Inputs
 
 STEM = "sm90_mixed"
 TILE_ROWS = 64

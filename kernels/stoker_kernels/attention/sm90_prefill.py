@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stoker_kernels import cuda
-from stoker_kernels.attention_meta import AttentionMeta
-from stoker_kernels.attention_sm90 import HEAD_DIM, LOG2E, UNIT, cache_map, cache_refusal, sm_count
-from stoker_kernels.pdl import pdl_on
+from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.sm90_decode import HEAD_DIM, LOG2E, UNIT, cache_map, cache_refusal, sm_count
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.pdl import pdl_on
 
 if TYPE_CHECKING:
-    from stoker_kernels.attention_triton import Inputs
+    from stoker_kernels.attention.choose import Inputs
 
 STEM, ARCH, NAME = "sm90_prefill", "sm_90a", "sm90_bf16_prefill"
 TILE_ROWS = 128

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stoker_kernels.pdl import pdl_trigger, pdl_wait
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
 
 PLANNED_TILES = 32  # by one program
 ROWS = 128  # looked at together

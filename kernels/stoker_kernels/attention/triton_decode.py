@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from stoker_kernels.attention_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
-from stoker_kernels.pdl import pdl_trigger, pdl_wait
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
+from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
 
 
 @kernel(do_not_specialize=["num_rows", "window", "capacity", "target_items"])

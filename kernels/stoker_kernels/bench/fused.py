@@ -1,4 +1,4 @@
-"""Checks and times gate, up and activation in one kernel: `python -m stoker_kernels.bench_fused [--json FILE]`.
+"""Checks and times gate, up and activation in one kernel: `python -m stoker_kernels.bench.fused [--json FILE]`.
 
 First every fused and every wide tile against the definition, on fresh inputs into poisoned results, each family in a
 process of its own under a time limit. Then the chain of a decode layer (`bench_layer.Chain`) by cuBLAS, with two
@@ -20,16 +20,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoker_kernels import bench_layer, gemm_cuda, gemm_small, gemm_table, gemm_tiles, gemm_wide, pdl
-from stoker_kernels.bench_gemm import BANDWIDTH, complaint, refused_cut
-from stoker_kernels.bench_layer import SHAPES, Chain, Weights, by_table, random_weights
-from stoker_kernels.gemm_small import Operands, Tile
-from stoker_kernels.gemm_table import GATED_SMALL, GatedRow
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.quant import quantize_fp8, quantize_weight
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference_gemm import linear_fp64, silu_mul_fp64, sum_error
+from stoker_kernels.bench import layer as bench_layer
+from stoker_kernels.bench.layer import SHAPES, Chain, Weights, by_table, random_weights
+from stoker_kernels.gemm import choose as gemm_cuda
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm.bench import BANDWIDTH, complaint, refused_cut
+from stoker_kernels.gemm.reference import linear_fp64, silu_mul_fp64, sum_error
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.table import GATED_SMALL, GatedRow
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch import pdl
+from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8, quantize_weight
 
 CHECK_TOKENS = (1, 7, 8, 16, 33, 64, 65, 100, 128, 200, 300, 2200)
 CHECK_SHAPES = ((18944, 3584), (8960, 1536), (3072, 1024), (520, 1152))  # F, K
@@ -142,7 +146,7 @@ def _wrong(
 
 def passes(family: str) -> bool:
     """`check` in a process of its own, so that a kernel that hangs or faults takes nothing with it."""
-    process = subprocess.Popen([sys.executable, "-m", "stoker_kernels.bench_fused", "--check", family])
+    process = subprocess.Popen([sys.executable, "-m", "stoker_kernels.bench.fused", "--check", family])
     try:
         return process.wait(CHECK_SECONDS) == 0
     except subprocess.TimeoutExpired:

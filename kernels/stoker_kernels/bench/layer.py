@@ -1,4 +1,4 @@
-"""Finds the tiles that make a decode layer fastest: `python -m stoker_kernels.bench_layer [--json FILE]`.
+"""Finds the tiles that make a decode layer fastest: `python -m stoker_kernels.bench.layer [--json FILE]`.
 
 Times the chain norm → qkv → rope and KV write → output → norm → gate_up → activation → down over several layers with
 weights of their own, in one CUDA graph with programmatic dependent launch, as the engine runs it (attention apart).
@@ -22,15 +22,17 @@ from typing import Any
 import torch
 import triton
 
-from stoker_kernels import gemm_cuda, gemm_small, gemm_table, gemm_tiles, pdl
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.bench_gemm import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
-from stoker_kernels.gemm_small import Operands, Tile
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import LinearWeight
+from stoker_kernels.gemm import choose as gemm_cuda
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm.bench import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch import pdl
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant
-from stoker_kernels.quant import quantize_fp8, quantize_weight
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8, quantize_weight
 from stoker_kernels.rope import qk_norm_rope_kv_write
 
 PAGE, HEAD_DIM, EPS = 64, 128, 1e-6

@@ -1,4 +1,4 @@
-"""`python -m stoker_kernels.bench_ops`: norm, RoPE + KV write, activation, sampling: right first, then how fast.
+"""`python -m stoker_kernels.bench.ops`: norm, RoPE + KV write, activation, sampling: right first, then how fast.
 
 Every op is compared with its reference at odd shapes before anything is timed; a wrong one ends the run. A time is a
 call's share of a CUDA graph whose calls rotate over operands that together exceed the L2 three times, so reads are
@@ -20,9 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker_kernels import activation, norm, reference, reference_sampling, rope, sampling
-from stoker_kernels.pdl import enable_pdl
+from stoker_kernels.activation import op as activation
+from stoker_kernels.activation import reference as activation_reference
+from stoker_kernels.launch.pdl import enable_pdl
+from stoker_kernels.norm import op as norm
+from stoker_kernels.norm import reference as norm_reference
+from stoker_kernels.rope import op as rope
+from stoker_kernels.rope import reference as rope_reference
 from stoker_kernels.sampling import SamplingState, SlotSampling, apply_slot_sampling, pack_slot_sampling
+from stoker_kernels.sampling import op as sampling
+from stoker_kernels.sampling import reference as reference_sampling
 
 HBM_TBPS = 4.33  # what a read of an H200 reaches
 COLD_BYTES = 160e6  # three times an H200's L2
@@ -59,7 +66,7 @@ class Work:
 
 def main() -> int:
     """Check, time, print a table; `--json` writes the rows too."""
-    parser = argparse.ArgumentParser(prog="python -m stoker_kernels.bench_ops")
+    parser = argparse.ArgumentParser(prog="python -m stoker_kernels.bench.ops")
     parser.add_argument("--rows", default="1,16,128,1024,8192", help="rows (tokens) of norm, RoPE and activation")
     parser.add_argument("--sampling-rows", default="1,16,128,512", help="rows of sampling at V = 152064")
     parser.add_argument("--only", default="", help="time only the ops whose name contains this")
@@ -105,21 +112,21 @@ def check_dense(rows: int) -> None:
     """Norm, activation and RoPE with KV write at `rows` tokens."""
     x, residual, weight = randn(rows, 1016), randn(rows, 1016), randn(1016)
     kept = residual.clone()
-    expected = reference.add_rms_norm(x, kept, weight, 1e-6)
+    expected = norm_reference.add_rms_norm(x, kept, weight, 1e-6)
     got = norm.add_rms_norm(x, residual, weight, 1e-6, out=torch.full_like(x, torch.nan))
     close(got, expected)
     close(residual, kept)
     gates = randn(rows, 2 * 1016)
-    close(activation.silu_and_mul(gates), reference.silu_and_mul(gates))
+    close(activation.silu_and_mul(gates), activation_reference.silu_and_mul(gates))
     for got_q, expected_q in (
-        (activation.silu_and_mul_quant(gates), reference.silu_and_mul_quant(gates)),
-        (norm.rms_norm_quant(x, weight, 1e-6), reference.rms_norm_quant(x, weight, 1e-6)),
+        (activation.silu_and_mul_quant(gates), activation_reference.silu_and_mul_quant(gates)),
+        (norm.rms_norm_quant(x, weight, 1e-6), norm_reference.rms_norm_quant(x, weight, 1e-6)),
     ):
         close(got_q.scale, expected_q.scale)
         close(got_q.data.float(), expected_q.data.float(), tolerance=0.126)
     for cache in (torch.bfloat16, torch.float8_e4m3fn):
         results = []
-        for run in (rope.qk_norm_rope_kv_write, reference.qk_norm_rope_kv_write):
+        for run in (rope.qk_norm_rope_kv_write, rope_reference.qk_norm_rope_kv_write):
             torch.manual_seed(rows)
             operands = RopeOperands.random(rows, cache)
             results.append([run(*operands.tensors, **operands.options), operands.tensors[4], operands.tensors[5]])

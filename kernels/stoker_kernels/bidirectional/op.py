@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import Target, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
 
 _takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
 
@@ -21,11 +21,16 @@ def _supports(target: Target) -> str | None:
     return _takes(target)
 
 
-register("bidirectional_attention", "triton", "stoker_kernels.bidirectional_triton:bidirectional_attention", _supports)
+register(
+    "bidirectional_attention",
+    "triton",
+    "stoker_kernels.bidirectional.triton_bidirectional:bidirectional_attention",
+    _supports,
+)
 register(
     "bidirectional_attention",
     "reference",
-    "stoker_kernels.reference_encoder:bidirectional_attention",
+    "stoker_kernels.bidirectional.reference:bidirectional_attention",
     reference_supports,
 )
 

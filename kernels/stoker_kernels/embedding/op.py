@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 register(
     "embed",
     "triton",
-    "stoker_kernels.embedding_triton:embed",
+    "stoker_kernels.embedding.triton_embedding:embed",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
 )
-register("embed", "reference", "stoker_kernels.reference:embed", reference_supports)
+register("embed", "reference", "stoker_kernels.embedding.reference:embed", reference_supports)
 
 
 def embed(ids: Tensor, table: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.pdl import launch_options, pdl_settle
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_settle
+from stoker_kernels.launch.triton_kernel import kernel
 
 _BLOCK = 1024
 

@@ -1,4 +1,4 @@
-"""Checks and times the small GEMMs on the GPU: `python -m stoker_kernels.bench_gemm [--json FILE] [--seconds 80]`.
+"""Checks and times the small GEMMs on the GPU: `python -m stoker_kernels.gemm.bench [--json FILE] [--seconds 80]`.
 
 Correctness comes first, each family in a process of its own under a time limit, so that a kernel that hangs or faults
 costs its own figures only. Then every candidate tile is timed with a cold L2 (weights rotate through more than its
@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from stoker_kernels import gemm_small
-from stoker_kernels.gemm_small import PAIR_BYTES, SHARED_LIMIT, Family, Operands, Tile
-from stoker_kernels.linear_weight import FP8
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Family, Operands, Tile
+from stoker_kernels.quant import FP8
 
 BANDWIDTH = 4.33e12  # bytes/s that a read-only reduction reaches on an H200
 COLD_BYTES = 256 << 20  # weights rotate through at least this much: L2 holds 50 MB
@@ -221,7 +221,7 @@ def batch_invariance(family: str) -> str:
 def check_all() -> list[str]:
     """The families that passed, each checked in its own process."""
     running = {
-        family: subprocess.Popen([sys.executable, "-m", "stoker_kernels.bench_gemm", "--check", family])
+        family: subprocess.Popen([sys.executable, "-m", "stoker_kernels.gemm.bench", "--check", family])
         for family in FAMILIES
     }
     passed, deadline = [], time.monotonic() + CHECK_SECONDS

@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 import torch
 
-from stoker_kernels import gemm_table, gemm_tiles
-from stoker_kernels.gemm_small import MAX_TOKENS, Operands, Tile
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.quant import quantize_fp8
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
 Choose = Callable[[bool, int, int, int], Tile | WideTile | None]
 """(is e4m3, N, K, M) → tile of our own, or None for cuBLAS."""
@@ -83,7 +82,7 @@ def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 def _scaled(
     x: torch.Tensor, x_scale: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
-    from stoker_kernels import gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
 
     one = _unit_scale(x.device)
     in_place = out.dtype == torch.bfloat16 and out.is_contiguous()
@@ -96,7 +95,7 @@ def _scaled(
 def _block_scaled(
     x: Quantized, weight: LinearWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
-    from stoker_kernels import gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
 
     gemm_fp8_triton.block_scaled(x, weight.data, _present(weight.scale), bias, out)
     return out

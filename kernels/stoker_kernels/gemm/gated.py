@@ -15,14 +15,15 @@ from typing import overload
 
 import torch
 
-from stoker_kernels import cuda, gemm_table, gemm_tiles, gemm_wide
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.dispatch import Target, reference_supports, register, select
-from stoker_kernels.gemm import linear
-from stoker_kernels.gemm_small import Operands
-from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.quant import quantize_fp8
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm.op import linear
+from stoker_kernels.gemm.small import Operands
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
+from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
 
 def _fused_supports(target: Target) -> str | None:
@@ -38,9 +39,9 @@ def _split_supports(target: Target) -> str | None:
     return None  # what `linear` and `silu_and_mul` lack they say themselves
 
 
-register("linear_silu_mul", "fused", "stoker_kernels.gemm_gated:fused", _fused_supports)
-register("linear_silu_mul", "split", "stoker_kernels.gemm_gated:split", _split_supports)
-register("linear_silu_mul", "reference", "stoker_kernels.reference_gemm:linear_silu_mul", reference_supports)
+register("linear_silu_mul", "fused", "stoker_kernels.gemm.gated:fused", _fused_supports)
+register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports)
+register("linear_silu_mul", "reference", "stoker_kernels.gemm.reference:linear_silu_mul", reference_supports)
 
 
 @overload

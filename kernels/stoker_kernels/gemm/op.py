@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels import cuda
-from stoker_kernels.dispatch import Target, dtype_name, reference_supports, register, select
-from stoker_kernels.linear_weight import FP8, LinearWeight, WeightKind
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
+from stoker_kernels.quant import FP8, LinearWeight, Quantized, WeightKind
 
 __all__ = ["LinearWeight", "Quantized", "WeightKind", "linear"]
 
@@ -41,10 +40,10 @@ def _cublas_supports(target: Target) -> str | None:
     return None if target.dtype in _FLOATS else f"does not take {dtype_name(target.dtype)}"
 
 
-register("linear", "table", "stoker_kernels.gemm_cuda:table", _own_supports)
-register("linear", "cublas", "stoker_kernels.gemm_cuda:cublas", _cublas_supports)
-register("linear", "own", "stoker_kernels.gemm_cuda:own", _own_supports)
-register("linear", "reference", "stoker_kernels.reference_gemm:linear", reference_supports)
+register("linear", "table", "stoker_kernels.gemm.choose:table", _own_supports)
+register("linear", "cublas", "stoker_kernels.gemm.choose:cublas", _cublas_supports)
+register("linear", "own", "stoker_kernels.gemm.choose:own", _own_supports)
+register("linear", "reference", "stoker_kernels.gemm.reference:linear", reference_supports)
 
 
 def linear(

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.linear_weight import FP8, LinearWeight
-from stoker_kernels.quant import dequantize, quantize_fp8
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference import silu_and_mul
+from stoker_kernels.activation.reference import silu_and_mul
+from stoker_kernels.quant import FP8, LinearWeight, Quantized, dequantize, quantize_fp8
 
 # Parts of |x| · |w|, a row of each as a vector: no sum of their products exceeds it, and most stay below its 1/√K.
 # wgmma adds 32 products of e4m3 at a time to a sum of which it keeps 13 bits behind the leading one. At K = 18,944 that

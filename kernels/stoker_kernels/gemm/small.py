@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
-from stoker_kernels import cuda
-from stoker_kernels.cluster_split import ClusterSplit, MulticastSplit
-from stoker_kernels.linear_weight import FP8
+from stoker_kernels.gemm.cluster_split import ClusterSplit, MulticastSplit
+from stoker_kernels.launch import cuda
+from stoker_kernels.quant import FP8
 
 MAX_TOKENS = 128
 TOKEN_TILES = (8, 16, 32, 64, 128)

@@ -1,6 +1,6 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
-Rows come from `python -m stoker_kernels.bench_layer`: the tile with which the whole chain of a decode layer is
+Rows come from `python -m stoker_kernels.bench.layer`: the tile with which the whole chain of a decode layer is
 shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32, 64 and 128
 below 7B); a token tile between two timed ones has its neighbour's row.
 Invariants: a shape that was not measured is treated as the measured one of its dtype whose N and K are nearest by
@@ -15,7 +15,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from stoker_kernels.gemm_small import (
+from stoker_kernels.gemm.small import (
     MAX_TOKENS,
     PAIR_BYTES,
     SHARED_LIMIT,
@@ -24,7 +24,7 @@ from stoker_kernels.gemm_small import (
     Tile,
     token_tile,
 )
-from stoker_kernels.gemm_wide import CLUSTER, TOKENS, WideTile, pairing
+from stoker_kernels.gemm.wide import CLUSTER, TOKENS, WideTile, pairing
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
 
@@ -77,7 +77,7 @@ class GatedRow:
     wide: tuple[tuple[int, str | None], ...]
 
 
-# By the layer's time of `python -m stoker_kernels.bench_fused` (H200).
+# By the layer's time of `python -m stoker_kernels.bench.fused` (H200).
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
         ("128x1k2", "64x1k2=", "64x2k2", "128x1k2"),

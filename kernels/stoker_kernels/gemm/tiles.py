@@ -5,10 +5,11 @@ Invariants: those of the two. Does not know: which tile is fastest (`gemm_table`
 
 from __future__ import annotations
 
-from stoker_kernels import gemm_small, gemm_wide
-from stoker_kernels.gemm_small import Operands, Tile
-from stoker_kernels.gemm_wide import WideTile
-from stoker_kernels.pdl import pdl_on
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.launch.pdl import pdl_on
 
 
 def refusal(tile: Tile | WideTile, o: Operands) -> str | None:

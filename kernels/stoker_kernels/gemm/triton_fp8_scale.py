@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.quant import Quantized
 
 _COLUMNS, _SCALE_WARPS = 2048, 8
 _ROWS_A_BLOCK = 128  # weight rows of a tile: one scale block

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_kernels import cuda
-from stoker_kernels.gemm_small import SHARED_LIMIT, Operands, address_of
-from stoker_kernels.linear_weight import FP8
+from stoker_kernels.gemm.small import SHARED_LIMIT, Operands, address_of
+from stoker_kernels.launch import cuda
+from stoker_kernels.quant import FP8
 
 TOKENS = 128  # of a CTA's tile
 CLUSTER = 2

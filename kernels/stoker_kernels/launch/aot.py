@@ -1,4 +1,6 @@
-"""Compiles every Triton kernel of the package with no GPU present: `python -m stoker_kernels.aot --sm 90 --out DIR`.
+"""Compiles every Triton kernel of the package with no GPU present.
+
+`python -m stoker_kernels.launch.aot --sm 90 --out DIR` is the command.
 
 Each kernel of each spec in the registry becomes a cubin and a JSON file beside it, which tells how to launch it and
 what it was compiled for; `index.json` holds them all (`aot_index`).
@@ -23,28 +25,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker_kernels.aot_index import Cubin, aot_folder, sm_folder, split_type, write_index
-from stoker_kernels.aot_registry import SMS, AotSpec, specs
-from stoker_kernels.pdl import PDL_MIN_SM
+from stoker_kernels.launch.aot_index import Cubin, aot_folder, sm_folder, split_type, write_index
+from stoker_kernels.launch.aot_registry import SMS, AotSpec, specs
+from stoker_kernels.launch.pdl import PDL_MIN_SM
 
-# The modules that register kernels when they are imported.
-KERNEL_MODULES = (
-    "activation_triton",
-    "attention_aot",
-    "bidirectional_triton",
-    "embedding_triton",
-    "gemm_fp8_triton",
-    "layer_norm_triton",
-    "logprobs_triton",
-    "norm_triton",
-    "pages_triton",
-    "quant_triton",
-    "ragged_triton",
-    "rope_triton",
-    "sampling_triton",
-    "typical_triton",
-    "slots_triton",
-)
+PACKAGE = Path(__file__).parents[1]
+
+
+def kernel_modules() -> list[str]:
+    """The modules that register kernels when they are imported: `OP/triton_*.py` and `OP/variants.py`, in order."""
+    files = sorted([*PACKAGE.glob("*/triton_*.py"), *PACKAGE.glob("*/variants.py")])
+    return [f"stoker_kernels.{path.parent.name}.{path.stem}" for path in files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +62,8 @@ class Variant:
 
 def variants(sm: int, *, compact: bool = False) -> Iterator[Variant]:
     """Everything to compile for an SM; with `compact` what stands for the rest in a quick test."""
-    for module in KERNEL_MODULES:
-        importlib.import_module(f"stoker_kernels.{module}")
+    for module in kernel_modules():
+        importlib.import_module(module)
     for spec in specs():
         if not spec.min_sm <= sm <= spec.max_sm or (compact and not spec.compact):
             continue
@@ -171,7 +162,7 @@ def _write_share(share: list[Variant], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command: compile for the SMs named and say how many, how large and how long."""
-    parser = argparse.ArgumentParser(prog="python -m stoker_kernels.aot", description="Compile every Triton kernel.")
+    parser = argparse.ArgumentParser("python -m stoker_kernels.launch.aot", description="Compile every Triton kernel.")
     parser.add_argument("--sm", type=int, action="append", choices=SMS, help="an SM, as 90; repeatable (default: all)")
     parser.add_argument(
         "--out", type=Path, default=aot_folder(), help="the folder to write to, one folder an SM (default: %(default)s)"

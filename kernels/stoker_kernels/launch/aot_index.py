@@ -1,7 +1,7 @@
 """What has been compiled ahead of time, and which of it fits a launch.
 
-`python -m stoker_kernels.aot` writes, for each SM, cubins and one `index.json` that describes them all. A launch is
-described the same way: the type of each argument and whether it is a multiple of 16, the constants, the options.
+`python -m stoker_kernels.launch.aot` writes, for each SM, cubins and one `index.json` that describes them all. A launch
+is described the same way: the type of each argument and whether it is a multiple of 16, the constants, the options.
 
 Invariants: a cubin fits only if it was compiled from the sources that are imported now, for these types, constants
 and options; of several that fit, the one that assumes most is taken, so a generic variant serves where an aligned one
@@ -101,7 +101,7 @@ class Index:
         if not known:
             return f"none is in {self.folder}"
         if all(cubin.source != wanted.source for cubin in known):
-            return "the sources have changed since; run python -m stoker_kernels.aot"
+            return "the sources have changed since; run python -m stoker_kernels.launch.aot"
         return f"no variant for {wanted}"
 
 
@@ -113,7 +113,7 @@ def split_type(text: str) -> tuple[str, int]:
 
 def aot_folder() -> Path:
     """Where compiled kernels lie: STOKER_AOT_DIR, or `_aot` beside this file."""
-    return Path(os.environ.get("STOKER_AOT_DIR") or Path(__file__).parent / "_aot")
+    return Path(os.environ.get("STOKER_AOT_DIR") or Path(__file__).parents[1] / "_aot")
 
 
 def sm_folder(root: Path, sm: int) -> Path:
@@ -133,7 +133,8 @@ def read_index(sm: int) -> Index:
     """The index for an SM; an empty one where nothing was compiled."""
     folder = sm_folder(aot_folder(), sm)
     if not (folder / INDEX).exists():
-        log.warning("no kernel is precompiled for sm_%d in %s; run python -m stoker_kernels.aot", sm, folder.parent)
+        command = "python -m stoker_kernels.launch.aot"
+        log.warning("no kernel is precompiled for sm_%d in %s; run %s", sm, folder.parent, command)
         return Index(folder, ())
     return Index(folder, (Cubin(**entry) for entry in json.loads((folder / INDEX).read_text())))
 

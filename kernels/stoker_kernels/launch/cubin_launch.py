@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from stoker_kernels import cuda
-from stoker_kernels.aot_index import Cubin, split_type
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.aot_index import Cubin, split_type
 
 # How `struct` packs an argument; every other type is a pointer.
 _FORMATS = {"i1": "i", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}

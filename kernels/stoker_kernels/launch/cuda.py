@@ -1,8 +1,8 @@
 """CUDA kernels from cubins: loading, tensor maps and launches by the driver API, with no compiler and no extension.
 
 Invariants: a launch goes to torch's current stream of the tensor's device, never synchronises, and can be captured;
-cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.nvcc`; a kernel is loaded once per
-process, at its first `kernel()`, which has to come before a graph capture.
+cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.launch.nvcc`; a kernel is loaded once
+per process, at its first `kernel()`, which has to come before a graph capture.
 Does not know: what any kernel computes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stoker_kernels.aot_index import aot_folder
+from stoker_kernels.launch.aot_index import aot_folder
 
 TENSOR_MAP_BYTES = 128
 FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
@@ -50,7 +50,7 @@ def cubin_path(stem: str, arch: str) -> Path:
 def missing_cubin(stem: str, arch: str) -> str | None:
     """None where the cubin is there, else what is missing and the command that makes it."""
     path = cubin_path(stem, arch)
-    return None if path.exists() else f"{path.name} is not built: run python -m stoker_kernels.nvcc"
+    return None if path.exists() else f"{path.name} is not built: run python -m stoker_kernels.launch.nvcc"
 
 
 @functools.cache

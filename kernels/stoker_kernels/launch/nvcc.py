@@ -1,4 +1,4 @@
-"""Compiles csrc/*.cu to cubins ahead of time: `python -m stoker_kernels.nvcc [--out FOLDER]`.
+"""Compiles csrc/*.cu to cubins ahead of time: `python -m stoker_kernels.launch.nvcc [--out FOLDER]`.
 
 Uses the nvcc of the PyPI wheels (extra `dev`); needs no GPU and no CUDA toolkit.
 Invariants: one cubin per (source, architecture) of TARGETS; a cubin is written whole or not at all; one that is newer
@@ -16,22 +16,27 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stoker_kernels.aot_index import aot_folder
+from stoker_kernels.launch.aot_index import aot_folder
 
-SOURCES = Path(__file__).parent / "csrc"
-TARGETS = {
-    "sm90_bf16_gemm_cluster": ("sm_90a",),
-    "sm90_e4m3_gemm_cluster": ("sm_90a",),
-    "sm90_bf16_gemm_multicast": ("sm_90a",),
-    "sm90_e4m3_gemm_multicast": ("sm_90a",),
-    "sm90_bf16_gemm_gated": ("sm_90a",),
-    "sm90_bf16_gemm_wide": ("sm_90a",),
-    "sm90_e4m3_gemm_wide": ("sm_90a",),
-    "sm90_decode": ("sm_90a",),
-    "sm90_mixed": ("sm_90a",),
-    "sm90_prefill": ("sm_90a",),
-}
+PACKAGE = Path(__file__).parents[1]
+# A source's name begins with what it is compiled for.
+ARCHES = {"sm90": "sm_90a"}
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")
+
+
+def sources() -> dict[str, Path]:
+    """Every CUDA source of the package by its stem: `OP/csrc/STEM.cu`."""
+    return {path.stem: path for path in sorted(PACKAGE.glob("*/csrc/*.cu"))}
+
+
+def headers() -> list[Path]:
+    """Every header that a source may include."""
+    return sorted(PACKAGE.glob("*/csrc/*.cuh"))
+
+
+def targets() -> dict[str, str]:
+    """What there is to compile: stem → architecture."""
+    return {stem: ARCHES[stem.split("_")[0]] for stem in sources()}
 
 
 class NvccMissing(RuntimeError):
@@ -58,7 +63,7 @@ def compile_cubin(stem: str, arch: str, out: Path) -> str:
     target = out / f"{stem}.{arch}.cubin"
     partial = target.with_suffix(".partial")
     command = [str(root / "bin" / "nvcc"), f"-arch={arch}", *FLAGS, f"-I{root / 'include'}",
-               "-o", str(partial), str(SOURCES / f"{stem}.cu")]
+               f"-I{PACKAGE / 'launch' / 'csrc'}", "-o", str(partial), str(sources()[stem])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"nvcc failed for {stem} on {arch}:\n{done.stdout}{done.stderr}")
@@ -69,14 +74,14 @@ def compile_cubin(stem: str, arch: str, out: Path) -> str:
 def stale(stem: str, arch: str, out: Path) -> bool:
     """Whether a source is newer than the cubin, or there is none."""
     target = out / f"{stem}.{arch}.cubin"
-    sources = [SOURCES / f"{stem}.cu", *SOURCES.glob("*.cuh")]
-    return not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in sources)
+    read = [sources()[stem], *headers()]
+    return not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in read)
 
 
 def build(out: Path, jobs: int) -> list[str]:
     """Compile everything stale into `out`; returns one line per cubin."""
     out.mkdir(parents=True, exist_ok=True)
-    wanted = [(stem, arch) for stem, arches in TARGETS.items() for arch in arches if stale(stem, arch, out)]
+    wanted = [(stem, arch) for stem, arch in targets().items() if stale(stem, arch, out)]
     with ThreadPoolExecutor(jobs) as pool:
         remarks = list(pool.map(lambda pair: compile_cubin(pair[0], pair[1], out), wanted))
     return [f"{stem} {arch} {remark}".strip() for (stem, arch), remark in zip(wanted, remarks, strict=True)]

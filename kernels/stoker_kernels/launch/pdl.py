@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from stoker_kernels.dispatch import sm_of
+from stoker_kernels.launch.dispatch import sm_of
 
 PDL_MIN_SM = 90
 # Trigger before the wait instead of after it: the kernel after next then starts, and a GEMM there fills its ring, while

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.dispatch import sm_of
+from stoker_kernels.launch.dispatch import sm_of
 
 NATIVE_FP8_MIN_SM = 89
 

@@ -25,9 +25,9 @@ import triton.language as tl
 from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITCallable, JITFunction, native_specialize_impl
 
-from stoker_kernels.aot_index import Wanted, note_compiled, read_index
-from stoker_kernels.cubin_launch import CubinLaunch
-from stoker_kernels.dispatch import interpreting, sm_of
+from stoker_kernels.launch.aot_index import Wanted, note_compiled, read_index
+from stoker_kernels.launch.cubin_launch import CubinLaunch
+from stoker_kernels.launch.dispatch import interpreting, sm_of
 
 _FALSE, _TRUE, _BACKEND = repeat(False), repeat(True), repeat(BaseBackend)
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 register(
     "layer_norm",
     "triton",
-    "stoker_kernels.layer_norm_triton:layer_norm",
+    "stoker_kernels.norm.triton_layer_norm:layer_norm",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
 )
-register("layer_norm", "reference", "stoker_kernels.reference_encoder:layer_norm", reference_supports)
+register("layer_norm", "reference", "stoker_kernels.norm.reference:layer_norm", reference_supports)
 
 
 def layer_norm(

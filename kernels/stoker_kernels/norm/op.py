@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.quant_types import Quantized
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("rms_norm", "add_rms_norm"):
-    register(_op, "triton", f"stoker_kernels.norm_triton:{_op}", triton_supports(*_HALF_AND_FULL))
-    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
 for _op in ("rms_norm_quant", "add_rms_norm_quant"):
-    register(_op, "triton", f"stoker_kernels.norm_triton:{_op}", triton_supports(*_HALF_AND_FULL, min_sm=89))
-    register(_op, "reference", f"stoker_kernels.reference:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL, min_sm=89))
+    register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:

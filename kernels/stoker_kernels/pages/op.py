@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
-register("copy_pages", "triton", "stoker_kernels.pages_triton:copy_pages", triton_supports(torch.int64, torch.uint8))
-register("copy_pages", "reference", "stoker_kernels.reference_slots:copy_pages", reference_supports)
+register(
+    "copy_pages", "triton", "stoker_kernels.pages.triton_pages:copy_pages", triton_supports(torch.int64, torch.uint8)
+)
+register("copy_pages", "reference", "stoker_kernels.pages.reference:copy_pages", reference_supports)
 
 
 def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:

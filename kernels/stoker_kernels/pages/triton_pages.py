@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import I32, I32_ANYWHERE, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.launch.triton_kernel import kernel
 
 _BLOCK = 1024
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.linear_weight import BLOCK, FP8, FP8_MAX, LinearWeight, WeightKind
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference import MIN_SCALE
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant.linear_weight import BLOCK, FP8, FP8_MAX, LinearWeight, WeightKind
+from stoker_kernels.quant.types import MIN_SCALE, Quantized
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
-register("quantize_fp8", "triton", "stoker_kernels.quant_triton:quantize_fp8", triton_supports(*_FLOATS))
-register("quantize_fp8", "reference", "stoker_kernels.reference:quantize_fp8", reference_supports)
+register("quantize_fp8", "triton", "stoker_kernels.quant.triton_quant:quantize_fp8", triton_supports(*_FLOATS))
+register("quantize_fp8", "reference", "stoker_kernels.quant.reference:quantize_fp8", reference_supports)
 
 
 def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+FP8_MAX = 448.0
+# The smallest scale a token can get: an all-zero row must not divide by zero.
+MIN_SCALE = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
 class Quantized:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
-register("prepare_ragged", "triton", "stoker_kernels.ragged_triton:prepare_ragged", triton_supports(torch.int32))
-register("prepare_ragged", "reference", "stoker_kernels.ragged:prepare_ragged_reference", reference_supports)
+register("prepare_ragged", "triton", "stoker_kernels.ragged.triton_ragged:prepare_ragged", triton_supports(torch.int32))
+register("prepare_ragged", "reference", "stoker_kernels.ragged.op:prepare_ragged_reference", reference_supports)
 
 
 @dataclass(frozen=True, slots=True)

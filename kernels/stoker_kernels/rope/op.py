@@ -11,18 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 register(
     "qk_norm_rope_kv_write",
     "triton",
-    "stoker_kernels.rope_triton:qk_norm_rope_kv_write",
+    "stoker_kernels.rope.triton_rope:qk_norm_rope_kv_write",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
 )
 register(
     "qk_norm_rope_kv_write",
     "reference",
-    "stoker_kernels.reference:qk_norm_rope_kv_write",
+    "stoker_kernels.rope.reference:qk_norm_rope_kv_write",
     reference_supports,
 )
 

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
-from stoker_kernels.fp8_triton import fp8_storage, store_rounded
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_fp8 import fp8_storage, store_rounded
+from stoker_kernels.launch.triton_kernel import kernel
 
 
 @kernel

@@ -15,30 +15,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.sampling_state import (
-    SamplingState,
-    SlotSampling,
-    apply_slot_sampling,
-    pack_slot_sampling,
-)
-
-__all__ = [
-    "SamplingState",
-    "SlotSampling",
-    "apply_slot_sampling",
-    "argmax",
-    "pack_slot_sampling",
-    "sample",
-    "token_logprobs",
-]
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.sampling.state import SamplingState
 
 MAX_TOP_LOGPROBS = 20
 LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("argmax", "sample", "token_logprobs"):
-    register(_op, "triton", f"stoker_kernels.sampling_triton:{_op}", triton_supports(*LOGITS_DTYPES))
-    register(_op, "reference", f"stoker_kernels.reference_sampling:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.sampling.triton_sampling:{_op}", triton_supports(*LOGITS_DTYPES))
+    register(_op, "reference", f"stoker_kernels.sampling.reference:{_op}", reference_supports)
 
 
 def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.sampling_state import (
+from stoker_kernels.sampling.state import (
     MAX_COUNT,
     NUM_BIAS_WORDS,
     NUM_HISTORY_WORDS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.reference_sampling import adjusted, exponents, weights_of
-from stoker_kernels.sampling_state import SURPRISE_UNITS, WEIGHT_SHIFT, Param, SamplingState
+from stoker_kernels.sampling.reference import adjusted, exponents, weights_of
+from stoker_kernels.sampling.state import SURPRISE_UNITS, WEIGHT_SHIFT, Param, SamplingState
 
 
 def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 # A tile is what one program reads at once; candidates are what a row may shrink to and then be searched at once.
 TILE = 4096
@@ -60,8 +60,8 @@ PARAMS = 16
 NUM_BIAS_WORDS = 3
 NUM_HISTORY_WORDS = 2
 
-register("apply_slot_sampling", "triton", "stoker_kernels.sampling_triton:apply", triton_supports(torch.int32))
-register("apply_slot_sampling", "reference", "stoker_kernels.reference_sampling:apply", reference_supports)
+register("apply_slot_sampling", "triton", "stoker_kernels.sampling.triton_sampling:apply", triton_supports(torch.int32))
+register("apply_slot_sampling", "reference", "stoker_kernels.sampling.reference:apply", reference_supports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.aot_registry import FP32, I32, I32_ANYWHERE
-from stoker_kernels.sampling_state import PARAMS, Param
+from stoker_kernels.launch.aot_registry import FP32, I32, I32_ANYWHERE
+from stoker_kernels.sampling.state import PARAMS, Param
 
 PARAM_STRIDE = tl.constexpr(PARAMS)
 TEMPERATURE = tl.constexpr(int(Param.TEMPERATURE))

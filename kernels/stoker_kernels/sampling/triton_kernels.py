@@ -17,8 +17,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.pdl import pdl_trigger, pdl_wait
-from stoker_kernels.sampling_device import (
+from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.sampling.triton_device import (
     PENALIZED,
     TEMPERATURE,
     TOP_K,
@@ -31,7 +32,6 @@ from stoker_kernels.sampling_device import (
     integer_weights,
     weight_scale,
 )
-from stoker_kernels.triton_kernel import kernel
 
 
 @kernel

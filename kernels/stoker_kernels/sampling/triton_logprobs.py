@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.sampling_device import finite
-from stoker_kernels.sampling_state import TILE, padded_tiles
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.sampling.state import TILE, padded_tiles
+from stoker_kernels.sampling.triton_device import finite
 
 
 @kernel

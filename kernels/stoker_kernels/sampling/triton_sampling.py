@@ -15,12 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
-from stoker_kernels.logprobs_triton import token_logprobs
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.sampling_device import ADJUSTMENT_TYPES, EXACT
-from stoker_kernels.sampling_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
-from stoker_kernels.sampling_state import (
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, I64, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.sampling.state import (
     CANDIDATES,
     MAX_BIAS,
     NUM_BIAS_WORDS,
@@ -31,7 +29,9 @@ from stoker_kernels.sampling_state import (
     SamplingState,
     padded_tiles,
 )
-from stoker_kernels.triton_kernel import kernel
+from stoker_kernels.sampling.triton_device import ADJUSTMENT_TYPES, EXACT
+from stoker_kernels.sampling.triton_kernels import best_tile_kernel, choose_kernel, tile_mass_kernel, tile_max_kernel
+from stoker_kernels.sampling.triton_logprobs import token_logprobs
 
 __all__ = ["apply", "argmax", "sample", "token_logprobs"]
 

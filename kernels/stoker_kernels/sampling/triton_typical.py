@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.pdl import launch_options, pdl_trigger, pdl_wait
-from stoker_kernels.sampling_device import (
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.sampling.state import MAX_BIAS, SURPRISE_UNITS, TILE, WEIGHT_SHIFT, Param, SamplingState
+from stoker_kernels.sampling.triton_device import (
     ADJUSTMENT_TYPES,
     EXACT,
     TEMPERATURE,
@@ -22,8 +24,6 @@ from stoker_kernels.sampling_device import (
     integer_weights,
     weight_scale,
 )
-from stoker_kernels.sampling_state import MAX_BIAS, SURPRISE_UNITS, TILE, WEIGHT_SHIFT, Param, SamplingState
-from stoker_kernels.triton_kernel import kernel
 
 _WARPS = 8
 _TYPICAL_P = tl.constexpr(int(Param.TYPICAL_P))

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.sampling import LOGITS_DTYPES
-from stoker_kernels.sampling_state import SamplingState
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.sampling.op import LOGITS_DTYPES
+from stoker_kernels.sampling.state import SamplingState
 
-register("typical_mask", "triton", "stoker_kernels.typical_triton:typical_mask", triton_supports(*LOGITS_DTYPES))
-register("typical_mask", "reference", "stoker_kernels.reference_typical:typical_mask", reference_supports)
+register(
+    "typical_mask", "triton", "stoker_kernels.sampling.triton_typical:typical_mask", triton_supports(*LOGITS_DTYPES)
+)
+register("typical_mask", "reference", "stoker_kernels.sampling.reference_typical:typical_mask", reference_supports)
 
 
 def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> None:

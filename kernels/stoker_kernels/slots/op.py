@@ -15,14 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stoker_kernels.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 POSITION_INDEX = -1
 LAST_TOKEN_INDEX = -2
 
 for _op in ("prepare_decode", "commit_tokens", "apply_updates"):
-    register(_op, "triton", f"stoker_kernels.slots_triton:{_op}", triton_supports(torch.int32))
-    register(_op, "reference", f"stoker_kernels.reference_slots:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.slots.triton_slots:{_op}", triton_supports(torch.int32))
+    register(_op, "reference", f"stoker_kernels.slots.reference:{_op}", reference_supports)
 
 
 def prepare_decode(

@@ -52,8 +52,3 @@ def apply_updates(packed: Tensor, page_table: Tensor, position: Tensor, last_tok
         target[slot[mine]] = value[mine]
     page = index >= 0
     page_table[slot[page], index[page]] = value[page]
-
-
-def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:
-    """Copy whole pages; `pages.copy_pages`."""
-    target[pairs[:, 1].long()] = source[pairs[:, 0].long()]

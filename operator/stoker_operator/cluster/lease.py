@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_operator.cluster import LEASE, ApiError, Cluster
+from stoker_operator.cluster.api import LEASE, ApiError, Cluster
 
 log = logging.getLogger("stoker.operator")
 

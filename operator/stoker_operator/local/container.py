@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from stoker_operator.local_process import LOOPBACK, Mapped
-from stoker_operator.local_store import timestamp
+from stoker_operator.local.process import LOOPBACK, Mapped
+from stoker_operator.local.store import timestamp
 
 # Asking costs little here, and whoever waits at a terminal sees the difference.
 _POLL_SECONDS = 0.2

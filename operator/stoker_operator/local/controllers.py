@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Kind, Object
-from stoker_operator.local_pod import LocalPod
-from stoker_operator.local_process import LOOPBACK, Machine
-from stoker_operator.local_store import LocalCluster, timestamp
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Kind, Object
+from stoker_operator.local.pod import LocalPod
+from stoker_operator.local.process import LOOPBACK, Machine
+from stoker_operator.local.store import LocalCluster, timestamp
 from stoker_operator.manifests import claim_name, owns_claim
 from stoker_operator.manifests.identity import short_hash
-from stoker_operator.rollout import REVISION, TEMPLATE_HASH, is_ready
-from stoker_operator.spec import InferenceService
+from stoker_operator.observe.rollout import REVISION, TEMPLATE_HASH, is_ready
+from stoker_operator.spec.service import InferenceService
 
 _JOB_BACK_OFF_SECONDS = 2.0
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from stoker_operator.local_process import plain_values
-from stoker_operator.spec import KIND, SpecError, parse
+from stoker_operator.local.process import plain_values
+from stoker_operator.spec.service import KIND, SpecError, parse
 
 Object = dict[str, Any]
 

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker_operator.cluster import Object
-from stoker_operator.local_container import Container, ask
-from stoker_operator.local_process import LOOPBACK, Machine, ReferenceMissing, map_container
-from stoker_operator.local_store import LocalCluster, timestamp
+from stoker_operator.cluster.api import Object
+from stoker_operator.local.container import Container, ask
+from stoker_operator.local.process import LOOPBACK, Machine, ReferenceMissing, map_container
+from stoker_operator.local.store import LocalCluster, timestamp
 
 _FIRST_BACK_OFF = 1.0
 _LONGEST_BACK_OFF = 30.0

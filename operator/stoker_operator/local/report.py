@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from stoker_operator.manifests import service_url
-from stoker_operator.spec import parse
+from stoker_operator.spec.service import parse
 
 _REPEAT_SECONDS = 10.0
 

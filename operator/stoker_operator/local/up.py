@@ -24,18 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker_operator import cluster as kinds
-from stoker_operator.local_controllers import Controllers
-from stoker_operator.local_manifest import ManifestError, Manifests, load
-from stoker_operator.local_process import LOOPBACK, Machine
-from stoker_operator.local_proxy import Proxy
-from stoker_operator.local_report import Report
-from stoker_operator.local_store import LocalCluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.local.controllers import Controllers
+from stoker_operator.local.manifest import ManifestError, Manifests, load
+from stoker_operator.local.process import LOOPBACK, Machine
+from stoker_operator.local.proxy import Proxy
+from stoker_operator.local.report import Report
+from stoker_operator.local.store import LocalCluster
 from stoker_operator.manifests.workload import PORT
-from stoker_operator.pod_http import PodClient
+from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
-from stoker_operator.spec import parse
+from stoker_operator.spec.service import parse
 
 DEFAULT_DATA = Path("~/.cache/stoker")
 # How long a change waits for company, and how often progress is looked at.

@@ -27,9 +27,9 @@ from stoker_operator.manifests.identity import (
     short_hash,
     stamped,
 )
-from stoker_operator.quantity import quantity
 from stoker_operator.settings import Settings
-from stoker_operator.spec import GROUP, InferenceService
+from stoker_operator.spec.quantity import quantity
+from stoker_operator.spec.service import GROUP, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3

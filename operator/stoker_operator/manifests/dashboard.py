@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, short_hash, stamped
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 CONFIG_MAP = ("v1", "ConfigMap")
 LABEL = {"grafana_dashboard": "1"}

@@ -12,8 +12,8 @@ from typing import Any
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.network import service_url
 from stoker_operator.manifests.workload import PORT
-from stoker_operator.spec import InferenceService
-from stoker_operator.spec_endpoint import HttpRoute, Ingress
+from stoker_operator.spec.endpoint import HttpRoute, Ingress
+from stoker_operator.spec.service import InferenceService
 
 NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy")
 INGRESS = ("networking.k8s.io/v1", "Ingress")

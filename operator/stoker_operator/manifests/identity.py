@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_operator.spec import GROUP, KIND, VERSION, InferenceService
+from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
 
 Manifest = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.workload import PORT
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 SERVICE = ("v1", "Service")
 

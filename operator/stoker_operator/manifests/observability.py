@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor")
 RULE = ("monitoring.coreos.com/v1", "PrometheusRule")

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker_operator.manifests.identity import labels
 from stoker_operator.settings import Settings
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 USER = 65532
 MODELS = "/models"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, short_hash, stamped
-from stoker_operator.spec import GROUP, InferenceService
+from stoker_operator.spec.service import GROUP, InferenceService
 
 REVISION = ("apps/v1", "ControllerRevision")
 TEMPLATE_KEY = f"{GROUP}/template"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, stamped
-from stoker_operator.spec import InferenceService
-from stoker_operator.spec_operations import Autoscaling, ScalingRate, Targets
+from stoker_operator.spec.operations import Autoscaling, ScalingRate, Targets
+from stoker_operator.spec.service import InferenceService
 
 HPA = ("autoscaling/v2", "HorizontalPodAutoscaler")
 SCALED_OBJECT = ("keda.sh/v1alpha1", "ScaledObject")

@@ -18,12 +18,12 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_operator.cluster import POD, Cluster
+from stoker_operator.cluster.api import POD, Cluster
 from stoker_operator.manifests.identity import COMPONENT, MANAGED_BY
 from stoker_operator.manifests.scaling import KV_USED
 from stoker_operator.metrics_adapter.documents import SERIES
-from stoker_operator.pod_http import pod_address, read_at_most, url_host
-from stoker_operator.rollout import is_ready, is_terminating
+from stoker_operator.observe.pod_http import pod_address, read_at_most, url_host
+from stoker_operator.observe.rollout import is_ready, is_terminating
 
 log = logging.getLogger("stoker.operator")
 FRESH_SECONDS = 5.0

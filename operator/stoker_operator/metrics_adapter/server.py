@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from stoker_operator.cluster import ApiError, Cluster
+from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.metrics_adapter import documents
 from stoker_operator.metrics_adapter.front_proxy import (
     FrontProxy,

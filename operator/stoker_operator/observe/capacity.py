@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stoker_operator.quantity import quantity
-from stoker_operator.rollout import is_finished
-from stoker_operator.spec import InferenceService
+from stoker_operator.observe.rollout import is_finished
+from stoker_operator.spec.quantity import quantity
+from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 PRODUCT = "nvidia.com/gpu.product"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker_operator import metrics
-from stoker_operator.cluster import ApiError, Cluster, Kind, Object
+from stoker_operator.cluster.api import ApiError, Cluster, Kind, Object
 from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, MANAGED_BY
 
 log = logging.getLogger("stoker.operator")

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from stoker_operator.snapshot import Progress
+from stoker_operator.observe.snapshot import Progress
 
 _LARGEST_ANSWER = 1 << 20
 _LARGEST_PAGE = 4 << 20

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.drift import difference
+from stoker_operator.plan.drift import difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
-from stoker_operator.diagnose import fetch_outcome, first_trouble, verify_failure
 from stoker_operator.manifests import claim_name, is_repair, owns_claim, prefetch_job, source_id, volume_claim
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
-from stoker_operator.quantity import human_bytes
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Condition, Delete, Finding, ensure
+from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
+from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import FetchedModel, FetchFailure, InferenceService, remembered_model
-from stoker_operator.wording import sentence
+from stoker_operator.spec.quantity import human_bytes
+from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService, remembered_model
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0

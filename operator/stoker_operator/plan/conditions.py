@@ -8,13 +8,13 @@ Knows nothing of how a plan is made and of times: status.py adds these.
 from __future__ import annotations
 
 from stoker_operator import manifests
-from stoker_operator.actions import Condition, Finding
-from stoker_operator.diagnose import Trouble, first_trouble
-from stoker_operator.fit import Fit
-from stoker_operator.plan_pods import pods_that_count
-from stoker_operator.rollout import Rollout
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService
+from stoker_operator.observe.rollout import Rollout
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Condition, Finding
+from stoker_operator.plan.diagnose import Trouble, first_trouble
+from stoker_operator.plan.fit import Fit
+from stoker_operator.plan.pods import pods_that_count
+from stoker_operator.spec.service import InferenceService
 
 # Not ready by choice: nothing is being done about it and nothing is wrong.
 IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from stoker_operator.spec import FetchedModel, FetchFailure, parse_fetch_result
-from stoker_operator.wording import sentence, short
+from stoker_operator.plan.wording import sentence, short
+from stoker_operator.spec.service import FetchedModel, FetchFailure, parse_fetch_result
 
 Object = Mapping[str, Any]
 # The end of a log stands in for last words: of its lines, what `stoker serve` logs in its daily business says nothing.

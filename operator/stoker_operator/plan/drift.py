@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker_operator.manifests import applied_hash
-from stoker_operator.quantity import same_quantity
+from stoker_operator.spec.quantity import same_quantity
 
 _KEYS = ("name", "uid", "mountPath", "key", "type")
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Condition, Delete, ensure
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService
-from stoker_operator.wording import listed
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Condition, Delete, ensure
+from stoker_operator.plan.wording import listed
+from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 _KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap")

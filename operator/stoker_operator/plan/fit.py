@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker_operator.capacity import PRODUCT
-from stoker_operator.engine_flags import count, given, number
-from stoker_operator.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
-from stoker_operator.quantity import GIB
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.observe.capacity import PRODUCT
+from stoker_operator.plan.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
+from stoker_operator.spec.engine_flags import count, given, number
+from stoker_operator.spec.quantity import GIB
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"

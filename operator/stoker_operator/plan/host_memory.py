@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker_operator.engine_flags import count, given, number
-from stoker_operator.quantity import GIB, quantity
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.engine_flags import count, given, number
+from stoker_operator.spec.quantity import GIB, quantity
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 # Server and engine process together, measured at 7B: 0.87 to 0.98, at most 1.01 while it starts.
 ENGINE_GIB = 1.1

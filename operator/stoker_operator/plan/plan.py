@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Condition, Delete, Finding, ensure
-from stoker_operator.diagnose import first_trouble
-from stoker_operator.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.manifests.identity import SOURCE_LABEL
-from stoker_operator.plan_cache import CachePlan, plan_cache
-from stoker_operator.plan_conditions import IDLE, fit_condition, pod_conditions, ready_conditions, serving
-from stoker_operator.plan_endpoint import endpoint_actions, endpoint_conditions
-from stoker_operator.plan_pods import pods_finding, pods_that_count, rolled_out
-from stoker_operator.plan_rollout import RolloutPlan, plan_held, plan_rollout
-from stoker_operator.plan_scaling import scaling_actions, scaling_condition
-from stoker_operator.rollout import Rollout
+from stoker_operator.observe.rollout import Rollout
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Condition, Delete, Finding, ensure
+from stoker_operator.plan.cache import CachePlan, plan_cache
+from stoker_operator.plan.conditions import IDLE, fit_condition, pod_conditions, ready_conditions, serving
+from stoker_operator.plan.diagnose import first_trouble
+from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
+from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
+from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out
+from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
+from stoker_operator.plan.scaling import scaling_actions, scaling_condition
+from stoker_operator.plan.wording import counted
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService
-from stoker_operator.wording import counted
+from stoker_operator.spec.service import InferenceService
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Apply, Finding
-from stoker_operator.diagnose import Trouble
 from stoker_operator.manifests.revision import read_record
-from stoker_operator.rollout import Rollout, is_finished, is_terminating, template_hash
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService
-from stoker_operator.wording import counted
+from stoker_operator.observe.rollout import Rollout, is_finished, is_terminating, template_hash
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Apply, Finding
+from stoker_operator.plan.diagnose import Trouble
+from stoker_operator.plan.wording import counted
+from stoker_operator.spec.service import InferenceService
 
 # What passes by itself, and does not make a service unready that has as many ready pods as it needs without this one.
 PASSING = ("PodRestarting", "PodNotReady", "CacheCorrupt")

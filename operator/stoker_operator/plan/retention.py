@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from stoker_operator import cluster as kinds
 from stoker_operator import metrics
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import claim_name, retain_seconds
 from stoker_operator.manifests.identity import CACHE_LABEL, MANAGED_BY
-from stoker_operator.rollout import is_finished
-from stoker_operator.spec import GROUP, SpecError, parse
+from stoker_operator.observe.rollout import is_finished
+from stoker_operator.spec.service import GROUP, SpecError, parse
 
 log = logging.getLogger("stoker.operator")
 Object = Mapping[str, Any]

@@ -16,14 +16,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Apply, Delete, Finding, ensure
-from stoker_operator.diagnose import first_trouble, trouble_of
 from stoker_operator.manifests.revision import Record, read_record
-from stoker_operator.plan_scaling import sets_replicas, wanted_replicas
-from stoker_operator.rollout import is_finished, is_terminating, template_hash
+from stoker_operator.observe.rollout import is_finished, is_terminating, template_hash
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Apply, Delete, Finding, ensure
+from stoker_operator.plan.diagnose import first_trouble, trouble_of
+from stoker_operator.plan.scaling import sets_replicas, wanted_replicas
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 Object = Mapping[str, Any]
 IN_PLACE = (0, 1)

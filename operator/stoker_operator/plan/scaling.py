@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Action, Condition
 from stoker_operator.manifests.identity import FIELD_MANAGER
-from stoker_operator.plan_endpoint import converge
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Action, Condition
+from stoker_operator.plan.endpoint import converge
 from stoker_operator.settings import Settings
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 _KINDS = ("HorizontalPodAutoscaler", "ScaledObject")

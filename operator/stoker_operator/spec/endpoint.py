@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_operator.reader import Reader
+from stoker_operator.spec.reader import Reader
 
 DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 HOST_PATTERN = r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from stoker_operator.spec import InferenceService
+from stoker_operator.spec.service import InferenceService
 
 _NAMES = (
     "swap-space", "num-cpu-blocks", "num-gpu-blocks", "block-size", "max-num-batched-tokens", "gpu-memory-utilization",

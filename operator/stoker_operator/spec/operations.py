@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_operator.reader import Reader
+from stoker_operator.spec.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)

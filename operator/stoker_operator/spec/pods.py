@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker_operator.reader import Reader
-from stoker_operator.spec_endpoint import DNS_NAME_PATTERN
+from stoker_operator.spec.endpoint import DNS_NAME_PATTERN
+from stoker_operator.spec.reader import Reader
 
 # Labels that selectors, the work queue and the chart's own pods go by.
 PROTECTED_LABEL_PATTERN = r"^(app\.kubernetes\.io/|stoker\.dev/|pod-template-hash$)"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_operator.quantity import is_quantity, seconds
+from stoker_operator.spec.quantity import is_quantity, seconds
 
 
 class Reader:

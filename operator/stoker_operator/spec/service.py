@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker_operator.quantity import quantity
-from stoker_operator.reader import Reader
-from stoker_operator.spec_endpoint import (
+from stoker_operator.spec.endpoint import (
     DNS_NAME_PATTERN,
     Endpoint,
     Observability,
@@ -25,8 +23,8 @@ from stoker_operator.spec_endpoint import (
     read_observability,
     read_secret_ref,
 )
-from stoker_operator.spec_later import name_later
-from stoker_operator.spec_operations import (
+from stoker_operator.spec.later import name_later
+from stoker_operator.spec.operations import (
     Autoscaling,
     Disruption,
     Drain,
@@ -37,7 +35,7 @@ from stoker_operator.spec_operations import (
     read_drain,
     read_rollout,
 )
-from stoker_operator.spec_pods import (
+from stoker_operator.spec.pods import (
     Cache,
     Placement,
     PodTemplate,
@@ -48,6 +46,8 @@ from stoker_operator.spec_pods import (
     read_pod_template,
     read_resources,
 )
+from stoker_operator.spec.quantity import quantity
+from stoker_operator.spec.reader import Reader
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests.identity import SOURCE_LABEL
-from stoker_operator.rollout import is_ready, is_terminating, template_hash
-from stoker_operator.snapshot import Observed
+from stoker_operator.observe.rollout import is_ready, is_terminating, template_hash
+from stoker_operator.observe.snapshot import Observed
 
 Object = Mapping[str, Any]
 

@@ -12,14 +12,14 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.actions import Condition, Finding
-from stoker_operator.fit import Fit
-from stoker_operator.plan import Plan
-from stoker_operator.plan_conditions import ready_conditions
-from stoker_operator.plan_scaling import scaling_status
-from stoker_operator.snapshot import Observed
-from stoker_operator.spec import FetchedModel, InferenceService, remembered_model
-from stoker_operator.startup import startup
+from stoker_operator.observe.snapshot import Observed
+from stoker_operator.plan.actions import Condition, Finding
+from stoker_operator.plan.conditions import ready_conditions
+from stoker_operator.plan.fit import Fit
+from stoker_operator.plan.plan import Plan
+from stoker_operator.plan.scaling import scaling_status
+from stoker_operator.spec.service import FetchedModel, InferenceService, remembered_model
+from stoker_operator.status.startup import startup
 
 Status = dict[str, Any]
 

@@ -14,23 +14,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from stoker_runtime.api import chat, completions, lora, pages, service_routes
 from stoker_runtime.api.batch import routes as batch
 from stoker_runtime.api.batch.execute import ENDPOINTS, LineExecutor
 from stoker_runtime.api.batch.records import BatchBody
 from stoker_runtime.api.batch.runner import BatchRunner
-from stoker_runtime.api.cors import CrossOrigin
-from stoker_runtime.api.edge import REQUEST_ID_HEADER, error_body, error_response, request_id_of
-from stoker_runtime.api.fields import Body
-from stoker_runtime.api.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
-from stoker_runtime.api.keys import KeyRing
+from stoker_runtime.api.http import pages
+from stoker_runtime.api.http.cors import CrossOrigin
+from stoker_runtime.api.http.edge import REQUEST_ID_HEADER, error_body, error_response, request_id_of
+from stoker_runtime.api.http.fields import Body
+from stoker_runtime.api.http.http import ClientGone, Header, Receive, Request, Response, Scope, Send, json_response
+from stoker_runtime.api.http.keys import KeyRing
+from stoker_runtime.api.http.openapi import Described, Query, openapi_document
+from stoker_runtime.api.http.paging import page_query
 from stoker_runtime.api.messages import routes as messages
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
-from stoker_runtime.api.openapi import Described, Query, openapi_document
-from stoker_runtime.api.paging import page_query
+from stoker_runtime.api.openai import chat, completions, lora, service_routes
+from stoker_runtime.api.openai.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.pooling import embeddings, scoring
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
-from stoker_runtime.api.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.state import ServerState

@@ -16,21 +16,21 @@ from enum import StrEnum
 from typing import Protocol
 
 from stoker_runtime.api.batch.runner import BatchRunner
-from stoker_runtime.api.beam_generation import BeamGeneration
-from stoker_runtime.api.constraint_checker import ConstraintChecker
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Answers, Generation, Work
-from stoker_runtime.api.request_log import log_end, log_start
+from stoker_runtime.api.constraints.constraint_checker import ConstraintChecker
+from stoker_runtime.api.generate.beam_generation import BeamGeneration
+from stoker_runtime.api.generate.engine_client import EngineClient
+from stoker_runtime.api.generate.generation import Answers, Generation, Work
+from stoker_runtime.api.generate.request_log import log_end, log_start
+from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.responses.store import ResponseStore
-from stoker_runtime.api.sampling import Limits, SamplingDefaults
-from stoker_runtime.board import ACTIVE
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.serve.board import ACTIVE
+from stoker_runtime.text.chat_template import ChatTemplate
+from stoker_runtime.text.tokenizer import Tokenizer
 
 _DOES = {
     Task.EMBED: ("embeds texts", "/v1/embeddings"),

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stoker_kernels.gemm import LinearWeight
-from stoker_kernels.quant import dequantize, quantize_fp8
+from stoker_kernels.quant import LinearWeight, dequantize, quantize_fp8
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.layout import DecoderWeights, LayerWeights

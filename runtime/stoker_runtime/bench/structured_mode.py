@@ -24,7 +24,7 @@ from stoker_runtime.executor.executor import Executor
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.sampling.grammar import json_schema
 from stoker_runtime.scheduler.sequence import Sequence
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 TIMED_ROUNDS = 3
 RECORD_TOKENS = 80

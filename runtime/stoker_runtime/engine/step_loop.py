@@ -106,7 +106,7 @@ class StepLoop:
 
 def load_trie(executor: Executor, config: EngineConfig) -> LLTokenizer:
     """The model's tokens as grammars need them. Raises ModelError when the model has no tokenizer."""
-    from stoker_runtime.tokenizer import Tokenizer
+    from stoker_runtime.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(config.tokenizer or config.model)
     return build_tokenizer(tokenizer, executor.vocab_size, executor.eos_token_ids)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
-from stoker_kernels import dispatch
-from stoker_kernels.pdl import enable_pdl
+from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.pdl import enable_pdl
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import DeviceMemory

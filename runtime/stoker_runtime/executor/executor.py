@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker_kernels.aot_index import compiled_at_start
+from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels import dispatch
 from stoker_kernels.attention import attention_kernels
+from stoker_kernels.launch import dispatch
 from stoker_runtime.models.spec import ModelSpec
 
 

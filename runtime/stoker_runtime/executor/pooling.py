@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stoker_kernels import dispatch
-from stoker_kernels.aot_index import compiled_at_start
 from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolBatch, PoolRow
 from stoker_runtime.executor.inputs import ForwardInputs

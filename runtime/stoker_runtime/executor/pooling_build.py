@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from stoker_kernels.dispatch import KernelUnavailable
+from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import KernelUnavailableError, ModelError
 from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels

@@ -16,9 +16,9 @@ from torch import Tensor
 from stoker_kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.embedding import embed
-from stoker_kernels.gemm import LinearWeight, Quantized, linear
-from stoker_kernels.gemm_gated import linear_silu_mul
+from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
+from stoker_kernels.quant import LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.executor.inputs import ForwardInputs
 from stoker_runtime.models.rope import rope_table

@@ -16,8 +16,9 @@ from torch import Tensor
 from stoker_kernels.activation import gelu, gelu_tanh, relu, silu
 from stoker_kernels.bidirectional import bidirectional_attention
 from stoker_kernels.embedding import embed
-from stoker_kernels.gemm import LinearWeight, linear
-from stoker_kernels.layer_norm import layer_norm
+from stoker_kernels.gemm import linear
+from stoker_kernels.norm import layer_norm
+from stoker_kernels.quant import LinearWeight
 from stoker_runtime.models.encoder_spec import EncoderSpec
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "silu": silu}

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker_runtime.api.dialect import call_history
-from stoker_runtime.api.prompts import check_template_variables, template_messages
-from stoker_runtime.api.protocol import TokenizeBody
-from stoker_runtime.api.tools import shown_tools
-from stoker_runtime.api.validation import parse_body
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.generate.prompts import check_template_variables, template_messages
+from stoker_runtime.api.http.validation import parse_body
+from stoker_runtime.api.openai.protocol import TokenizeBody
+from stoker_runtime.api.tools.dialect import call_history
+from stoker_runtime.api.tools.tools import shown_tools
 from stoker_runtime.errors import RequestError
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.chat_template import ChatTemplate
+from stoker_runtime.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message] | Sequence[Sequence[Message]]

@@ -24,24 +24,36 @@ from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
-from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
-from stoker_runtime.llm_options import engine_options
-from stoker_runtime.llm_record import Record, Task, as_output, gather
-from stoker_runtime.outputs import BeamSearchOutput, Delta, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
-from stoker_runtime.progress_line import Progress, watched
+from stoker_runtime.offline.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
+from stoker_runtime.offline.options import engine_options
+from stoker_runtime.offline.outputs import (
+    BeamSearchOutput,
+    Delta,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from stoker_runtime.offline.progress_line import Progress, watched
+from stoker_runtime.offline.record import Record, Task, as_output, gather
+from stoker_runtime.offline.sampling_params import (
+    BeamSearchParams,
+    PoolingParams,
+    SamplingParams,
+    model_params,
+    sibling,
+)
 from stoker_runtime.request import Constraint, Request, TokenLogprobs
 from stoker_runtime.request import SamplingParams as EngineParams
-from stoker_runtime.sampling_params import BeamSearchParams, PoolingParams, SamplingParams, model_params, sibling
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-    from stoker_runtime.llm_chat import Messages
-    from stoker_runtime.llm_pooling import LocalPooling
-    from stoker_runtime.llm_tokenizer import ScriptTokenizer
-    from stoker_runtime.tokenizer import Tokenizer
+    from stoker_runtime.offline.chat import Messages
+    from stoker_runtime.offline.pooling import LocalPooling
+    from stoker_runtime.offline.tokenizer import ScriptTokenizer
+    from stoker_runtime.text.tokenizer import Tokenizer
 
 AnyParams = SamplingParams | EngineParams
 Params = AnyParams | Sequence[AnyParams] | None
@@ -87,7 +99,7 @@ class LLM:
         self._keep(config)
 
     def _open_pooling(self, executor: PoolingExecutor, config: EngineConfig) -> None:
-        from stoker_runtime.llm_pooling import LocalPooling
+        from stoker_runtime.offline.pooling import LocalPooling
 
         self._generating = None
         self._pooling = LocalPooling(executor, replace(config, max_queued=UNBOUNDED), lambda: self.tokenizer)
@@ -134,7 +146,7 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises ModelError when there is none."""
         if self._tokenizer is None:
-            from stoker_runtime.tokenizer import Tokenizer
+            from stoker_runtime.text.tokenizer import Tokenizer
 
             self._tokenizer = Tokenizer.load(self._config.tokenizer or self._config.model)
         return self._tokenizer
@@ -214,7 +226,7 @@ class LLM:
         Messages and tools are those of the chat route. The answer is the text as the model wrote it. Raises
         RequestError when the model has no template, or none for tools.
         """
-        from stoker_runtime.llm_chat import ChatOptions, Conversations, conversations
+        from stoker_runtime.offline.chat import ChatOptions, Conversations, conversations
 
         chat = Conversations(self.tokenizer, self._config.model, chat_template)
         options = ChatOptions(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
@@ -229,7 +241,7 @@ class LLM:
         self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, best first. Raises RequestError."""
-        from stoker_runtime.llm_beams import beam_output, search_beams
+        from stoker_runtime.offline.beams import beam_output, search_beams
 
         given = [self._ids(prompt) for prompt in as_prompts(prompts)]
         longest = self._loop.scheduler.config.max_tokens
@@ -254,7 +266,7 @@ class LLM:
 
     def get_tokenizer(self) -> ScriptTokenizer:
         """The tokenizer under the names that scripts know from transformers."""
-        from stoker_runtime.llm_tokenizer import ScriptTokenizer
+        from stoker_runtime.offline.tokenizer import ScriptTokenizer
 
         return ScriptTokenizer(self.tokenizer, self._config.model)
 
@@ -327,7 +339,7 @@ class LLM:
         return tuple(self.tokenizer.encode(plain) if isinstance(plain, str) else plain)
 
     def _record(self, sequence: Running, task: Task) -> Record:
-        from stoker_runtime.detokenizer import Detokenizer
+        from stoker_runtime.text.detokenizer import Detokenizer
 
         keep = task.include_stop
         detokenizer = (

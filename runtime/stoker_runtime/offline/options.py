@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from stoker_runtime import vllm_flags
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.serve import vllm_flags
 
 RENAMED = {
     "block_size": "page_size",

@@ -19,12 +19,12 @@ from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
-from stoker_runtime.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
-from stoker_runtime.progress_line import Progress
+from stoker_runtime.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from stoker_runtime.offline.progress_line import Progress
 from stoker_runtime.request import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:
-    from stoker_runtime.tokenizer import Encoded, Tokenizer
+    from stoker_runtime.text.tokenizer import Encoded, Tokenizer
 
 Text = str | Sequence[int]
 
@@ -72,7 +72,7 @@ class LocalPooling:
         return [_scored(one.name, one.vector @ two.vector, [*one.ids, *two.ids]) for one, two in both]
 
     def _encode(self, text: Text, second: str | None = None) -> Encoded:
-        from stoker_runtime.tokenizer import Encoded
+        from stoker_runtime.text.tokenizer import Encoded
 
         if not isinstance(text, str):
             return Encoded(list(text))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stoker_runtime import request
-from stoker_runtime.api.sampling import load_defaults, spellings
+from stoker_runtime.api.generate.sampling import load_defaults, spellings
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 128
 MAX_BEAMS = 10
@@ -43,9 +43,9 @@ class StructuredOutputsParams:
 
     def constraint(self, tokenizer: Callable[[], Tokenizer], name: str) -> Constraint:
         """What it asks for. Raises RequestError, which speaks of it as `name`."""
-        from stoker_runtime.api.fields import StructuredOutputs
-        from stoker_runtime.api.structured import single, structured_outputs
-        from stoker_runtime.api.validation import parse_body
+        from stoker_runtime.api.constraints.structured import single, structured_outputs
+        from stoker_runtime.api.http.fields import StructuredOutputs
+        from stoker_runtime.api.http.validation import parse_body
 
         values = {each.name: getattr(self, each.name) for each in fields(StructuredOutputsParams)}
         try:

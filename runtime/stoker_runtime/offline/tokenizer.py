@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker_runtime.errors import RequestError
-from stoker_runtime.llm_chat import ChatOptions, Conversations, Message
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.offline.chat import ChatOptions, Conversations, Message
+from stoker_runtime.text.tokenizer import Tokenizer
 
 
 class ScriptTokenizer:

@@ -24,7 +24,7 @@ from stoker_runtime.sampling.schema_check import blame, endless
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from stoker_runtime.tokenizer import Tokenizer
+    from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_WHITESPACE = 40
 BLANKS = rf"[ \t\n\r]{{1,{MAX_WHITESPACE}}}"

@@ -23,8 +23,8 @@ from stoker_kernels.sampling import (
     argmax,
     pack_slot_sampling,
     sample,
+    typical_mask,
 )
-from stoker_kernels.typical import typical_mask
 from stoker_runtime.sampling.masks import ALL, TokenMasks
 from stoker_runtime.scheduler.batch import SlotAssign
 

@@ -1,4 +1,4 @@
-"""One of several API processes: `python -m stoker_runtime.api_process`, started by fleet.py.
+"""One of several API processes: `python -m stoker_runtime.serve.api_process`, started by fleet.py.
 
 Invariants: what it needs comes pickled through its standard input: its assignment, and when the engine is ready, the
 engine's endpoint, or None when it will not be. When that pipe closes, the process ends, whatever it is doing.
@@ -20,14 +20,14 @@ from typing import BinaryIO
 
 from stoker_runtime.__main__ import BAD_CONFIGURATION, FAILED
 from stoker_runtime.api.responses.store import ResponseStore
-from stoker_runtime.board import Board
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
-from stoker_runtime.fleet import Assignment
-from stoker_runtime.logging_setup import set_up
-from stoker_runtime.parent import exit_with_parent
-from stoker_runtime.server import Seat, Server
+from stoker_runtime.serve.board import Board
+from stoker_runtime.serve.fleet import Assignment
+from stoker_runtime.serve.logging_setup import set_up
+from stoker_runtime.serve.parent import exit_with_parent
+from stoker_runtime.serve.server import Seat, Server
 
 log = logging.getLogger("stoker_runtime.serve")
 

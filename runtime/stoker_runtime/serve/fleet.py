@@ -27,16 +27,16 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, Protocol
 
-from stoker_runtime.board import Board
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.engine.process import describe_status
 from stoker_runtime.errors import ConfigError, EngineError
-from stoker_runtime.parent import FORCED_EXIT
-from stoker_runtime.port import address, open_ports
-from stoker_runtime.server import Mortal, outlast
-from stoker_runtime.tls import tls_context
+from stoker_runtime.serve.board import Board
+from stoker_runtime.serve.parent import FORCED_EXIT
+from stoker_runtime.serve.port import address, open_ports
+from stoker_runtime.serve.server import Mortal, outlast
+from stoker_runtime.serve.tls import tls_context
 
-COMMAND = (sys.executable, "-m", "stoker_runtime.api_process")
+COMMAND = (sys.executable, "-m", "stoker_runtime.serve.api_process")
 MOST_DEATHS, DEATH_SECONDS = 5, 60.0
 """So many deaths in so many seconds mean that a new process would die as well."""
 FAREWELL_SECONDS = 10.0

@@ -29,24 +29,24 @@ from typing import NamedTuple, Protocol
 import uvicorn
 
 from stoker_runtime.api.app import Application
-from stoker_runtime.api.dialect import Dialect, choose_dialect
-from stoker_runtime.api.engine_client import EngineClient
+from stoker_runtime.api.generate.engine_client import EngineClient
+from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.responses.store import ResponseStore
-from stoker_runtime.api.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.state import Phase, ServerState, Service
-from stoker_runtime.board import WARM, Board
-from stoker_runtime.chat_template import ChatTemplate, load_chat_template
+from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
-from stoker_runtime.parent import FORCED_EXIT
-from stoker_runtime.port import BACKLOG, address, open_port
-from stoker_runtime.process_clock import process_age
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
-from stoker_runtime.tls import keep_fresh, tls_context
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.serve.board import WARM, Board
+from stoker_runtime.serve.parent import FORCED_EXIT
+from stoker_runtime.serve.port import BACKLOG, address, open_port
+from stoker_runtime.serve.process_clock import process_age
+from stoker_runtime.serve.tls import keep_fresh, tls_context
+from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
+from stoker_runtime.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75

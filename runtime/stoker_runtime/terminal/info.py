@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.settings import parse
+from stoker_runtime.serve.settings import parse
 from stoker_runtime.version import VERSION
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def kernel_lines(dtype: str, device: torch.device) -> list[Line]:
 
 
 def _choices(device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
-    from stoker_kernels import dispatch
+    from stoker_kernels.launch import dispatch
 
     # An op is known once a module that calls it was imported; this one brings all that an engine calls.
     import_module("stoker_runtime.executor.build")

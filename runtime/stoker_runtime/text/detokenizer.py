@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 _NewDecoder = codecs.getincrementaldecoder("utf-8")
 NOTHING: frozenset[int] = frozenset()

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from stoker_kernels.linear_weight import BLOCK, scale_shape
+from stoker_kernels.quant import BLOCK, scale_shape
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes

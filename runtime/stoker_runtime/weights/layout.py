@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker_kernels.gemm import LinearWeight
-from stoker_kernels.linear_weight import WEIGHT_KINDS, scale_shape
+from stoker_kernels.quant import WEIGHT_KINDS, LinearWeight, scale_shape
 from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import attention_sm90_mixed, attention_triton
+from stoker_kernels.attention import choose as attention_triton
 from stoker_kernels.attention import paged_attention
-from stoker_kernels.attention_batches import AttentionBatch, Shape, random_batch
-from stoker_kernels.attention_config import DecodeConfig, StreamConfig, decode_config
-from stoker_kernels.attention_sm90 import ARCH, STEM, available, num_ctas, plan_shares
-from stoker_kernels.attention_sm90_mixed import TILE_ROWS, plan_tiles, tile_bound
-from stoker_kernels.attention_triton import launch_plan, plan_attention
-from stoker_kernels.cuda import missing_cubin
-from stoker_kernels.dispatch import sm_of
-from stoker_kernels.pdl import enable_pdl
-from stoker_kernels.reference_attention import reference_attention
+from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
+from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention.choose import launch_plan, plan_attention
+from stoker_kernels.attention.config import DecodeConfig, StreamConfig, decode_config
+from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.sm90_decode import ARCH, STEM, available, num_ctas, plan_shares
+from stoker_kernels.attention.sm90_mixed import TILE_ROWS, plan_tiles, tile_bound
+from stoker_kernels.launch.cuda import missing_cubin
+from stoker_kernels.launch.dispatch import sm_of
+from stoker_kernels.launch.pdl import enable_pdl
 
 # Triton's interpreter turns loop bounds that it loaded, arrays of one element, into integers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

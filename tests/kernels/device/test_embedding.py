@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import embedding, reference
+from stoker_kernels.embedding import op as embedding
+from stoker_kernels.embedding import reference
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import activation, reference_encoder
+from stoker_kernels.activation import op as activation
+from stoker_kernels.activation import reference as activation_reference
 from stoker_kernels.bidirectional import bidirectional_attention
-from stoker_kernels.layer_norm import layer_norm
+from stoker_kernels.bidirectional import reference as attention_reference
+from stoker_kernels.norm import layer_norm
+from stoker_kernels.norm import reference as norm_reference
 
 # exp of a large value is infinity on purpose; the interpreter's numpy says so.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
@@ -36,7 +39,7 @@ def test_attention_matches(
     out = torch.full((sum(lengths), heads, dim), float("nan"), dtype=dtype, device=device)
     got = bidirectional_attention(q, k, v, starts, scale=dim**-0.5, out=out)
     assert got is out
-    expected = reference_encoder.bidirectional_attention(q, k, v, starts, scale=dim**-0.5)
+    expected = attention_reference.bidirectional_attention(q, k, v, starts, scale=dim**-0.5)
     torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -46,7 +49,7 @@ def test_more_sequences_than_a_block_of_the_search(device: torch.device) -> None
     starts = _starts(lengths, device)
     torch.testing.assert_close(
         bidirectional_attention(q, k, v, starts, scale=0.2),
-        reference_encoder.bidirectional_attention(q, k, v, starts, scale=0.2),
+        attention_reference.bidirectional_attention(q, k, v, starts, scale=0.2),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -68,7 +71,7 @@ def test_layer_norm_matches(rows: int, hidden: int, dtype: torch.dtype, device: 
         out = torch.full_like(x, float("nan"))
         got = layer_norm(x, weight, bias, 1e-12, residual=added, out=out)
         assert got is out
-        expected = reference_encoder.layer_norm(x, weight, bias, 1e-12, residual=added)
+        expected = norm_reference.layer_norm(x, weight, bias, 1e-12, residual=added)
         torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -76,7 +79,7 @@ def test_layer_norm_matches(rows: int, hidden: int, dtype: torch.dtype, device: 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_plain_activations_match(name: str, dtype: torch.dtype, device: torch.device) -> None:
     x = (4 * torch.randn(3, 1100, generator=torch.Generator().manual_seed(7))).to(device, dtype)
-    expected = getattr(reference_encoder, name)(x)
+    expected = getattr(activation_reference, name)(x)
     got = getattr(activation, name)(x, out=x)
     assert got is x
     torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels.fp8_triton import fp8_storage, store_rounded
+from stoker_kernels.launch.triton_fp8 import fp8_storage, store_rounded
 
 
 @triton.jit

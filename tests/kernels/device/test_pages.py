@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import pages, reference_slots
+from stoker_kernels.pages import op as pages
+from stoker_kernels.slots import reference as reference_slots
 
 
 @pytest.mark.parametrize(("dtype", "words"), [(torch.int64, 48), (torch.int64, 2500), (torch.uint8, 999)])

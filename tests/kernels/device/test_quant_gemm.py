@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import gemm_fp8_triton, quant_triton, reference
-from stoker_kernels.dispatch import interpreting
-from stoker_kernels.quant import quantize_weight
-from stoker_kernels.quant_types import Quantized
-from stoker_kernels.reference_gemm import linear_fp64
+from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
+from stoker_kernels.gemm.reference import linear_fp64
+from stoker_kernels.launch.dispatch import interpreting
+from stoker_kernels.quant import Quantized, quantize_weight, reference
+from stoker_kernels.quant import triton_quant as quant_triton
 
 # Triton's interpreter converts runtime loop bounds that way.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import reference_sampling, reference_typical, sampling, typical
-from stoker_kernels.sampling import SamplingState, SlotSampling, pack_slot_sampling
-from stoker_kernels.sampling_state import CANDIDATES, TILE
+from stoker_kernels.sampling import SamplingState, SlotSampling, pack_slot_sampling, reference_typical, typical
+from stoker_kernels.sampling import op as sampling
+from stoker_kernels.sampling import reference as reference_sampling
+from stoker_kernels.sampling.state import CANDIDATES, TILE
 
 SLOTS = 8
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

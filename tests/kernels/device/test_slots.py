@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels import reference_slots, slots
+from stoker_kernels.slots import op as slots
+from stoker_kernels.slots import reference as reference_slots
 
 SLOTS, PAGES, ROWS = 300, 7, 290
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker_kernels import nvcc
-from stoker_kernels.attention_batches import AttentionBatch
+from stoker_kernels.attention.bench_batches import AttentionBatch
+from stoker_kernels.launch import nvcc
 
 EMULATOR = Path(__file__).parent
 
@@ -50,7 +50,8 @@ def compile_emulated(kernels: tuple[str, ...], entry: str, folder: Path) -> ctyp
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    for path in [*EMULATOR.glob("*.*"), *(nvcc.SOURCES / kernel for kernel in kernels)]:
+    files = {path.name: path for path in [*nvcc.headers(), *nvcc.sources().values()]}
+    for path in [*EMULATOR.glob("*.*"), *(files[kernel] for kernel in kernels)]:
         shutil.copy(path, folder)
     flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-I.", "-include", "builtins.h"]
     subprocess.run([compiler, *flags, "-o", "kernels.so", entry], cwd=folder, check=True)

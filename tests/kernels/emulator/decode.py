@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from tests.kernels.emulator.build import cache_maps
 
-from stoker_kernels.attention_batches import AttentionBatch
-from stoker_kernels.attention_sm90 import BOX_ROWS, LOG2E, DecodeArguments
+from stoker_kernels.attention.bench_batches import AttentionBatch
+from stoker_kernels.attention.sm90_decode import BOX_ROWS, LOG2E, DecodeArguments
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ import pytest
 import torch
 from tests.kernels.emulator.build import compile_emulated, tensor_map
 
-from stoker_kernels import cuda, gemm_small, gemm_wide
+from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.launch import cuda
 
 SOURCES = (
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from stoker_operator.cluster import ApiError
+from stoker_operator.cluster.api import ApiError
 from stoker_operator.metrics_adapter.front_proxy import FrontProxy, Unauthenticated, Verdicts
 
 PROXY = FrontProxy("pem", ("front-proxy-client",), ("X-Remote-User",), ("X-Remote-Group",))

@@ -18,14 +18,14 @@ import pytest
 import yaml
 from aiohttp import web
 
-from stoker_operator import cluster as kinds
 from stoker_operator import manifests
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import workload
 from stoker_operator.metrics_adapter.server import Adapter
-from stoker_operator.plan_rollout import first_variant
+from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
-from stoker_operator.spec import FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[3]

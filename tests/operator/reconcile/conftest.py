@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import cache, workload
 from stoker_operator.reconcile import Reconciler
 

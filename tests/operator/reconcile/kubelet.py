@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
-from stoker_operator.rollout import is_ready
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.observe.rollout import is_ready
 
 Object = dict[str, Any]
 REPORT = {

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
-from stoker_operator.pod_http import PodClient
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.rollout import is_ready
 from stoker_operator.reconcile import Reconciler
-from stoker_operator.rollout import is_ready
 from stoker_operator.settings import Settings
 
 pytestmark = pytest.mark.apiserver

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import REPORT, UNSCHEDULED, Node, condition
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.observe.rollout import is_ready
 from stoker_operator.reconcile import ApplyFailed, Reconciler
-from stoker_operator.rollout import is_ready
 
 pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]

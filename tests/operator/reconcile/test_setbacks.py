@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator import cluster as kinds
-from stoker_operator.cluster import Cluster
+from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster.api import Cluster
 
 pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]

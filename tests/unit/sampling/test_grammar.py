@@ -12,7 +12,7 @@ from tests import real_models
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling import grammar
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

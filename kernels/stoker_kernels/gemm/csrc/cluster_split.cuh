@@ -1,6 +1,6 @@
 // Partition by clusters: tiles are dealt to clusters in contiguous runs that differ by at most one tile; the CTAs of a
 // cluster take whole tiles in turn, and share what is left over (at most one tile) by cutting its K into equal parts.
-// `stoker_kernels/cluster_split.py` is the same arithmetic in Python, tested exhaustively; change both together.
+// `stoker_kernels/gemm/cluster_split.py` is the same arithmetic in Python, tested exhaustively; change both together.
 // The cut depends on (tiles, k_blocks, clusters, cluster size) alone, never on the number of tokens.
 #pragma once
 #include <stdint.h>

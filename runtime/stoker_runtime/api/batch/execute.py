@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker_runtime.api.batch.lines import Line
-from stoker_runtime.api.edge import error_body
-from stoker_runtime.api.http import Message, Request, Response
-from stoker_runtime.api.loopback import Handler, inner_request
+from stoker_runtime.api.http.edge import error_body
+from stoker_runtime.api.http.http import Message, Request, Response
+from stoker_runtime.api.http.loopback import Handler, inner_request
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import CapacityError, EngineDeadError, EngineError, RequestError, StokerError
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from stoker_runtime.api.batch.folder import new_id
-from stoker_runtime.api.fields import Body
+from stoker_runtime.api.http.fields import Body
 from stoker_runtime.errors import RequestError
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")

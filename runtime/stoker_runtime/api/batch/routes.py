@@ -16,10 +16,10 @@ from stoker_runtime.api.batch.file_store import read_pieces
 from stoker_runtime.api.batch.records import BatchBody, new_batch
 from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.batch.upload import read_upload
-from stoker_runtime.api.fields import Body
-from stoker_runtime.api.http import Header, Request, Response, Send, json_response
-from stoker_runtime.api.intake import read_request
-from stoker_runtime.api.paging import page, page_query
+from stoker_runtime.api.generate.intake import read_request
+from stoker_runtime.api.http.fields import Body
+from stoker_runtime.api.http.http import Header, Request, Response, Send, json_response
+from stoker_runtime.api.http.paging import page, page_query
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import NotFoundError, RequestError, UnsupportedError
 

@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from stoker_runtime.api.batch.folder import storage_errors
-from stoker_runtime.api.http import ClientGone, Request
+from stoker_runtime.api.http.http import ClientGone, Request
 from stoker_runtime.errors import RequestError, TooLargeError
 
 MAX_FIELD_BYTES = 4096

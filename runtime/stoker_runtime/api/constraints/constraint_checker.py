@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

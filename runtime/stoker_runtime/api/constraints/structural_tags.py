@@ -15,11 +15,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from stoker_runtime.api.leads import ANY_TEXT, special_texts
+from stoker_runtime.api.tools.leads import ANY_TEXT, special_texts
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling.grammar import BLANKS, with_blanks
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_DEPTH = 32
 

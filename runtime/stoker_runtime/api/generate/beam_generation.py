@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.api.generation import Delta, Work, abort_after, failure
-from stoker_runtime.detokenizer import Detokenizer
+from stoker_runtime.api.generate.engine_client import EngineClient
+from stoker_runtime.api.generate.generation import Delta, Work, abort_after, failure
 from stoker_runtime.errors import StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.sampling.beam import Beam, BeamSearch
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.detokenizer import Detokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 _serials = count(int.from_bytes(os.urandom(6), "big"))
 """Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""

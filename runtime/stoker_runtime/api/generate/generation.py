@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Protocol
 
-from stoker_runtime.api.engine_client import EngineClient
-from stoker_runtime.detokenizer import NOTHING, Detokenizer
+from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.errors import DeadlineError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.detokenizer import NOTHING, Detokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 _serials = count(int.from_bytes(os.urandom(6), "big"))
 """Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""

@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import fields
 
-from stoker_runtime.api.generation import Answers
+from stoker_runtime.api.generate.generation import Answers
 from stoker_runtime.request import SamplingParams
 
 log = logging.getLogger("stoker.requests")

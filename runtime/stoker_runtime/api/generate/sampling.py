@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stoker_runtime.api.fields import SamplingFields
+from stoker_runtime.api.http.fields import SamplingFields
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.request import SamplingParams
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_BEAMS = 10
 _NO_BEAMS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker_runtime.api.http import Header, Request, Response
+from stoker_runtime.api.http.http import Header, Request, Response
 from stoker_runtime.config import ServerConfig
 
 ANY = "*"

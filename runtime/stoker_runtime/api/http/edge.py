@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from stoker_runtime.api.http import Response, json_response
+from stoker_runtime.api.http.http import Response, json_response
 from stoker_runtime.errors import AuthenticationError, CapacityError, DeadlineError, StokerError, UnsupportedError
 
 REQUEST_ID_HEADER = b"x-request-id"

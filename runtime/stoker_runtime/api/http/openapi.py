@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from stoker_runtime.api.fields import Body
+from stoker_runtime.api.http.fields import Body
 from stoker_runtime.version import VERSION
 
 Query = Mapping[str, dict[str, Any]]

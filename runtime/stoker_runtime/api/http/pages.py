@@ -13,7 +13,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from stoker_runtime.api.http import Header, Request, Response
+from stoker_runtime.api.http.http import Header, Request, Response
 from stoker_runtime.api.state import ServerState
 
 SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_runtime.api.http import Request
+from stoker_runtime.api.http.http import Request
 from stoker_runtime.errors import RequestError
 
 DEFAULT_LIMIT, MOST = 20, 100

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stoker_runtime.api.fields import Body
+from stoker_runtime.api.http.fields import Body
 from stoker_runtime.errors import RequestError
 
 B = TypeVar("B", bound=Body)

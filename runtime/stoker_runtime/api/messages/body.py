@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.fields import Body, Integer
-from stoker_runtime.api.fields import Schema as JsonSchema
+from stoker_runtime.api.http.fields import Body, Integer
+from stoker_runtime.api.http.fields import Schema as JsonSchema
 
 
 def _check_blocks(value: Any) -> list[dict[str, Any]]:

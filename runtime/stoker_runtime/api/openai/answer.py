@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.leads import harmony_lead, text_lead
-from stoker_runtime.api.reasoning import HARMONY_NAMES, REASONING_PARSERS, Opened, TagReasoningParser, Tags
-from stoker_runtime.api.tool_parsers import TOOL_PARSERS
-from stoker_runtime.api.tool_parsers.base import (
+from stoker_runtime.api.tools.dialect import Dialect
+from stoker_runtime.api.tools.leads import harmony_lead, text_lead
+from stoker_runtime.api.tools.parsers import TOOL_PARSERS
+from stoker_runtime.api.tools.parsers.base import (
     CallDelta,
     Delta,
     OutputParser,
@@ -22,10 +21,11 @@ from stoker_runtime.api.tool_parsers.base import (
     TextDelta,
     merge_deltas,
 )
-from stoker_runtime.api.tool_parsers.forced import NamedCallParser, RequiredCallsParser
-from stoker_runtime.api.tool_parsers.harmony import HarmonyParser
-from stoker_runtime.api.tools import ToolUse
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.api.tools.parsers.forced import NamedCallParser, RequiredCallsParser
+from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
+from stoker_runtime.api.tools.reasoning import HARMONY_NAMES, REASONING_PARSERS, Opened, TagReasoningParser, Tags
+from stoker_runtime.api.tools.tools import ToolUse
+from stoker_runtime.text.tokenizer import Tokenizer
 
 MakeParser = Callable[[], OutputParser]
 

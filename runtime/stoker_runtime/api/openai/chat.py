@@ -13,14 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stoker_runtime.api.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
-from stoker_runtime.api.completions import finish_part
-from stoker_runtime.api.forced_calls import forced_constraint, told
-from stoker_runtime.api.generation import Answers, Delta, Prompt, merge
-from stoker_runtime.api.http import Request, Response, json_response
-from stoker_runtime.api.intake import check_stream_options, make_work, public_id, read_request
-from stoker_runtime.api.logprobs import LogprobFormat
-from stoker_runtime.api.prompts import (
+from stoker_runtime.api.constraints.structured import asked_constraints, checked
+from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
+from stoker_runtime.api.generate.intake import check_stream_options, make_work, public_id, read_request
+from stoker_runtime.api.generate.prompts import (
     check_template_variables,
     chosen_template,
     content_text,
@@ -29,16 +25,20 @@ from stoker_runtime.api.prompts import (
     fit,
     template_messages,
 )
-from stoker_runtime.api.protocol import ChatBody
-from stoker_runtime.api.sse import EventStream, collect, event, json_line, json_text
+from stoker_runtime.api.http.http import Request, Response, json_response
+from stoker_runtime.api.http.sse import EventStream, collect, event, json_line, json_text
+from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
+from stoker_runtime.api.openai.completions import finish_part
+from stoker_runtime.api.openai.logprobs import LogprobFormat
+from stoker_runtime.api.openai.protocol import ChatBody
+from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.api.state import ServerState, Service
-from stoker_runtime.api.structured import asked_constraints, checked
-from stoker_runtime.api.tools import ToolUse, tool_use
-from stoker_runtime.api.usage import StreamUsage, usage
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.tools.forced_calls import forced_constraint, told
+from stoker_runtime.api.tools.tools import ToolUse, tool_use
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.chat_template import ChatTemplate
+from stoker_runtime.text.tokenizer import Tokenizer
 
 
 async def create_chat_completion(state: ServerState, request: Request) -> Response | EventStream:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker_runtime.request import TokenLogprobs
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 

@@ -5,7 +5,7 @@ Knows nothing of adapters.
 
 from __future__ import annotations
 
-from stoker_runtime.api.http import Request, Response
+from stoker_runtime.api.http.http import Request, Response
 from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import UnsupportedError
 

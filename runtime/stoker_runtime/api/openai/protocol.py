@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Content, Integer, Prompt, SamplingFields
-from stoker_runtime.api.tools import ToolSpec
+from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Content, Integer, Prompt, SamplingFields
+from stoker_runtime.api.tools.tools import ToolSpec
 
 
 class CompletionBody(SamplingFields):

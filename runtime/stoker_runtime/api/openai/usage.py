@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stoker_runtime.api.fields import StreamOptions
-from stoker_runtime.api.generation import Answers
+from stoker_runtime.api.generate.generation import Answers
+from stoker_runtime.api.http.fields import StreamOptions
 
 
 def usage(generation: Answers, silent: bool = False) -> dict[str, Any]:

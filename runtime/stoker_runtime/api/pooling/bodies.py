@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.fields import MAX_TIMEOUT, Body, Integer, Prompt
+from stoker_runtime.api.http.fields import MAX_TIMEOUT, Body, Integer, Prompt
 
 Texts = str | list[str]
 

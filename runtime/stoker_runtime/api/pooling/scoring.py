@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_runtime.api.http import Request, Response, json_response
-from stoker_runtime.api.intake import read_request
+from stoker_runtime.api.generate.intake import read_request
+from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.pooling.bodies import PoolingFields, RerankBody, ScoreBody
 from stoker_runtime.api.pooling.embeddings import pooling_id, pooling_usage
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from stoker_runtime.api.fields import MAX_LOGPROBS, Body, Integer, SamplingFields, StreamOptions
-from stoker_runtime.api.fields import Schema as JsonSchema
+from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Integer, SamplingFields, StreamOptions
+from stoker_runtime.api.http.fields import Schema as JsonSchema
 
 MAX_METADATA = 16
 

@@ -14,21 +14,21 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_runtime.api.chat import create_chat_completion
-from stoker_runtime.api.http import Request, Response, json_response
-from stoker_runtime.api.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
-from stoker_runtime.api.paging import page
-from stoker_runtime.api.prompts import effort_variables
-from stoker_runtime.api.protocol import TokenizeBody
+from stoker_runtime.api.generate.prompts import effort_variables
+from stoker_runtime.api.http.http import Request, Response, json_response
+from stoker_runtime.api.http.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
+from stoker_runtime.api.http.paging import page
+from stoker_runtime.api.http.validation import parse_body
+from stoker_runtime.api.openai.chat import create_chat_completion
+from stoker_runtime.api.openai.protocol import TokenizeBody
+from stoker_runtime.api.openai.service_routes import tokenize
 from stoker_runtime.api.responses.background import EventReplay, end_job, start_job
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.responses.conversation import Item, chat_request, input_items
 from stoker_runtime.api.responses.events import ResponseBuilder
 from stoker_runtime.api.responses.making import CHAT, Asked, ResponseEvents, finished, streaming
 from stoker_runtime.api.responses.store import Stored
-from stoker_runtime.api.service_routes import tokenize
 from stoker_runtime.api.state import ServerState
-from stoker_runtime.api.validation import parse_body
 from stoker_runtime.errors import RequestError
 
 MAX_DIGITS = 16

@@ -13,11 +13,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_runtime.api.reasoning import HARMONY, REASONING_PARSERS
-from stoker_runtime.api.tool_parsers import TOOL_PARSERS
-from stoker_runtime.chat_template import ChatTemplate
+from stoker_runtime.api.tools.parsers import TOOL_PARSERS
+from stoker_runtime.api.tools.reasoning import HARMONY, REASONING_PARSERS
 from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.text.chat_template import ChatTemplate
 
 AUTO, NONE = "auto", "none"
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_runtime.api.leads import HARMONY_THOUGHT
-from stoker_runtime.api.tools import JsonSchema, ToolUse
+from stoker_runtime.api.tools.leads import HARMONY_THOUGHT
+from stoker_runtime.api.tools.tools import JsonSchema, ToolUse
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling.grammar import BLANKS, json_schema, with_blanks
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 
-from stoker_runtime.api.reasoning import Opened, Tags
-from stoker_runtime.tokenizer import Tokenizer
+from stoker_runtime.api.tools.reasoning import Opened, Tags
+from stoker_runtime.text.tokenizer import Tokenizer
 
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,4}/"

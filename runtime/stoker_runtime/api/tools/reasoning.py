@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.base import OutputParser
-from stoker_runtime.api.tool_parsers.text_input import NEWLINES, SPACE, Steps
+from stoker_runtime.api.tools.parsers.base import OutputParser
+from stoker_runtime.api.tools.parsers.text_input import NEWLINES, SPACE, Steps
 
 
 class Opened(Enum):

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.dialect import Dialect
-from stoker_runtime.api.fields import Body
+from stoker_runtime.api.http.fields import Body
+from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.errors import RequestError
 
 JsonSchema = dict[str, Any]

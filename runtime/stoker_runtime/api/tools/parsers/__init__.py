@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker_runtime.api.tool_parsers.base import ToolParser
-from stoker_runtime.api.tool_parsers.deepseek import DeepSeekParser
-from stoker_runtime.api.tool_parsers.glm import GlmParser
-from stoker_runtime.api.tool_parsers.harmony import HarmonyParser
-from stoker_runtime.api.tool_parsers.hermes import HermesParser
-from stoker_runtime.api.tool_parsers.llama import LlamaParser
-from stoker_runtime.api.tool_parsers.mistral import MistralParser
-from stoker_runtime.api.tool_parsers.pythonic import PythonicParser
-from stoker_runtime.api.tool_parsers.qwen_coder import QwenCoderParser
+from stoker_runtime.api.tools.parsers.base import ToolParser
+from stoker_runtime.api.tools.parsers.deepseek import DeepSeekParser
+from stoker_runtime.api.tools.parsers.glm import GlmParser
+from stoker_runtime.api.tools.parsers.harmony import HarmonyParser
+from stoker_runtime.api.tools.parsers.hermes import HermesParser
+from stoker_runtime.api.tools.parsers.llama import LlamaParser
+from stoker_runtime.api.tools.parsers.mistral import MistralParser
+from stoker_runtime.api.tools.parsers.pythonic import PythonicParser
+from stoker_runtime.api.tools.parsers.qwen_coder import QwenCoderParser
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesParser,

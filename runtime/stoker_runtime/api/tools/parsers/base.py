@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from stoker_runtime.api.tool_parsers.text_input import Steps, TextInput
+from stoker_runtime.api.tools.parsers.text_input import Steps, TextInput
 
 Schemas = Mapping[str, Mapping[str, Any]]
 NO_SCHEMAS: Schemas = {}

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.json_call import JsonCallParser
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.json_call import JsonCallParser
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 CALLS_OPEN, CALLS_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, CLOSE, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

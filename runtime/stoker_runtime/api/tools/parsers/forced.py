@@ -7,9 +7,9 @@ Knows nothing of grammars.
 
 from __future__ import annotations
 
-from stoker_runtime.api.tool_parsers.base import ToolParser
-from stoker_runtime.api.tool_parsers.json_call import JsonCallParser
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.base import ToolParser
+from stoker_runtime.api.tools.parsers.json_call import JsonCallParser
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 
 class NamedCallParser(ToolParser):

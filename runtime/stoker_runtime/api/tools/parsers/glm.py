@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.tagged_call import TaggedCallParser, quoted
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.tagged_call import TaggedCallParser, quoted
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"

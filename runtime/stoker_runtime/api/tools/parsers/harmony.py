@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.base import NO_SCHEMAS, Schemas, ToolParser
-from stoker_runtime.api.tool_parsers.json_call import EMPTY
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.base import NO_SCHEMAS, Schemas, ToolParser
+from stoker_runtime.api.tools.parsers.json_call import EMPTY
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -12,8 +12,8 @@ import json
 import re
 from typing import Any
 
-from stoker_runtime.api.tool_parsers.base import ToolParser, speakable
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Sink, Steps
+from stoker_runtime.api.tools.parsers.base import ToolParser, speakable
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Sink, Steps
 
 _OUTSIDE = re.compile(r'[^"{}\[\]<]+')
 _INSIDE = re.compile(r'[^"\\]+')

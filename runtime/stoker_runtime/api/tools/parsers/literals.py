@@ -13,7 +13,7 @@ import math
 import warnings
 from typing import Any
 
-from stoker_runtime.api.tool_parsers.base import speakable
+from stoker_runtime.api.tools.parsers.base import speakable
 
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 # What the compiler says of text that is no Python, or too much of it.

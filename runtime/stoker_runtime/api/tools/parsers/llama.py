@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.json_call import JsonCallParser
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.json_call import JsonCallParser
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 TAG = "<|python_tag|>"
 

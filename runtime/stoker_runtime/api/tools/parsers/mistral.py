@@ -10,8 +10,8 @@ import secrets
 import string
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.json_call import JsonCallParser
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Steps
+from stoker_runtime.api.tools.parsers.json_call import JsonCallParser
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Steps
 
 MARKER, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"[\w.:/-]+")

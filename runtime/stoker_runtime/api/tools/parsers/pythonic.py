@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from stoker_runtime.api.tool_parsers.base import ToolParser
-from stoker_runtime.api.tool_parsers.literals import keywords_json
-from stoker_runtime.api.tool_parsers.text_input import SPACE, Sink, Steps
+from stoker_runtime.api.tools.parsers.base import ToolParser
+from stoker_runtime.api.tools.parsers.literals import keywords_json
+from stoker_runtime.api.tools.parsers.text_input import SPACE, Sink, Steps
 
 OPEN = ("<|python_start|>", "<|tool_call_start|>")
 CLOSE = ("<|python_end|>", "<|tool_call_end|>")

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_runtime.api.tool_parsers.base import NO_SCHEMAS, Schemas, ToolParser
-from stoker_runtime.api.tool_parsers.literals import literal_json
+from stoker_runtime.api.tools.parsers.base import NO_SCHEMAS, Schemas, ToolParser
+from stoker_runtime.api.tools.parsers.literals import literal_json
 
 
 def quoted(text: str) -> str:

@@ -1,0 +1,59 @@
+"""Activations, plain and gated, in plain PyTorch: oracle and CPU backend.
+
+Invariants: the signatures are those of the public ops; arithmetic is fp32 with one rounding, at the end, to the dtype
+of the result.
+Knows nothing of dispatch or of any GPU.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from stoker_kernels.launch.deliver import deliver
+from stoker_kernels.quant import Quantized
+from stoker_kernels.quant.reference import quantized
+
+
+def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`silu(gate) * up`, gate first."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return deliver(functional.silu(gate) * up, x.dtype, out)
+
+
+def gelu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`gelu(gate) * up` with the exact (erf) gelu, gate first."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return deliver(functional.gelu(gate) * up, x.dtype, out)
+
+
+def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`gelu(gate) * up` with the tanh approximation, gate first."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return deliver(functional.gelu(gate, approximate="tanh") * up, x.dtype, out)
+
+
+def silu_and_mul_quant(x: Tensor) -> Quantized:
+    """`silu_and_mul`, then one fp8 scale a token."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return quantized(functional.silu(gate) * up)
+
+
+def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The exact (erf) gelu."""
+    return deliver(functional.gelu(x.float()), x.dtype, out)
+
+
+def gelu_tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """gelu by its tanh approximation."""
+    return deliver(functional.gelu(x.float(), approximate="tanh"), x.dtype, out)
+
+
+def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x · sigmoid(x)`."""
+    return deliver(functional.silu(x.float()), x.dtype, out)
+
+
+def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`max(x, 0)`."""
+    return deliver(functional.relu(x.float()), x.dtype, out)

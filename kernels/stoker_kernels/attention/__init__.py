@@ -1,0 +1,25 @@
+"""Causal attention over paged keys and values: decode, chunks and mixed steps in one op.
+
+`op.py` is the public function, `choose.py` picks among the Triton kernels (`triton_*`) and the Hopper ones (`sm90_*`,
+csrc/), `config.py` holds tile sizes and split rules, `variants.py` what is compiled ahead, `reference.py` the oracle.
+Must never know: models, requests, schedulers. A new kernel: its host side here, a rule in `config.py`, a branch in
+`choose.py`.
+"""
+
+from stoker_kernels.attention.meta import (
+    AttentionMeta,
+    AttentionWorkspace,
+    attention_workspace,
+    attention_workspace_bytes,
+)
+from stoker_kernels.attention.op import attention_kernels, paged_attention, plan_attention
+
+__all__ = [
+    "AttentionMeta",
+    "AttentionWorkspace",
+    "attention_kernels",
+    "attention_workspace",
+    "attention_workspace_bytes",
+    "paged_attention",
+    "plan_attention",
+]

@@ -1,0 +1,23 @@
+"""Numbers in fewer bits: the types that quantized weights and activations travel in, and quantization to FP8.
+
+Must never know: how a product is computed (`gemm`). A new kind of weight: `linear_weight.py`.
+"""
+
+from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
+from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
+from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
+
+__all__ = [
+    "BLOCK",
+    "FP8",
+    "FP8_MAX",
+    "MIN_SCALE",
+    "WEIGHT_KINDS",
+    "LinearWeight",
+    "Quantized",
+    "WeightKind",
+    "dequantize",
+    "quantize_fp8",
+    "quantize_weight",
+    "scale_shape",
+]

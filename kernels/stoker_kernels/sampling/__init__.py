@@ -1,0 +1,21 @@
+"""From logits to tokens and log-probabilities on the device, without a sort of the vocabulary.
+
+`op.py` is the public side, `state.py` the parameters by slot, `triton_*` the kernels, `reference.py` the oracle.
+Must never know: requests, grammars (a bitmask arrives).
+"""
+
+from stoker_kernels.sampling.op import argmax, sample, token_logprobs
+from stoker_kernels.sampling.state import MAX_BIAS, SamplingState, SlotSampling, apply_slot_sampling, pack_slot_sampling
+from stoker_kernels.sampling.typical import typical_mask
+
+__all__ = [
+    "MAX_BIAS",
+    "SamplingState",
+    "SlotSampling",
+    "apply_slot_sampling",
+    "argmax",
+    "pack_slot_sampling",
+    "sample",
+    "token_logprobs",
+    "typical_mask",
+]

@@ -1,0 +1,1 @@
+"""Pure: a plan and what was observed → conditions, columns, words."""

@@ -1,0 +1,1 @@
+"""Which constraint a body asks for: response formats, structured outputs, structural tags."""

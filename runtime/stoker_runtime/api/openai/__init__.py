@@ -1,0 +1,1 @@
+"""OpenAI's dialect: chat, completions, models, and the small routes beside them."""

@@ -1,0 +1,1 @@
+"""Commands for a person at a terminal: `stoker chat`, `stoker info`."""
