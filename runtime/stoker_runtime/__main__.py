@@ -15,9 +15,9 @@ import sys
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, StokerError
-from stoker_runtime.serve.flags import help_text
-from stoker_runtime.serve.logging_setup import set_up
-from stoker_runtime.serve.settings import describe, parse
+from stoker_runtime.process.log import set_up
+from stoker_runtime.settings.flags import help_text
+from stoker_runtime.settings.parse import describe, parse
 
 BAD_CONFIGURATION, FAILED = 2, 1
 

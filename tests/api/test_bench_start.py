@@ -11,11 +11,11 @@ import pytest
 from stoker_runtime.bench import start_mode
 from stoker_runtime.bench.random_checkpoint import tensors, write_checkpoint
 from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, read_peers, table
+from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.text.tokenizer import Tokenizer
-from stoker_runtime.weights.safetensors_index import read_checkpoint_index
 
 
 def test_a_checkpoint_of_a_shape_is_complete(tmp_path: Path) -> None:

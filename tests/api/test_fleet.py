@@ -22,7 +22,7 @@ from server_process import ServerProcess
 from stoker_runtime.bench import http_load
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import EngineDeadError, EngineError
-from stoker_runtime.serve.board import WARM
+from stoker_runtime.process.board import WARM
 from stoker_runtime.serve.fleet import MOST_DEATHS, Fleet
 
 SCRIPT = Path(__file__).parent / "uniform_server.py"

@@ -13,10 +13,10 @@ from pathlib import Path
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.errors import ConfigError, EngineError
+from stoker_runtime.process.log import set_up
 from stoker_runtime.serve.fleet import Fleet
-from stoker_runtime.serve.logging_setup import set_up
 from stoker_runtime.serve.server import Server
-from stoker_runtime.serve.settings import parse
+from stoker_runtime.settings.parse import parse
 
 CORE = Path(__file__).parents[1] / "engine" / "uniform_core.py"
 

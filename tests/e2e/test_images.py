@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from e2e.cluster import images
 
-from stoker_runtime.serve.settings import parse
+from stoker_runtime.settings.parse import parse
 
 FILES = [images.ROOT / "images" / f"{name}.Dockerfile" for name in ("operator", "runtime")]
 

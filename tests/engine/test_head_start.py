@@ -11,7 +11,7 @@ import pytest
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import core, head_start
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.serve.process_clock import process_age
+from stoker_runtime.process.clock import process_age
 from stoker_runtime.weights.cuda_driver import DriverError
 from stoker_runtime.weights.upload_ahead import UploadAhead
 

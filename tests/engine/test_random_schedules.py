@@ -12,9 +12,9 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, EngineError, RequestError
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
-from stoker_runtime.scheduler.batch import Batch
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.step.batch import Batch
 
 SCHEDULES_PER_CASE = 250
 

@@ -39,7 +39,7 @@ from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.sampling.sampler import ADJUST, GREEDY, SAMPLE, TYPICAL
-from stoker_runtime.scheduler.batch import SlotAssign
+from stoker_runtime.step.batch import SlotAssign
 from stoker_runtime.weights.layout import WeightArena
 
 SM = 90

@@ -15,7 +15,7 @@ from uniform_executor import UniformExecutor, UniformLaunched
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import run
 from stoker_runtime.errors import EngineError, ModelError
-from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.step.batch import Batch
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 

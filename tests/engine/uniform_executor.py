@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.request import SamplingParams, TokenLogprobs
-from stoker_runtime.scheduler.batch import Batch, PrefillChunk, SlotAssign
+from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
 
 
 @dataclass

@@ -20,8 +20,8 @@ from stoker_operator.spec.service import (
 )
 from stoker_runtime.fetch import cli as fetch_cli
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.serve.flags import FLAGS
-from stoker_runtime.serve.settings import parse as parse_serve
+from stoker_runtime.settings.flags import FLAGS
+from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 

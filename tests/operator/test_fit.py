@@ -24,7 +24,7 @@ from stoker_runtime.executor.resolve import (
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.serve.settings import parse as parse_serve
+from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 # Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128, 32,768 tokens.

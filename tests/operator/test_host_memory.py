@@ -12,7 +12,7 @@ from stoker_operator.plan.host_memory import ENGINE_GIB, host_memory
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
-from stoker_runtime.serve.settings import parse as parse_serve
+from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 # Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128.

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace
-from stoker_runtime.executor.inputs import ForwardInputs
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.process.board import ACTIVE, CELLS, WARM, Board
 from stoker_runtime.request import FinishReason
-from stoker_runtime.serve.board import ACTIVE, CELLS, WARM, Board
 
 
 def test_every_process_tells_of_all() -> None:

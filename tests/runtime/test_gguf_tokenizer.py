@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from llama_vocab import FOLDER
 
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.text.gguf_tokenizer import (
     BYTE,
@@ -27,7 +28,6 @@ from stoker_runtime.text.gguf_tokenizer import (
     USER_DEFINED,
     build,
 )
-from stoker_runtime.weights.gguf_header import read_gguf_header
 
 NOWHERE = Path("test.gguf")
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -202,7 +202,7 @@ def test_lists_of_strings_survive_any_buffer_and_every_truncation_is_an_error(
     whole = gguf_bytes(strings)
     file = tmp_path / "model.gguf"
     for size in (1, 7, 64, 1 << 20):
-        monkeypatch.setattr("stoker_runtime.weights.gguf_header.READ_BYTES", size)
+        monkeypatch.setattr("stoker_runtime.checkpoint.gguf_header.READ_BYTES", size)
         file.write_bytes(whole)
         assert read_gguf_header(file).metadata == {"tokenizer.ggml.tokens": strings}
         for length in range(len(whole)):

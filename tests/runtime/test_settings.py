@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.serve import vllm_flags
-from stoker_runtime.serve.flags import FLAGS, help_text
-from stoker_runtime.serve.settings import describe, parse
+from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings.flags import FLAGS, help_text
+from stoker_runtime.settings.parse import describe, parse
 
 
 def test_flags_reach_their_fields() -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stoker_runtime.checkpoint.gguf_header import TENSOR_TYPES, read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.weights import copy_lanes
-from stoker_runtime.weights.gguf_header import TENSOR_TYPES, read_gguf_header
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.routing import Vocabulary, tensor_names
 

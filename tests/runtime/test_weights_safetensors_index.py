@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from stoker_runtime.checkpoint.safetensors_index import checkpoint_files, read_checkpoint_index, read_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.safetensors_index import checkpoint_files, read_checkpoint_index, read_header
 
 
 @pytest.fixture

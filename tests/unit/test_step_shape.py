@@ -9,7 +9,7 @@ import pytest
 
 from stoker_runtime.executor.executor import pack_ragged, sampled_rows
 from stoker_runtime.executor.step_shape import GRAPH_PREFILLS, GRAPH_TOKENS, ShapeTable, StepShape
-from stoker_runtime.scheduler.batch import Batch, PrefillChunk
+from stoker_runtime.step.batch import Batch, PrefillChunk
 
 
 def test_every_batch_fits_its_shape() -> None:

@@ -28,7 +28,7 @@ from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
-from stoker_runtime.serve.board import ACTIVE
+from stoker_runtime.process.board import ACTIVE
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
 

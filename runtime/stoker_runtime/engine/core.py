@@ -48,11 +48,11 @@ from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.process.log import set_up
+from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence
-from stoker_runtime.serve.logging_setup import set_up
-from stoker_runtime.serve.parent import exit_with_parent
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 HEARTBEAT_SECONDS = 0.5

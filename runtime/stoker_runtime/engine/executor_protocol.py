@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.request import TokenLogprobs
-from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.step.batch import Batch
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 

@@ -14,10 +14,10 @@ import os
 import threading
 from pathlib import Path
 
+from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError
 from stoker_runtime.weights.cuda_driver import CudaDriver
-from stoker_runtime.weights.safetensors_index import checkpoint_files
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")

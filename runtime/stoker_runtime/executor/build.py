@@ -26,7 +26,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
-from stoker_runtime.serve.process_clock import process_age
+from stoker_runtime.process.clock import process_age
 from stoker_runtime.weights.layout import TORCH_DTYPES
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead

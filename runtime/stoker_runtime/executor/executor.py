@@ -34,7 +34,7 @@ from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE
-from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.step.batch import Batch
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
 MAX_UPDATES = 16384

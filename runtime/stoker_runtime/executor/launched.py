@@ -14,7 +14,7 @@ import torch
 
 from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs
-from stoker_runtime.scheduler.batch import Batch
+from stoker_runtime.step.batch import Batch
 
 
 @dataclass(slots=True)

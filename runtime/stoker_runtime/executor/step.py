@@ -15,10 +15,10 @@ from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_at
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.executor.inputs import ForwardInputs
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.sampling.sampler import MASKED, Sampler
 
 

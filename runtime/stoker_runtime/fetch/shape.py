@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.gguf_header import read_gguf_header
 
 
 def shape_of(path: Path) -> dict[str, int]:

@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.gguf_config import config_from_gguf
 from stoker_runtime.models.shapes import SHAPES
-from stoker_runtime.weights.gguf_header import read_gguf_header
 
 SHAPE_PREFIX = "shape:"
 

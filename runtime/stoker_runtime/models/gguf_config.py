@@ -11,8 +11,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_runtime.checkpoint.gguf_header import GGUFHeader
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.gguf_header import GGUFHeader
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 

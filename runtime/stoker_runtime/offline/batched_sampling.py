@@ -23,7 +23,7 @@ from stoker_runtime.offline.sampling_params import SamplingParams
 from stoker_runtime.request import SamplingParams as EngineParams
 from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.sampling.token_rules import TokenRules
-from stoker_runtime.scheduler.batch import SlotAssign
+from stoker_runtime.step.batch import SlotAssign
 
 Texts = Sequence[Sequence[int]]
 

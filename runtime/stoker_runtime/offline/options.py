@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.serve import vllm_flags
+from stoker_runtime.settings import vllm_flags
 
 RENAMED = {
     "block_size": "page_size",

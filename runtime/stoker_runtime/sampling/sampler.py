@@ -26,7 +26,7 @@ from stoker_kernels.sampling import (
     typical_mask,
 )
 from stoker_runtime.sampling.masks import ALL, TokenMasks
-from stoker_runtime.scheduler.batch import SlotAssign
+from stoker_runtime.step.batch import SlotAssign
 
 GREEDY = "greedy"
 SAMPLE = "sample"

@@ -18,10 +18,10 @@ from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.request import EngineStats
-from stoker_runtime.scheduler.batch import PageUpdate
 from stoker_runtime.scheduler.draft import Draft
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
+from stoker_runtime.step.batch import PageUpdate
 
 
 @dataclass(frozen=True, slots=True)

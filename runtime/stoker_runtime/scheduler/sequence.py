@@ -15,7 +15,7 @@ from array import array
 
 from stoker_runtime.kvcache.host_pool import Stored
 from stoker_runtime.request import FinishReason, Request
-from stoker_runtime.scheduler.batch import SlotAssign
+from stoker_runtime.step.batch import SlotAssign
 
 NO_SLOT = -1
 SEED_MASK = (1 << 63) - 1

@@ -23,10 +23,10 @@ from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
-from stoker_runtime.serve.board import Board
+from stoker_runtime.process.board import Board
+from stoker_runtime.process.log import set_up
+from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.serve.fleet import Assignment
-from stoker_runtime.serve.logging_setup import set_up
-from stoker_runtime.serve.parent import exit_with_parent
 from stoker_runtime.serve.server import Seat, Server
 
 log = logging.getLogger("stoker_runtime.serve")

@@ -39,11 +39,11 @@ from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
+from stoker_runtime.process.board import WARM, Board
+from stoker_runtime.process.clock import process_age
+from stoker_runtime.process.parent import FORCED_EXIT
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
-from stoker_runtime.serve.board import WARM, Board
-from stoker_runtime.serve.parent import FORCED_EXIT
 from stoker_runtime.serve.port import BACKLOG, address, open_port
-from stoker_runtime.serve.process_clock import process_age
 from stoker_runtime.serve.tls import keep_fresh, tls_context
 from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.text.tokenizer import Tokenizer

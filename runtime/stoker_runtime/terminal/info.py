@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.serve.settings import parse
+from stoker_runtime.settings.parse import parse
 from stoker_runtime.version import VERSION
 
 if TYPE_CHECKING:

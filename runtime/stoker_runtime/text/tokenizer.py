@@ -18,10 +18,10 @@ from typing import Any, Final
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import absent
 from stoker_runtime.text import gguf_tokenizer
-from stoker_runtime.weights.gguf_header import read_gguf_header
 
 SPACE: Final = gguf_tokenizer.SPACE
 SYNTHETIC_PREFIX = "shape:"

@@ -22,8 +22,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.tensor_entry import TensorEntry
 from stoker_runtime.weights.upload_ahead import UploadAhead
 from stoker_runtime.weights.uploaded import uploaded
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.spec import Parameter, aligned
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
-from stoker_runtime.weights.safetensors_index import read_checkpoint_index
-from stoker_runtime.weights.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 Plan = list[tuple[Parameter, list[TensorEntry]]]

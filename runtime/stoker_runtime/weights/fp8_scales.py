@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.quant import BLOCK, scale_shape
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.routing import Route
-from stoker_runtime.weights.tensor_entry import TensorEntry
 
 FP8_ENCODING = "F8_E4M3"
 SUFFIXES = ("_scale", "_scale_inv")

@@ -12,8 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.tensor_entry import TensorEntry
 
 
 def make_decoder(entry: TensorEntry, head_rows: int) -> Callable[[Tensor], Tensor]:

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.quant import quantize_weight
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
+from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
@@ -25,12 +28,9 @@ from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
-from stoker_runtime.weights.gguf_header import read_gguf_header
 from stoker_runtime.weights.layout import DecoderWeights, WeightArena
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
-from stoker_runtime.weights.safetensors_index import read_checkpoint_index
-from stoker_runtime.weights.tensor_entry import TensorEntry
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 # Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.

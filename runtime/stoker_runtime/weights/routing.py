@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, Names
 from stoker_runtime.models.spec import ModelSpec, Parameter
-from stoker_runtime.weights.tensor_entry import TensorEntry, find_entry
 
 
 class Vocabulary(StrEnum):

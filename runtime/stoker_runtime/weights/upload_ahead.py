@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from stoker_runtime.serve.process_clock import process_age
+from stoker_runtime.process.clock import process_age
 from stoker_runtime.weights.cuda_driver import DriverError
 
 # 16 MiB: a reader asks for the interpreter's lock twice a chunk, and whoever imports holds it for up to 5 ms.

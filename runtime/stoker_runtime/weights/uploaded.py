@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_runtime.weights.tensor_entry import TensorEntry
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
 

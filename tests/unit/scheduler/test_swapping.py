@@ -6,8 +6,8 @@ import pytest
 from tests.unit.scheduler.harness import Harness
 
 from stoker_runtime.request import FinishReason
-from stoker_runtime.scheduler.batch import Batch
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.step.batch import Batch
 
 
 def squeezed(**sizes: object) -> tuple[Harness, Sequence, Sequence, Batch]:

@@ -16,8 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.weights.tensor_entry import TensorEntry
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
