@@ -2,7 +2,7 @@
 
 Invariants: a configuration that cannot work ends with status 2 and one sentence, any other failed start with
 status 1; a traceback is for bugs only.
-Knows nothing of how a server lives; see server.py.
+Knows nothing of how a server lives; see serve/server.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import sys
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
 from stoker_runtime.process.log import set_up
 from stoker_runtime.settings.flags import help_text
 from stoker_runtime.settings.parse import describe, parse
-
-BAD_CONFIGURATION, FAILED = 2, 1
 
 
 def main(argv: list[str] | None = None) -> int:

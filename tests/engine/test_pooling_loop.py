@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import describe_ready, make_loop
 from stoker_runtime.engine.pooling_loop import PoolingLoop, finish_vector
-from stoker_runtime.engine.pooling_protocol import PoolBatch
 from stoker_runtime.errors import CapacityError, EngineError, RequestError
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.step.pool_batch import PoolBatch
 
 EMBED = PoolingSpec(Task.EMBED, Pooling.MEAN, normalize=False)
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
+from stoker_runtime.step.result import MaskRows, StepResult
 
 
 @dataclass

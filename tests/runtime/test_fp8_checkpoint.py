@@ -22,7 +22,7 @@ from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models import decoder
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.weights.layout import DecoderWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import LinearWeight, Quantized, dequantize, quantize_fp8, quantize_weight
 from stoker_runtime.models import decoder
-from stoker_runtime.weights.layout import DecoderWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights
 
 NAMES = [
     "llama",

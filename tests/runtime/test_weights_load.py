@@ -15,9 +15,10 @@ from stoker_kernels.quant import quantize_weight
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights import copy_lanes, load
-from stoker_runtime.weights.layout import DecoderWeights, WeightArena
+from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")

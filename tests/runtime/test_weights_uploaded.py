@@ -14,8 +14,8 @@ from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.weights import copy_lanes, upload_ahead, uploaded
-from stoker_runtime.weights.layout import DecoderWeights
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead
 

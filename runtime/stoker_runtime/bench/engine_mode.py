@@ -13,14 +13,14 @@ import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.rounds import Round, Work, run_round
-from stoker_runtime.bench.table import print_table, save_plot
+from stoker_runtime.bench.table import Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
     TOLERANCE_BF16,
     TOLERANCE_FP8,
@@ -40,23 +40,6 @@ SHORT_WARMUP_ABOVE = 64
 SHORT_WARMUP_TOKENS = 64
 VERIFIED_PROMPTS = 3
 VERIFIED_TOKENS = 1200
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
-
-    key: str
-    n: int
-    tok_s: float
-    tpot_ms: float
-    wall_s: float
-    prefill_ms: float
-    prefill_tok_s: float
-    p50_s: float
-    spread: float
-    verdict: Verdict
-    peer: dict[str, float]
 
 
 def parser() -> argparse.ArgumentParser:

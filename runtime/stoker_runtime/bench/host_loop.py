@@ -13,12 +13,12 @@ import time
 from array import array
 
 from stoker_runtime.engine.core import step_message
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.engine.messages import encode
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import StepResult
 
 
 def measure(sequences: int, pages: int, page_size: int, steps: int) -> dict[str, list[float]]:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker_kernels.quant import LinearWeight, dequantize, quantize_fp8
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.layout import DecoderWeights, LayerWeights
 
 HEAD_ROWS = 16384
 

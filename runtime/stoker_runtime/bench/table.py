@@ -1,4 +1,4 @@
-"""How a benchmark's rows are shown: a table beside the peer's figures, and a plot.
+"""A benchmark's row, and how rows are shown: a table beside the peer's figures, and a plot.
 
 Invariants: a ratio is shown only beside a row whose output was verified. Knows nothing of how rows are measured.
 """
@@ -6,19 +6,34 @@ Invariants: a ratio is shown only beside a row whose output was verified. Knows 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from stoker_runtime.bench.verify import Verdict
 from stoker_runtime.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stoker_runtime.bench.engine_mode import Row
 
 COLUMNS = (
     "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
     "P95-P50", "output",
 )  # fmt: skip
 WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 42)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
+
+    key: str
+    n: int
+    tok_s: float
+    tpot_ms: float
+    wall_s: float
+    prefill_ms: float
+    prefill_tok_s: float
+    p50_s: float
+    spread: float
+    verdict: Verdict
+    peer: dict[str, float]
 
 
 def _cell(value: float | None, digits: int = 0) -> str:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.layout import DecoderWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stoker_runtime.engine.executor_protocol import Launched, MaskRows
+from stoker_runtime.engine.executor_protocol import Launched
 from stoker_runtime.errors import StokerError
 from stoker_runtime.request import MAX_WORD, UNMET, FinishReason
 from stoker_runtime.sampling.grammar import GrammarCompiler, explain
@@ -27,6 +27,7 @@ from stoker_runtime.sampling.token_rules import TokenRules, Words, clear
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.step.result import MaskRows
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher

@@ -7,43 +7,13 @@ Knows nothing of sequences, policies or processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
-from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import MaskRows, StepResult
 from stoker_runtime.weights.upload_ahead import UploadAhead
-
-
-@dataclass(slots=True)
-class StepResult:
-    """The outcome of one batch, on the host.
-
-    `tokens`: one per entry of `batch.sampled_slots`, in that order. `logprobs`: in the same order, None for a
-    slot whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list
-    per chunk of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
-    """
-
-    tokens: list[int]
-    logprobs: Sequence[TokenLogprobs | None] | None = None
-    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRows:
-    """Which tokens the rows of a batch may get: `words [R, ceil(V/32)]`, bit i of word w allowing token 32·w + i.
-
-    `rows[i]` is the row of `batch.sampled_slots[i]`. All is allowed until something else is written.
-    """
-
-    words: NDArray[np.int32]
-    rows: list[int]
 
 
 class Launched(Protocol):

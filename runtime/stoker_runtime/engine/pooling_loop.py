@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.pooling_protocol import PoolBatch, PoolingExecutor, PoolLaunched, PoolRow
+from stoker_runtime.engine.pooling_protocol import PoolingExecutor, PoolLaunched
 from stoker_runtime.errors import EngineError, RequestError
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.request import EngineStats, FinishReason, PoolingParams, Request
@@ -29,6 +29,7 @@ from stoker_runtime.scheduler.limits import refuse_impossible
 from stoker_runtime.scheduler.policy import POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.step.pool_batch import PoolBatch, PoolRow
 
 LEAST_NORM = 1e-12
 

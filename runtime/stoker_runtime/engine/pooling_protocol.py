@@ -6,34 +6,13 @@ Knows nothing of sequences, policies or processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.models.pooling import PoolingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRow:
-    """One whole text; tokens from `second_segment` on belong to the second text of a pair (0: there is one text)."""
-
-    token_ids: tuple[int, ...]
-    second_segment: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolBatch:
-    """One step: texts that run together."""
-
-    step: int
-    rows: tuple[PoolRow, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all texts."""
-        return sum(len(row.token_ids) for row in self.rows)
+from stoker_runtime.step.pool_batch import PoolBatch
 
 
 class PoolLaunched(Protocol):

@@ -20,7 +20,6 @@ from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.executor_protocol import MaskRows
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
@@ -35,6 +34,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import MaskRows
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
 MAX_UPDATES = 16384

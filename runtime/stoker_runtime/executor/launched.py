@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stoker_runtime.engine.executor_protocol import MaskRows, StepResult
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import MaskRows, StepResult
 
 
 @dataclass(slots=True)

@@ -22,13 +22,13 @@ from stoker_kernels.attention import AttentionMeta, attention_workspace
 from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.pooling_protocol import PoolBatch, PoolRow
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.pooling_resolve import pooling_pages
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.encoder import Encoder, EncoderInputs
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
+from stoker_runtime.step.pool_batch import PoolBatch, PoolRow
 
 WARM_UP_IDS = (0, 1, 2, 3)
 

@@ -1,0 +1,6 @@
+"""What models are: specs read from their files, and the forward passes that run them.
+
+A new architecture is a row of `architectures.py` (an encoder of `encoder_architectures.py`) as long as `decoder.py` can
+run it; its tensors' names stand in that row.
+Must never know: requests, sampling, whose pages it reads, how weights came to the device.
+"""

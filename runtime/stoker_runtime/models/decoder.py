@@ -20,10 +20,10 @@ from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
 from stoker_kernels.quant import LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.layout import DecoderWeights, LayerWeights
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_and_mul,

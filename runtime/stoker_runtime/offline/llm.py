@@ -65,7 +65,7 @@ class LLM:
     """A model and its engine in this process."""
 
     def __init__(self, model: str, *, generation_config: str = "auto", **options: Any) -> None:
-        """`options` are the fields of EngineConfig, or vLLM's names for them (see llm_options.py).
+        """`options` are the fields of EngineConfig, or vLLM's names for them (see options.py).
 
         `generation_config` "auto": where no sampling parameters are given, those of the model's folder count; "vllm" or
         "none": those of SamplingParams do. Raises ConfigError (ModelError, KernelUnavailableError too).

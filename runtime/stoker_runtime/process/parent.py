@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
-FORCED_EXIT = 1
+from stoker_runtime.process.exit_status import FORCED_EXIT
 
 
 def exit_with_parent(stream: BinaryIO, clean_up: Callable[[], None] | None = None) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.kvcache.host_pool import Moves
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk, SlotAssign
+from stoker_runtime.step.result import StepResult
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.errors import EngineError
 from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
@@ -33,6 +32,7 @@ from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.scheduler.urgency import Clearance
 from stoker_runtime.step.batch import Batch, PrefillChunk
+from stoker_runtime.step.result import StepResult
 
 MAX_DEFERRED = 256
 """Waiting sequences looked past in one step, for want of a prefix that this step computes."""

@@ -1,4 +1,4 @@
-"""The server's processes: ports, settings, flags, TLS, logs, start, drain and stop.
+"""The server's processes: ports, TLS, several API processes, start, drain and stop.
 
-Must never know: what a route answers.
+Must never know: what a route answers, what a flag is called. What the engine's process needs too belongs in `process/`.
 """

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
-from stoker_runtime.__main__ import BAD_CONFIGURATION, FAILED
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.errors import ConfigError, EngineError, StokerError
 from stoker_runtime.process.board import Board
+from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.serve.fleet import Assignment

@@ -31,7 +31,7 @@ from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.engine.process import describe_status
 from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.process.board import Board
-from stoker_runtime.process.parent import FORCED_EXIT
+from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.port import address, open_ports
 from stoker_runtime.serve.server import Mortal, outlast
 from stoker_runtime.serve.tls import tls_context

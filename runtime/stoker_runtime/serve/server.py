@@ -41,7 +41,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
 from stoker_runtime.process.board import WARM, Board
 from stoker_runtime.process.clock import process_age
-from stoker_runtime.process.parent import FORCED_EXIT
+from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.serve.port import BACKLOG, address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context

@@ -2,7 +2,7 @@
 
 Invariants: a flag, its `STOKER_*` variable and its key in a config file are one entry, so they cannot differ; the
 names are vLLM's where vLLM has the setting.
-Knows nothing of where settings are read from; see settings.py.
+Knows nothing of where settings are read from; see parse.py.
 """
 
 from __future__ import annotations

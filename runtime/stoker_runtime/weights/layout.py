@@ -7,43 +7,14 @@ Knows nothing of files and formats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from stoker_kernels.quant import WEIGHT_KINDS, LinearWeight, scale_shape
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`."""
-
-    input_norm: Tensor
-    qkv: LinearWeight
-    output: LinearWeight
-    post_norm: Tensor
-    gate_up: LinearWeight
-    down: LinearWeight
-    qkv_bias: Tensor | None = None
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    output_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied."""
-
-    embed: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
-    head: LinearWeight
 
 
 class WeightArena:

@@ -23,12 +23,13 @@ from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
-from stoker_runtime.weights.layout import DecoderWeights, WeightArena
+from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 from stoker_runtime.weights.upload_ahead import UploadAhead

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import StepResult
 
 EOS = 99
 TOKEN = 7

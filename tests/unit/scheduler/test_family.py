@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
 from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import StepResult
 
 PAGE = 4
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.unit.scheduler.harness import EOS, TOKEN, Harness
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.errors import CapacityError, ConfigError, EngineError, RequestError
 from stoker_runtime.request import FinishReason
 from stoker_runtime.step.batch import Batch
+from stoker_runtime.step.result import StepResult
 
 
 def test_a_prompt_is_cut_to_the_budget_and_mixed_with_decodes() -> None:

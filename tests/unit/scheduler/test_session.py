@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_runtime.engine.executor_protocol import StepResult
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler
+from stoker_runtime.step.result import StepResult
 
 
 def run(scheduler: Scheduler, prompt: tuple[int, ...], session: str = "") -> int:
