@@ -15,9 +15,9 @@ import httpx
 import uvicorn
 from fake_engine import FakeEngine
 
+from stoker_runtime.api.answering.state import Phase, ServerState, Service
 from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
-from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.api.tools.dialect import choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.metrics import ServerMetrics

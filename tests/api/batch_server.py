@@ -14,8 +14,8 @@ from api_server import Running, make_state, serve, wait_until
 from calling_server import TEMPLATE, LongEngine
 from openai.types import Batch
 
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.runner import BatchRunner
-from stoker_runtime.api.state import ServerState
 
 CHAT = "/v1/chat/completions"
 MODEL = "byte-model"

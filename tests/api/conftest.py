@@ -18,7 +18,7 @@ from calling_server import CALLS, TEMPLATE, LongEngine, says
 from fake_engine import FakeEngine
 from server_process import ServerProcess
 
-from stoker_runtime.api.state import Phase
+from stoker_runtime.api.answering.state import Phase
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import uvicorn
 from api_server import TEMPLATE, make_state
 from fake_engine import FakeEngine
 
+from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
-from stoker_runtime.api.state import Service
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.serve.server import open_port, uvicorn_config

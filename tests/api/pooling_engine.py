@@ -9,7 +9,7 @@ from dataclasses import replace
 from api_server import make_state
 from fake_engine import FakeEngine, FakeStream
 
-from stoker_runtime.api.state import ServerState
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.request import FinishReason, Request, TokenOutput
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch import routes as batch
 from stoker_runtime.api.batch.execute import ENDPOINTS, LineExecutor
 from stoker_runtime.api.batch.records import BatchBody
@@ -34,7 +35,6 @@ from stoker_runtime.api.pooling import embeddings, scoring
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.body import ResponsesBody
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import (
     AuthenticationError,
     CapacityError,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker_runtime.api.generate.prompts import check_template_variables, template_messages
+from stoker_runtime.api.answering.prompts import check_template_variables, template_messages
 from stoker_runtime.api.http.validation import parse_body
 from stoker_runtime.api.openai.protocol import TokenizeBody
 from stoker_runtime.api.tools.dialect import call_history

@@ -28,11 +28,11 @@ from typing import NamedTuple, Protocol
 
 import uvicorn
 
+from stoker_runtime.api.answering.state import Phase, ServerState, Service
 from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.responses.store import ResponseStore
-from stoker_runtime.api.state import Phase, ServerState, Service
 from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import EngineDeadError, EngineError

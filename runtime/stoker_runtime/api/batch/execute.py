@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_runtime.api.answering.loopback import Handler, inner_request
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.lines import Line
 from stoker_runtime.api.http.edge import error_body
 from stoker_runtime.api.http.http import Message, Request, Response
-from stoker_runtime.api.http.loopback import Handler, inner_request
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import CapacityError, EngineDeadError, EngineError, RequestError, StokerError
 
 log = logging.getLogger(__name__)

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stoker_runtime.api.answering.intake import read_request
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.execute import ENDPOINTS
 from stoker_runtime.api.batch.file_store import read_pieces
 from stoker_runtime.api.batch.records import BatchBody, new_batch
 from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.batch.upload import read_upload
-from stoker_runtime.api.generate.intake import read_request
 from stoker_runtime.api.http.fields import Body
 from stoker_runtime.api.http.http import Header, Request, Response, Send, json_response
 from stoker_runtime.api.http.paging import page, page_query
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import NotFoundError, RequestError, UnsupportedError
 
 MOST_FILES = 10_000

@@ -10,9 +10,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.constraints.structural_tags import structural_tag
 from stoker_runtime.api.http.fields import ResponseFormat, SamplingFields, Schema, StructuredOutputs
-from stoker_runtime.api.state import Service
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
 from stoker_runtime.sampling.grammar import choice, closed, json_schema

@@ -13,8 +13,8 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Header, Request, Response
-from stoker_runtime.api.state import ServerState
 
 SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 

@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.generation import Answers, Delta, Work, gathered
 from stoker_runtime.api.http.edge import error_body
 from stoker_runtime.api.http.http import Header, Message, Receive, Request, Send
-from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import EngineError, StokerError, UnavailableError
 
 log = logging.getLogger(__name__)

@@ -11,16 +11,16 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_runtime.api.generate.intake import read_request
+from stoker_runtime.api.answering.intake import read_request
+from stoker_runtime.api.answering.loopback import TranslatedStream, ask, ask_stream, inner_request, named_event, renamed
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.loopback import TranslatedStream, ask, ask_stream, inner_request, named_event, renamed
 from stoker_runtime.api.http.sse import json_line
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
 from stoker_runtime.api.messages.conversation import chat_request, prompt_fields
 from stoker_runtime.api.messages.events import Event, MessageBuilder
 from stoker_runtime.api.openai.chat import create_chat_completion
 from stoker_runtime.api.openai.service_routes import tokenize
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import StokerError
 
 ERROR_TYPES = {

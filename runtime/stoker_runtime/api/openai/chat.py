@@ -13,10 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from stoker_runtime.api.constraints.structured import asked_constraints, checked
-from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
-from stoker_runtime.api.generate.intake import check_stream_options, make_work, public_id, read_request
-from stoker_runtime.api.generate.prompts import (
+from stoker_runtime.api.answering.intake import check_stream_options, make_work, public_id, read_request
+from stoker_runtime.api.answering.prompts import (
     check_template_variables,
     chosen_template,
     content_text,
@@ -25,6 +23,9 @@ from stoker_runtime.api.generate.prompts import (
     fit,
     template_messages,
 )
+from stoker_runtime.api.answering.state import ServerState, Service
+from stoker_runtime.api.constraints.structured import asked_constraints, checked
+from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
 from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.http.sse import EventStream, collect, event, json_line, json_text
 from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
@@ -32,7 +33,6 @@ from stoker_runtime.api.openai.completions import finish_part
 from stoker_runtime.api.openai.logprobs import LogprobFormat
 from stoker_runtime.api.openai.protocol import ChatBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
-from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.api.tools.forced_calls import forced_constraint, told
 from stoker_runtime.api.tools.tools import ToolUse, tool_use
 from stoker_runtime.errors import RequestError

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from stoker_runtime.api.answering.intake import check_stream_options, make_work, public_id, read_request
+from stoker_runtime.api.answering.prompts import completion_prompts, fit
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
-from stoker_runtime.api.generate.intake import check_stream_options, make_work, public_id, read_request
-from stoker_runtime.api.generate.prompts import completion_prompts, fit
 from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.http.sse import EventStream, collect, event, json_text
 from stoker_runtime.api.openai.logprobs import LogprobFormat
 from stoker_runtime.api.openai.protocol import CompletionBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
-from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.text.tokenizer import Tokenizer
 

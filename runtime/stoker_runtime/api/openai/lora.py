@@ -5,8 +5,8 @@ Knows nothing of adapters.
 
 from __future__ import annotations
 
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Request, Response
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import UnsupportedError
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker_runtime.api.generate.intake import read_request
-from stoker_runtime.api.generate.prompts import check_template_variables, chosen_template, encode, template_messages
+from stoker_runtime.api.answering.intake import read_request
+from stoker_runtime.api.answering.prompts import check_template_variables, chosen_template, encode, template_messages
+from stoker_runtime.api.answering.state import Phase, ServerState
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.edge import error_response
 from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.openai.protocol import DetokenizeBody, TokenizeBody
-from stoker_runtime.api.state import Phase, ServerState
 from stoker_runtime.api.tools.tools import shown_tools
 from stoker_runtime.errors import RequestError, StokerError
 from stoker_runtime.metrics import CONTENT_TYPE

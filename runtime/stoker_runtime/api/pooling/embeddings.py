@@ -13,11 +13,11 @@ import uuid
 from array import array
 from typing import Any
 
-from stoker_runtime.api.generate.intake import read_request
+from stoker_runtime.api.answering.intake import read_request
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, PoolingFields
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
 from stoker_runtime.request import PoolingParams

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeVar
 
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import abort_after
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.http import Receive
 from stoker_runtime.api.pooling.bodies import PoolingFields
-from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import CapacityError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stoker_runtime.api.generate.intake import read_request
+from stoker_runtime.api.answering.intake import read_request
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Request, Response, json_response
 from stoker_runtime.api.pooling.bodies import PoolingFields, RerankBody, ScoreBody
 from stoker_runtime.api.pooling.embeddings import pooling_id, pooling_usage
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task
 from stoker_runtime.request import PoolingParams

@@ -12,14 +12,14 @@ import asyncio
 import logging
 from typing import Any
 
+from stoker_runtime.api.answering.loopback import Translation, ask_stream, inner_request, renamed
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.edge import error_body
 from stoker_runtime.api.http.http import Message, Receive, Request, Send
-from stoker_runtime.api.http.loopback import Translation, ask_stream, inner_request, renamed
 from stoker_runtime.api.http.sse import HEADERS, EventStream
 from stoker_runtime.api.openai.chat import create_chat_completion
 from stoker_runtime.api.responses.making import CHAT, Asked, ResponseEvents, streaming
 from stoker_runtime.api.responses.store import ResponseStore
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import EngineError, NotFoundError, StokerError, StorageError
 
 log = logging.getLogger(__name__)

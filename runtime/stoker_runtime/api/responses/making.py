@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_runtime.api.generate.prompts import encode
-from stoker_runtime.api.http.loopback import named_event
+from stoker_runtime.api.answering.loopback import named_event
+from stoker_runtime.api.answering.prompts import encode
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.sse import json_line
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.responses.events import Event, ResponseBuilder, response_usage
 from stoker_runtime.api.responses.store import Stored
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import StorageError
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_runtime.api.generate.prompts import effort_variables
+from stoker_runtime.api.answering.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
+from stoker_runtime.api.answering.prompts import effort_variables
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
 from stoker_runtime.api.http.paging import page
 from stoker_runtime.api.http.validation import parse_body
 from stoker_runtime.api.openai.chat import create_chat_completion
@@ -28,7 +29,6 @@ from stoker_runtime.api.responses.conversation import Item, chat_request, input_
 from stoker_runtime.api.responses.events import ResponseBuilder
 from stoker_runtime.api.responses.making import CHAT, Asked, ResponseEvents, finished, streaming
 from stoker_runtime.api.responses.store import Stored
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import RequestError
 
 MAX_DIGITS = 16

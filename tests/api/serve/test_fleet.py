@@ -25,7 +25,7 @@ from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.process.board import WARM
 from stoker_runtime.serve.fleet import MOST_DEATHS, Fleet
 
-SCRIPT = Path(__file__).parent / "uniform_server.py"
+SCRIPT = Path(__file__).parents[1] / "uniform_server.py"
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 5}
 FRESH = {"connection": "close"}
 
@@ -172,7 +172,7 @@ def test_sigterm_drains_all_of_them(processes: list[ServerProcess]) -> None:
         assert ask(server.url).json()["error"]["code"] == "server_draining"
         assert [answer.result().json()["usage"]["completion_tokens"] for answer in answers] == [300] * 8
     assert server.exit_status() == 0
-    assert server.log.count("] server: stopped") == 2
+    assert server.log.count("] serve.server: stopped") == 2
 
 
 def test_nothing_outlives_the_server(processes: list[ServerProcess]) -> None:

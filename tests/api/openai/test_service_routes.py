@@ -6,7 +6,7 @@ import httpx
 from api_server import Running
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_runtime.api.state import Phase
+from stoker_runtime.api.answering.state import Phase
 
 
 def test_models(http: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from api_server import Running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker_runtime.api.http.loopback import read_events
+from stoker_runtime.api.answering.loopback import read_events
 
 WORDS = [
     "type",

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.generate.sampling import build_params, check_beams, spellings
 from stoker_runtime.api.http.fields import MAX_SEQUENCES, MAX_TIMEOUT, Body, SamplingFields
 from stoker_runtime.api.http.http import Request
 from stoker_runtime.api.http.validation import parse_body
 from stoker_runtime.api.pooling.bodies import PoolingFields
-from stoker_runtime.api.state import ServerState, Service
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
 

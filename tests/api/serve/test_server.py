@@ -16,7 +16,7 @@ import httpx
 from api_server import CLIENT, wait_until
 from server_process import ServerProcess
 
-SCRIPT = Path(__file__).parent / "uniform_server.py"
+SCRIPT = Path(__file__).parents[1] / "uniform_server.py"
 BODY = {"prompt": [1, 2, 3], "stream": True, "ignore_eos": True}
 
 

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.http import Message, Receive, Request, Response, Send
 from stoker_runtime.api.http.sse import HEADERS, EventStream
-from stoker_runtime.api.state import ServerState
 from stoker_runtime.errors import StokerError
 
 Handler = Callable[[ServerState, Request], Awaitable[object]]
