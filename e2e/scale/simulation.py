@@ -17,7 +17,8 @@ from aiohttp import web
 from e2e.cluster import apiserver
 from e2e.cluster.binaries import ensure
 
-from stoker_operator.cluster.api import Cluster, Kind
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests.cache import PROGRESS_PORT
 from stoker_operator.manifests.workload import PORT
 

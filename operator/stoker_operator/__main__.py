@@ -24,14 +24,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from stoker_operator import handlers, metrics
-from stoker_operator.cluster import api as kinds
+from stoker_operator.apply.retention import sweep
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.lease import Lease
 from stoker_operator.cluster.queue import WorkQueue
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient
-from stoker_operator.plan.retention import sweep
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings, SettingsError, from_arguments
 

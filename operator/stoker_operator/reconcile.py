@@ -1,4 +1,4 @@
-"""One reconcile, on one screen: parse → observe → plan → apply → report.
+"""One reconcile, on one screen: spec → observe → plan → apply → status, each step the folder of its name.
 
 Invariants: level-triggered: nothing is decided from the event that caused it; run twice in the same
 situation, it writes nothing the second time; one service is never reconciled twice at once (the queue sees
@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stoker_operator import metrics
-from stoker_operator.apply import carry_out, write_status
-from stoker_operator.cluster import api as kinds
+from stoker_operator.apply.children import carry_out
+from stoker_operator.apply.status import write_status
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.observe import gpu_to_get, load, observe, spare_gpu
 from stoker_operator.observe.pod_http import PodClient
@@ -55,7 +56,7 @@ class Reconciler:
             return None  # its children carry owner references: nothing is left to do, and nothing may be made anew
         now = self.clock()
 
-        # 1. parse
+        # 1. spec
         try:
             service = parse(raw)
         except SpecError as error:
@@ -71,7 +72,7 @@ class Reconciler:
                 plan = make_plan(service, observed, self.settings, now)
         # 4. apply
         failures = await carry_out(self.cluster, raw, plan.actions)
-        # 5. report
+        # 5. status
         if failures:
             await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)
             raise ApplyFailed("; ".join(failures))

@@ -20,12 +20,13 @@ import pytest
 import yaml
 
 from stoker_operator import manifests
-from stoker_operator.cluster.api import INFERENCE_SERVICE, Cluster
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import INFERENCE_SERVICE
 from stoker_operator.manifests.revision import Record
+from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.rollout import read
 from stoker_operator.observe.snapshot import Answer, Observed
-from stoker_operator.plan.fit import Gpu
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
@@ -278,10 +279,10 @@ def create(cluster: Cluster, namespace: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def golden() -> Callable[[str, list[dict[str, Any]]], None]:
-    """Compare manifests with tests/operator/golden/NAME.yaml; STOKER_UPDATE_GOLDEN=1 writes them."""
+    """Compare manifests with tests/operator/manifests/golden/NAME.yaml; STOKER_UPDATE_GOLDEN=1 writes them."""
 
     def compare(name: str, manifests: list[dict[str, Any]]) -> None:
-        path = Path(__file__).parent / "golden" / f"{name}.yaml"
+        path = Path(__file__).parent / "manifests" / "golden" / f"{name}.yaml"
         text = yaml.safe_dump_all(json.loads(json.dumps(manifests)), sort_keys=True, width=120)
         if os.environ.get("STOKER_UPDATE_GOLDEN"):
             path.write_text(text)

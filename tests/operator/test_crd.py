@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.cluster.api import INFERENCE_SERVICE, ApiError, Cluster
+from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.cluster.kinds import INFERENCE_SERVICE
 from stoker_operator.spec.service import parse
 
 pytestmark = pytest.mark.apiserver

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 
 pytestmark = pytest.mark.apiserver

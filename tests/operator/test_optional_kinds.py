@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler

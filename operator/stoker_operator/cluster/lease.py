@@ -15,7 +15,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_operator.cluster.api import LEASE, ApiError, Cluster
+from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.cluster.kinds import LEASE
 
 log = logging.getLogger("stoker.operator")
 

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import Kind, Object
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import Object
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.local.pod import LocalPod
 from stoker_operator.local.process import LOOPBACK, Machine
 from stoker_operator.local.store import LocalCluster, timestamp

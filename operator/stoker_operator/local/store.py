@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import ApiError, Cluster, Kind, Object
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import ApiError, Cluster, Object
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests.identity import FIELD_MANAGER
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.local.controllers import Controllers
 from stoker_operator.local.manifest import ManifestError, Manifests, load
 from stoker_operator.local.process import LOOPBACK, Machine

@@ -1,5 +1,9 @@
-"""Manifests: pure functions from an InferenceService (and what is known of its model) to Kubernetes
-objects."""
+"""Pure: a service, and what is known of its model, → Kubernetes objects. One file for what belongs together.
+
+Must never know: what is in the cluster, but for what a live object of the same name must keep.
+A new child: its builder in the file of its neighbours, exported here, planned in `plan/`, its kind in
+`cluster/kinds.py`; golden files in `tests/operator/manifests/golden` show it.
+"""
 
 from stoker_operator.manifests.cache import (
     cache_key,

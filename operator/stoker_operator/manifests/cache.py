@@ -103,7 +103,7 @@ def volume_claim(service: InferenceService, settings: Settings, live: Mapping[st
     users = _users(service, live)
     owners = [owner(service, controller=False) | {"name": name, "uid": uid} for name, (uid, _) in users.items()]
     if any(seconds for _, seconds in users.values()):
-        owners = []  # it outlives its users: retention.py ends it
+        owners = []  # it outlives its users: plan/retention.py ends it
     meta: dict[str, Any] = {
         "name": claim_name(service),
         "namespace": service.namespace,

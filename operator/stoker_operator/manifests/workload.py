@@ -15,9 +15,9 @@ from typing import Any
 
 from stoker_operator.manifests import pod
 from stoker_operator.manifests.cache import in_place_arguments, models_volume
+from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
-from stoker_operator.plan.host_memory import host_memory
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import KV_CACHE_DTYPES, QUANTIZATIONS, FetchedModel, InferenceService
 

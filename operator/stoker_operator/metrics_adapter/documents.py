@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from stoker_operator.manifests.scaling import KV_USED, QUEUED, RUNNING
+from stoker_operator.observe.gauges import SERIES
 
 GROUP = "custom.metrics.k8s.io"
 VERSION = "v1beta2"
 ROOT = f"/apis/{GROUP}/{VERSION}"
-SERIES = (QUEUED, RUNNING, KV_USED)
 Document = dict[str, Any]
 
 

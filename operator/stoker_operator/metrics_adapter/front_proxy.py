@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.cluster.api import ACCESS_REVIEW, CONFIG_MAP, Cluster
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import ACCESS_REVIEW, CONFIG_MAP
 
 _NAMESPACE, _NAME = "kube-system", "extension-apiserver-authentication"
 VERDICT_SECONDS = 30.0

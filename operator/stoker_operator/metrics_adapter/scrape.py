@@ -16,12 +16,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
-from stoker_operator.cluster.api import POD, Cluster
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import POD
 from stoker_operator.manifests.identity import COMPONENT, MANAGED_BY
-from stoker_operator.manifests.scaling import KV_USED
-from stoker_operator.metrics_adapter.documents import SERIES
+from stoker_operator.observe.gauges import Gauges, parse
 from stoker_operator.observe.pod_http import pod_address, read_at_most, url_host
 from stoker_operator.observe.rollout import is_ready, is_terminating
 
@@ -29,7 +28,6 @@ log = logging.getLogger("stoker.operator")
 FRESH_SECONDS = 5.0
 _LARGEST_PAGE = 4 << 20
 _SCRAPES_AT_ONCE = 64
-Gauges = Mapping[str, float]
 
 
 class Scraper:
@@ -79,16 +77,3 @@ class Scraper:
     def _forget_old(self) -> None:
         now = time.monotonic()
         self._pages = {uid: page for uid, page in self._pages.items() if now - page[0] < FRESH_SECONDS}
-
-
-def parse(text: str) -> Gauges:
-    """The series we offer out of a page of metrics: counts summed over their labels, the share as the largest.
-
-    Raises ValueError when the page is not in Prometheus' text format.
-    """
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        if family.name in SERIES:
-            values = [sample.value for sample in family.samples]
-            found[family.name] = max(values) if family.name == KV_USED else sum(values)
-    return found

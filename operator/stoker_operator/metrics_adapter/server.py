@@ -25,6 +25,7 @@ from stoker_operator.metrics_adapter.front_proxy import (
     server_context,
 )
 from stoker_operator.metrics_adapter.scrape import Scraper
+from stoker_operator.observe.gauges import SERIES
 from stoker_operator.settings import Settings
 
 log = logging.getLogger("stoker.operator")
@@ -117,8 +118,8 @@ class Adapter:
         namespace, pod, series = (request.match_info[key] for key in ("namespace", "pod", "series"))
         if not await self._verdicts.may_read(user, groups, documents.GROUP, namespace, series):
             return _refuse(403, "Forbidden", f"user {user} cannot get pods/{series} in namespace {namespace}")
-        if series not in documents.SERIES:
-            return _refuse(404, "NotFound", f"no series {series}; there are {', '.join(documents.SERIES)}")
+        if series not in SERIES:
+            return _refuse(404, "NotFound", f"no series {series}; there are {', '.join(SERIES)}")
         samples = await self._scraper.samples(namespace, request.query.get("labelSelector", ""), pod, series)
         if not samples and pod != "*":
             return _refuse(404, "NotFound", f"pod {pod} has no {series} now")

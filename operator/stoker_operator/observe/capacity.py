@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stoker_operator.observe.gpu import PRODUCT
 from stoker_operator.observe.rollout import is_finished
 from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
-PRODUCT = "nvidia.com/gpu.product"
 MOST_NODES = 50
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker_operator import metrics
-from stoker_operator.cluster.api import ApiError, Cluster, Kind, Object
+from stoker_operator.cluster.api import ApiError, Cluster, Object
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests.identity import FIELD_MANAGER, INSTANCE, MANAGED_BY
 
 log = logging.getLogger("stoker.operator")

@@ -11,17 +11,18 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import Cluster, Kind
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
-from stoker_operator.metrics_adapter.scrape import parse as parse_gauges
 from stoker_operator.observe import capacity, rollout
+from stoker_operator.observe.gauges import parse as parse_gauges
+from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Answer, Observed, Progress
-from stoker_operator.plan.fit import Gpu, largest_gpu
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]

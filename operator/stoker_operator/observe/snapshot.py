@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.plan.fit import Gpu
 
 Object = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 Invariants: each has a reason and a message of its own; what kstatus reads (Reconciling, Stalled) follows from Ready.
 Degraded is said only of what ran already: a service that was never up is not degraded, it is on its way.
-Knows nothing of how a plan is made and of times: status.py adds these.
+Knows nothing of how a plan is made and of times, which the status adds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,20 @@ from stoker_operator.plan.fit import Fit
 from stoker_operator.plan.pods import pods_that_count
 from stoker_operator.spec.service import InferenceService
 
+# Every condition that is ours; those of other writers are left alone.
+TYPES = frozenset(
+    {
+        "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
+        "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
+    }
+)  # fmt: skip
+# Reasons of Ready that are a stage on the way, not a failure.
+STAGES = frozenset(
+    {
+        "Serving", "CreatingVolume", "Fetching", "RollingOut", "PodsStarting", "PodsStopping", "WaitingForIdle",
+        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused",
+    }
+)  # fmt: skip
 # Not ready by choice: nothing is being done about it and nothing is wrong.
 IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")
 # Not ready although the newest revision was rolled out, or because it was given up.
@@ -54,7 +68,7 @@ def fit_condition(fit: Fit) -> Condition:
 
 
 def pod_conditions(observed: Observed, blocking: Finding | None, trouble: Trouble | None, done: str) -> list[Condition]:
-    """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in plan_pods.py."""
+    """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in pods.py."""
     state = observed.rollout
     servable = Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
     if not state.ready:

@@ -9,19 +9,15 @@ Knows nothing of how the engine lays out memory beyond its sums: on the GPU weig
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from stoker_operator.observe.capacity import PRODUCT
-from stoker_operator.plan.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
+from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
+from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
-# In MiB.
-MEMORY = "nvidia.com/gpu.memory"
 # What the engine takes beside weights and KV, the driver included. From LARGE_GIB on its steps are longer, unless they
 # are told; what 7B then takes, a larger model exceeds.
 WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
@@ -32,20 +28,6 @@ _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take 8-bit types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
 )
-# GiB by NVIDIA's product label, where the label itself does not say.
-_KNOWN = {
-    "Tesla-T4": 15, "NVIDIA-L4": 23, "NVIDIA-A10G": 22, "NVIDIA-A10": 22, "NVIDIA-L40S": 45, "NVIDIA-L40": 45,
-    "NVIDIA-H200": 140, "NVIDIA-B200": 178, "NVIDIA-RTX-A6000": 47, "NVIDIA-GeForce-RTX-4090": 23,
-    "NVIDIA-GeForce-RTX-3090": 23, "NVIDIA-GeForce-RTX-5090": 31,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU of the cluster. "" and 0: no node told of one."""
-
-    product: str
-    gib: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +56,6 @@ class Fit:
     def blocks(self) -> bool:
         """Whether no pod can fit, whatever the cluster has."""
         return self.verdict == "TooLarge" and self.certain
-
-
-def largest_gpu(nodes: Iterable[Mapping[str, Any]]) -> Gpu:
-    """The GPU with the most memory among nodes, by the labels of GPU feature discovery."""
-    found = [Gpu("", 0.0)]
-    for node in nodes:
-        labels = node["metadata"].get("labels") or {}
-        product, stated = str(labels.get(PRODUCT, "")), str(labels.get(MEMORY, ""))
-        gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product)
-        found.append(Gpu(product, round(gib, 1)))
-    return max(found, key=lambda gpu: gpu.gib)
-
-
-def gpu_memory_gib(product: str) -> float:
-    """Memory of a GPU by its product label, GiB; 0 when it is not known."""
-    stated = re.search(r"(\d+)GB", product)
-    if stated:
-        return float(stated[1]) * 10**9 / GIB
-    return float(next((gib for name, gib in _KNOWN.items() if f"{product}-".startswith(f"{name}-")), 0))
 
 
 def asks_gpu(service: InferenceService) -> bool:

@@ -1,34 +1,26 @@
-"""Ends the cache volumes that outlived their last use by as long as their services asked (spec.cache.retain).
+"""Plans the end of the cache volumes that outlived their last use by as long as their services asked
+(spec.cache.retain).
 
 A volume that nobody wants retained is owned by its services, and Kubernetes ends it with the last of them. One that is
 to be retained has no owner: here it is noted when nothing uses it any more, and deleted when its time is over.
-Invariants: the plan is pure; used is what a service names, what a Deployment's template mounts (a rollback's too) and
+Invariants: pure; used is what a service names, what a Deployment's template mounts (a rollback's too) and
 what a live pod mounts; only claims that carry a wish to be retained are ever touched.
-Knows nothing of what is on a volume.
+Knows nothing of what is on a volume, and of how a plan is carried out.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from stoker_operator import metrics
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import claim_name, retain_seconds
-from stoker_operator.manifests.identity import CACHE_LABEL, MANAGED_BY
 from stoker_operator.observe.rollout import is_finished
 from stoker_operator.spec.service import GROUP, SpecError, parse
 
-log = logging.getLogger("stoker.operator")
 Object = Mapping[str, Any]
 UNUSED_SINCE = f"{GROUP}/unused-since"
-# The note is nobody else's field, so taking it back is an apply without it.
-FIELD_MANAGER = "stoker-operator-retention"
 _FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -87,39 +79,3 @@ def plan_retention(claims: Iterable[Object], used: set[str], now: datetime) -> l
         elif now >= datetime.fromisoformat(since) + timedelta(seconds=seconds):
             todo.append(End(claim, f"nothing has used it since {since}, and it was to be retained for {seconds} s"))
     return todo
-
-
-async def sweep(cluster: Cluster, namespace: str, now: datetime | None = None) -> None:
-    """Look at every cache claim of a namespace ("": of all). Raises ApiError."""
-    ours = f"{MANAGED_BY}=stoker"
-    claims = await cluster.list_all(kinds.CLAIM, namespace, CACHE_LABEL)
-    if not any(map(retain_seconds, claims)):
-        return
-    services, deployments, pods = await asyncio.gather(
-        cluster.list_all(kinds.INFERENCE_SERVICE, namespace),
-        cluster.list_all(kinds.DEPLOYMENT, namespace, ours),
-        cluster.list_all(kinds.POD, namespace, ours),
-    )
-
-    def of(items: Iterable[Object], where: str) -> list[Object]:
-        return [item for item in items if item["metadata"]["namespace"] == where]
-
-    for where in sorted({str(claim["metadata"]["namespace"]) for claim in claims}):
-        used = claims_in_use(of(services, where), of(deployments, where), of(pods, where))
-        for step in plan_retention(of(claims, where), used, now or datetime.now(UTC)):
-            await _carry_out(cluster, step)
-
-
-async def _carry_out(cluster: Cluster, step: Note | End) -> None:
-    meta = step.claim["metadata"]
-    if isinstance(step, End):
-        log.info("%s: deleting volume %s: %s", meta["namespace"], meta["name"], step.reason)
-        await cluster.delete(kinds.CLAIM, meta["namespace"], meta["name"], meta["uid"])
-        metrics.ACTIONS.labels(verb="delete", kind=kinds.CLAIM.kind).inc()
-        return
-    log.info("%s: volume %s is %s", meta["namespace"], meta["name"], "unused" if step.since else "used again")
-    annotations = {UNUSED_SINCE: step.since} if step.since else {}
-    # With the uid, so that a claim deleted meanwhile is not made anew.
-    head = {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"], "annotations": annotations}
-    manifest = {"apiVersion": kinds.CLAIM.api_version, "kind": kinds.CLAIM.kind, "metadata": head}
-    await cluster.apply(kinds.CLAIM, manifest, manager=FIELD_MANAGER)

@@ -1,4 +1,7 @@
-"""The typed InferenceService, and what it is read with. The only reader of raw objects that users write.
+"""The typed InferenceService, and what it is read with. The only reader of objects that users write.
 
-Must never know: the cluster, pods, plans. A new field: `service.py` or the part it belongs to, and the CRD.
+`service.py` is the whole and the model, `pods.py` what pods get, `operations.py` how they scale and change,
+`endpoint.py` how they are reached; `reader.py` reads a field or says what is wrong with it, `engine_flags.py` reads
+what `runtime.args` tell the engine, `later.py` names what a later version is to have.
+Must never know: the cluster, pods, plans. A new field: CONTRIBUTING.md, "Add a field to the CRD".
 """

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.cluster.api import LEASE, Cluster
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import LEASE
 from stoker_operator.cluster.lease import Lease
 
 pytestmark = pytest.mark.apiserver

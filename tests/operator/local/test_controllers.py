@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.local.controllers import Controllers
 from stoker_operator.local.process import Machine
 from stoker_operator.local.store import LocalCluster

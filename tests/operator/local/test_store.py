@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError
 from stoker_operator.local.store import LocalCluster
 

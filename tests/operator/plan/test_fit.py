@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.plan.fit import LARGE_GIB, Gpu, asks_gpu, assess, gpu_memory_gib, largest_gpu, remembered_gpu
+from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
+from stoker_operator.plan.fit import LARGE_GIB, asks_gpu, assess, remembered_gpu
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.executor.resolve import (
     GIB,
@@ -29,22 +30,6 @@ from stoker_runtime.settings.parse import parse as parse_serve
 Build = Callable[..., InferenceService]
 # Qwen2.5-7B in bf16: 28 layers, 4 KV heads of 128, 32,768 tokens.
 SEVEN_B = FetchedModel("r", "sha256:a", 15_231_233_024, "p", "p", 28, 4, 128, 32768)
-
-
-@pytest.mark.parametrize(
-    ("product", "gib"),
-    [
-        ("NVIDIA-H100-80GB-HBM3", 74.5),
-        ("NVIDIA-A100-SXM4-40GB", 37.25),
-        ("Tesla-T4", 15),
-        ("NVIDIA-L40S", 45),
-        ("NVIDIA-L4", 23),
-        ("NVIDIA-A10G", 22),
-        ("AMD-Something", 0),
-    ],
-)
-def test_memory_by_product(product: str, gib: float) -> None:
-    assert gpu_memory_gib(product) == pytest.approx(gib, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -176,24 +161,6 @@ def test_weights_of_an_unknown_shape_are_not_said_to_fit(service: Build) -> None
         return fit.verdict
 
     assert (verdict(10**9), verdict(10**11)) == ("Unknown", "TooLarge")
-
-
-def node(**labels: str) -> dict[str, object]:
-    return {"metadata": {"labels": {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}}}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ([], Gpu("", 0.0)),
-        ([node()], Gpu("", 0.0)),
-        ([node(product="Tesla-T4"), node(product="NVIDIA-L4")], Gpu("NVIDIA-L4", 23.0)),
-        ([node(product="Mystery", memory="81559")], Gpu("Mystery", 79.6)),
-        ([node(product="NVIDIA-L4", memory="23034"), node(product="Mystery")], Gpu("NVIDIA-L4", 22.5)),
-    ],
-)
-def test_the_largest_gpu_by_its_nodes_labels(nodes: list[dict[str, object]], expected: Gpu) -> None:
-    assert largest_gpu(nodes) == expected
 
 
 def test_without_products_the_clusters_own_gpu_is_checked(service: Build) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Apply, Condition, Delete, Finding
-from stoker_operator.plan.fit import Gpu
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService

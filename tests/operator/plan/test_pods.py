@@ -1,4 +1,4 @@
-"""plan_pods.py and plan_conditions.py: what is said of pods whose revision was rolled out, and of those on the way."""
+"""plan/pods.py and conditions.py: what is said of pods whose revision was rolled out, and of those on the way."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
-"""retention.py: which volumes outlive their last use, for how long, and on a real API server."""
+"""retention.py: which volumes outlive their last use, and for how long."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.cluster import api as kinds
-from stoker_operator.cluster.api import Cluster
-from stoker_operator.plan.retention import UNUSED_SINCE, End, Note, claims_in_use, plan_retention, sweep
+from stoker_operator.plan.retention import UNUSED_SINCE, End, Note, claims_in_use, plan_retention
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
@@ -70,39 +67,3 @@ def test_what_is_used(raw: Callable[..., Object]) -> None:
         name for name in used if name.startswith("models-")
     }
     assert sum(name.startswith("models-") for name in used) == 1
-
-
-@pytest.mark.apiserver
-async def test_a_retained_volume_outlives_its_service_and_then_goes(
-    cluster: Cluster, namespace: str, service: Build, create: Callable[..., Any], eventually: Callable[..., Any]
-) -> None:
-    body = await create("demo", cache={"retain": "1h"})
-    built = replace(
-        service(cache={"retain": "1h"}), namespace=namespace, uid=body["metadata"]["uid"], name=body["metadata"]["name"]
-    )
-    made = await cluster.apply(kinds.CLAIM, manifests.volume_claim(built, Settings()))
-    name = made["metadata"]["name"]
-    start = datetime.now(UTC)
-
-    async def note(later: float) -> str | None:
-        await sweep(cluster, namespace, start + timedelta(seconds=later))
-        found = await cluster.get(kinds.CLAIM, namespace, name)
-        return found["metadata"]["annotations"].get(UNUSED_SINCE, "") if found else None
-
-    assert await note(0) == ""
-    await cluster.delete(kinds.INFERENCE_SERVICE, namespace, "demo", body["metadata"]["uid"])
-    since = await note(10)
-    assert since
-    assert await note(3000) == since
-    await create("second", cache={"retain": "1h"})  # the same source: it finds the weights in place
-    assert await note(3700) == ""
-    assert await note(3700) == ""
-    second = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "second")
-    assert second is not None
-    await cluster.delete(kinds.INFERENCE_SERVICE, namespace, "second", second["metadata"]["uid"])
-    assert await note(4000)
-
-    async def gone() -> bool:
-        return await note(7700) is None
-
-    await eventually(gone)

@@ -1,4 +1,4 @@
-"""plan_rollout.py: how a change goes about GPUs, what is recorded of a revision, and the way back."""
+"""plan/rollout.py: how a change goes about GPUs, what is recorded of a revision, and the way back."""
 
 from __future__ import annotations
 

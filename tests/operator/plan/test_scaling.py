@@ -1,4 +1,4 @@
-"""plan_scaling.py: who sets the number of pods, with what object, and what the condition says of the series."""
+"""plan/scaling.py: who sets the number of pods, with what object, and what the condition says of the series."""
 
 from __future__ import annotations
 

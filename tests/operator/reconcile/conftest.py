@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import cache, workload
 from stoker_operator.reconcile import Reconciler

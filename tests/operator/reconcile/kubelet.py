@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.rollout import is_ready
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.rollout import is_ready

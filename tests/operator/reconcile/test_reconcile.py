@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import REPORT, UNSCHEDULED, Node, condition
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.rollout import is_ready
 from stoker_operator.reconcile import ApplyFailed, Reconciler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
 
-from stoker_operator.cluster import api as kinds
+from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 
 pytestmark = pytest.mark.apiserver

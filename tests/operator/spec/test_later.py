@@ -1,4 +1,4 @@
-"""spec_later.py: the CRD and the parser refuse the same fields of a later version, with the same words."""
+"""later.py: the CRD and the parser refuse the same fields of a later version, with the same words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from stoker_operator.spec.later import LATER
 from stoker_operator.spec.service import SpecError, parse
 
-CRD = Path(__file__).parents[2] / "crds" / "stoker.dev_inferenceservices.yaml"
+CRD = Path(__file__).parents[3] / "crds" / "stoker.dev_inferenceservices.yaml"
 
 
 def refused(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""spec.py: defaults, every rule, and what a prefetch reports."""
+"""service.py: defaults, every rule, and what a prefetch reports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stoker_operator.spec.service import (
     remembered_model,
 )
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "crds" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "crds" / "examples"
 Raw = Callable[..., dict[str, Any]]
 
-BAD = yaml.safe_load((Path(__file__).parent / "bad_specs.yaml").read_text())
+BAD = yaml.safe_load((Path(__file__).parents[1] / "bad_specs.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case["parser"])

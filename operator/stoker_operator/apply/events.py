@@ -1,0 +1,54 @@
+"""Writes events on services.
+
+Invariants: a refusal is logged, since events are not state; an event is only written with an action or with a change of
+Ready's reason, so a reconcile that changes nothing writes none.
+Knows nothing of why; what is told comes with its sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.manifests.identity import FIELD_MANAGER
+
+log = logging.getLogger("stoker.operator")
+
+
+def service_key(service: Mapping[str, Any]) -> tuple[str, str]:
+    """(namespace, name), as logs name a service."""
+    return service["metadata"]["namespace"], service["metadata"]["name"]
+
+
+async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
+    """Write an event on the service; `kind` is Normal or Warning."""
+    meta, now = service["metadata"], datetime.now(UTC)
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+        "involvedObject": {
+            "apiVersion": service["apiVersion"],
+            "kind": service["kind"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "uid": meta["uid"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message[:1024],
+        "count": 1,
+        "firstTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": "stoker.dev/operator",
+        "reportingInstance": FIELD_MANAGER,
+    }
+    try:
+        await cluster.create(kinds.EVENT, event)
+    except ApiError as error:
+        log.warning("%s/%s: event %s was not recorded: %s", *service_key(service), reason, error)

@@ -1,0 +1,58 @@
+"""Writes the status of a service, where it says something new.
+
+Invariants: a status is compared whole before it is written, but for conditions of other writers; every change of
+Ready's status or reason is told by one event.
+Knows nothing of what a status says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from stoker_operator.apply.events import record_event, service_key
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.plan.conditions import STAGES, TYPES
+
+log = logging.getLogger("stoker.operator")
+
+
+async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Write the status if it says something new, with an event when the reason of Ready changed."""
+    earlier = service.get("status") or {}
+    if not _differs(earlier, status):
+        return False
+    meta = service["metadata"]
+    manifest = {
+        "apiVersion": service["apiVersion"],
+        "kind": service["kind"],
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+        "status": dict(status),
+    }
+    try:
+        await cluster.apply(kinds.INFERENCE_SERVICE, manifest, subresource="status")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    before, after = _ready(earlier), _ready(status)
+    if after and (not before or (before["status"], before["reason"]) != (after["status"], after["reason"])):
+        kind = "Normal" if after["reason"] in STAGES else "Warning"
+        log.info("%s/%s: %s: %s", *service_key(service), after["reason"], after["message"])
+        await record_event(cluster, service, kind, after["reason"], after["message"])
+    return True
+
+
+def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether ours differs from what is there; conditions of other writers are not ours to compare."""
+    there = dict(earlier)
+    if "conditions" in there:
+        kept = (item for item in there["conditions"] if item["type"] in TYPES)
+        there["conditions"] = sorted(kept, key=lambda item: str(item["type"]))
+    return there != dict(status)
+
+
+def _ready(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((item for item in status.get("conditions") or () if item["type"] == "Ready"), None)

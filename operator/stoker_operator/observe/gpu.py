@@ -1,0 +1,51 @@
+"""The GPUs of a cluster, as the labels that GPU feature discovery puts on nodes tell of them.
+
+Invariants: pure; a product whose memory nobody states is 0 GiB, which means unknown.
+Knows nothing of what is to run on a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_operator.spec.quantity import GIB
+
+PRODUCT = "nvidia.com/gpu.product"
+# In MiB.
+MEMORY = "nvidia.com/gpu.memory"
+# GiB by NVIDIA's product label, where the label itself does not say.
+_KNOWN = {
+    "Tesla-T4": 15, "NVIDIA-L4": 23, "NVIDIA-A10G": 22, "NVIDIA-A10": 22, "NVIDIA-L40S": 45, "NVIDIA-L40": 45,
+    "NVIDIA-H200": 140, "NVIDIA-B200": 178, "NVIDIA-RTX-A6000": 47, "NVIDIA-GeForce-RTX-4090": 23,
+    "NVIDIA-GeForce-RTX-3090": 23, "NVIDIA-GeForce-RTX-5090": 31,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of the cluster. "" and 0: no node told of one."""
+
+    product: str
+    gib: float
+
+
+def largest_gpu(nodes: Iterable[Mapping[str, Any]]) -> Gpu:
+    """The GPU with the most memory among nodes, by the labels of GPU feature discovery."""
+    found = [Gpu("", 0.0)]
+    for node in nodes:
+        labels = node["metadata"].get("labels") or {}
+        product, stated = str(labels.get(PRODUCT, "")), str(labels.get(MEMORY, ""))
+        gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product)
+        found.append(Gpu(product, round(gib, 1)))
+    return max(found, key=lambda gpu: gpu.gib)
+
+
+def gpu_memory_gib(product: str) -> float:
+    """Memory of a GPU by its product label, GiB; 0 when it is not known."""
+    stated = re.search(r"(\d+)GB", product)
+    if stated:
+        return float(stated[1]) * 10**9 / GIB
+    return float(next((gib for name, gib in _KNOWN.items() if f"{product}-".startswith(f"{name}-")), 0))

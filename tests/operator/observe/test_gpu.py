@@ -1,0 +1,41 @@
+"""gpu.py: what nodes' labels say of their GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, largest_gpu
+
+
+@pytest.mark.parametrize(
+    ("product", "gib"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", 74.5),
+        ("NVIDIA-A100-SXM4-40GB", 37.25),
+        ("Tesla-T4", 15),
+        ("NVIDIA-L40S", 45),
+        ("NVIDIA-L4", 23),
+        ("NVIDIA-A10G", 22),
+        ("AMD-Something", 0),
+    ],
+)
+def test_memory_by_product(product: str, gib: float) -> None:
+    assert gpu_memory_gib(product) == pytest.approx(gib, abs=0.1)
+
+
+def node(**labels: str) -> dict[str, object]:
+    return {"metadata": {"labels": {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([], Gpu("", 0.0)),
+        ([node()], Gpu("", 0.0)),
+        ([node(product="Tesla-T4"), node(product="NVIDIA-L4")], Gpu("NVIDIA-L4", 23.0)),
+        ([node(product="Mystery", memory="81559")], Gpu("Mystery", 79.6)),
+        ([node(product="NVIDIA-L4", memory="23034"), node(product="Mystery")], Gpu("NVIDIA-L4", 22.5)),
+    ],
+)
+def test_the_largest_gpu_by_its_nodes_labels(nodes: list[dict[str, object]], expected: Gpu) -> None:
+    assert largest_gpu(nodes) == expected
