@@ -1,4 +1,4 @@
-"""A whole server whose engine process builds the uniform executor of tests/engine: what test_server.py runs.
+"""A whole server whose engine process builds the uniform executor of tests/runtime/engine: what test_server.py runs.
 
 Arguments: how the engine behaves (see uniform_core.py), then the flags of `stoker serve`.
 """
@@ -18,7 +18,7 @@ from stoker_runtime.serve.fleet import Fleet
 from stoker_runtime.serve.server import Server
 from stoker_runtime.settings.parse import parse
 
-CORE = Path(__file__).parents[1] / "engine" / "uniform_core.py"
+CORE = Path(__file__).parents[1] / "runtime" / "engine" / "uniform_core.py"
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop

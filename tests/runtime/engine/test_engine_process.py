@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import engine as front

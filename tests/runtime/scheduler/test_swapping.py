@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.scheduler.harness import Harness
+from tests.runtime.scheduler.harness import Harness
 
 from stoker_runtime.request import FinishReason
 from stoker_runtime.scheduler.sequence import Sequence

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig

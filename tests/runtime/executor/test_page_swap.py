@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from streams import Device, Memory
+from tests.runtime.executor.streams import Device, Memory
 
 from stoker_runtime import LLM
 from stoker_runtime.bench.engine_mode import default_tolerance

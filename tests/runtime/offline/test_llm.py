@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.config import EngineConfig

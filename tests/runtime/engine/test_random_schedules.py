@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from uniform_executor import UniformExecutor, UniformLaunched
+from tests.runtime.engine.uniform_executor import UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / ".stoker" / "llama-vocab"
+FOLDER = Path(__file__).parents[3] / ".stoker" / "llama-vocab"
 PACKAGE = "llama-cpp-python==0.3.36"
 INSIDE = "/vendor/llama.cpp/models/"
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.text.llama_vocab import FOLDER
 from tokenizers import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from llama_vocab import FOLDER
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.host_driver import HostDriver
+from tests.runtime.weights.host_driver import HostDriver
 
 from stoker_runtime.weights import upload_ahead
 from stoker_runtime.weights.cuda_driver import CudaDriver, DriverError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.unit.scheduler.harness import EOS, TOKEN, Harness
+from tests.runtime.scheduler.harness import EOS, TOKEN, Harness
 
 from stoker_runtime.errors import CapacityError, ConfigError, EngineError, RequestError
 from stoker_runtime.request import FinishReason

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime.host_driver import HostDriver, host_bytes_at
+from tests.runtime.weights.host_driver import HostDriver, host_bytes_at
 
 from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.errors import ModelError

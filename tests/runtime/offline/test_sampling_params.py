@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from stoker_runtime.config import EngineConfig

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from llama_vocab import FOLDER
+from tests.runtime.text.llama_vocab import FOLDER
 
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import jsonschema
-from schemas import SchemaWriter
-from uniform_executor import UniformExecutor
+from tests.runtime.engine.schemas import SchemaWriter
+from tests.runtime.engine.uniform_executor import UniformExecutor
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
