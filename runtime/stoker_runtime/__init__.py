@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker_runtime.inputs import PromptType, TextPrompt, TokensPrompt
     from stoker_runtime.offline.batched_sampling import sample
-    from stoker_runtime.offline.inputs import PromptType, TextPrompt, TokensPrompt
     from stoker_runtime.offline.llm import LLM
-    from stoker_runtime.offline.outputs import (
+    from stoker_runtime.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
         CompletionOutput,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from stoker_runtime.offline.sampling_params import (
+    from stoker_runtime.sampling_params import (
         BeamSearchParams,
         GuidedDecodingParams,
         PoolingParams,
@@ -57,9 +57,9 @@ __all__ = [
 
 _MODULES = {
     "stoker_runtime.offline.batched_sampling": ("sample",),
-    "stoker_runtime.offline.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "stoker_runtime.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "stoker_runtime.offline.llm": ("LLM",),
-    "stoker_runtime.offline.sampling_params": (
+    "stoker_runtime.sampling_params": (
         "BeamSearchParams",
         "GuidedDecodingParams",
         "PoolingParams",
@@ -67,7 +67,7 @@ _MODULES = {
         "StructuredOutputsParams",
     ),
 }
-_HOMES = dict.fromkeys(__all__, "stoker_runtime.offline.outputs") | {
+_HOMES = dict.fromkeys(__all__, "stoker_runtime.outputs") | {
     name: module for module, names in _MODULES.items() for name in names
 }
 

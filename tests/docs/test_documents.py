@@ -111,28 +111,38 @@ def parameters(function: ast.FunctionDef) -> list[str]:
     return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
 
+def functions_of(op: str) -> dict[str, list[list[str]]]:
+    """Name → parameters of every function at the top of a module of the op's package: a name may be there twice,
+    as the op and as its reference.
+    """
+    found: dict[str, list[list[str]]] = {}
+    for module in sorted((ROOT / "kernels" / "stoker_kernels" / op).glob("*.py")):
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                found.setdefault(node.name, []).append(parameters(node))
+    return found
+
+
 def test_signatures_of_the_kernels_are_the_codes() -> None:
     wrong, checked = [], 0
     for line in tables("kernels/README.md"):
-        row = re.match(r"\| `(\w+)` \| (.*?) \| ", line)
+        row = re.match(r"\| `([\w/.]+?)/?` \| (.*?) \| ", line)
         if row is None:
             continue
-        tree = ast.parse((ROOT / f"kernels/stoker_kernels/{row[1]}.py").read_text(encoding="utf-8"))
-        functions = {node.name: parameters(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
-        reexported = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+        functions = functions_of(row[1])
         for call in re.finditer(r"`(\w+)\(([^)]*)\)", row[2]):
             if not call[1].islower():
                 continue  # a class
             said = [re.split("[:=]", part)[0].strip() for part in call[2].split(",") if part.strip() != "*"]
             checked += 1
-            if functions.get(call[1]) != said and call[1] not in reexported:
+            if said not in functions.get(call[1], []):
                 wrong.append(f"{row[1]}.{call[1]}: {said}, the code has {functions.get(call[1])}")
     assert wrong == []
     assert checked > 15
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
-    assert not exists("tests/unit/test_absent*", "README.md")
+    assert not exists("tests/docs/test_absent*", "README.md")
     assert not exists("absent.py", "kernels/README.md")
-    assert exists("tests/unit/test_documents*", "README.md")
+    assert exists("tests/docs/test_documents*", "README.md")
     assert exists("dispatch.py", "kernels/README.md")

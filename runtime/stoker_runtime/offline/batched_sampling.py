@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from stoker_runtime.errors import RequestError
-from stoker_runtime.offline.sampling_params import SamplingParams
 from stoker_runtime.request import SamplingParams as EngineParams
 from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.sampling.token_rules import TokenRules
+from stoker_runtime.sampling_params import SamplingParams
 from stoker_runtime.step.batch import SlotAssign
 
 Texts = Sequence[Sequence[int]]

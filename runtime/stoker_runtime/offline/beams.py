@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from stoker_runtime.offline.outputs import BeamSearchOutput, BeamSearchSequence, position_logprobs
+from stoker_runtime.outputs import BeamSearchOutput, BeamSearchSequence, position_logprobs
 from stoker_runtime.request import FinishReason, SamplingParams, TokenLogprobs
 from stoker_runtime.sampling.beam import Beam, BeamSearch
 
 if TYPE_CHECKING:
-    from stoker_runtime.offline.sampling_params import BeamSearchParams
+    from stoker_runtime.sampling_params import BeamSearchParams
     from stoker_runtime.text.tokenizer import Tokenizer
 
 Ids = tuple[int, ...]

@@ -24,26 +24,26 @@ from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
-from stoker_runtime.offline.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
+from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
 from stoker_runtime.offline.options import engine_options
-from stoker_runtime.offline.outputs import (
+from stoker_runtime.offline.progress_line import Progress, watched
+from stoker_runtime.offline.record import Record, Task, as_output, gather
+from stoker_runtime.outputs import (
     BeamSearchOutput,
     Delta,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
-from stoker_runtime.offline.progress_line import Progress, watched
-from stoker_runtime.offline.record import Record, Task, as_output, gather
-from stoker_runtime.offline.sampling_params import (
+from stoker_runtime.request import Constraint, Request, TokenLogprobs
+from stoker_runtime.request import SamplingParams as EngineParams
+from stoker_runtime.sampling_params import (
     BeamSearchParams,
     PoolingParams,
     SamplingParams,
     model_params,
     sibling,
 )
-from stoker_runtime.request import Constraint, Request, TokenLogprobs
-from stoker_runtime.request import SamplingParams as EngineParams
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 

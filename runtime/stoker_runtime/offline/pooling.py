@@ -19,8 +19,8 @@ from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
-from stoker_runtime.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 from stoker_runtime.offline.progress_line import Progress
+from stoker_runtime.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 from stoker_runtime.request import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:

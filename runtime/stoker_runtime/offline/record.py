@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker_runtime.offline.outputs import CompletionOutput, Delta, RequestOutput, Spelling, position_logprobs
+from stoker_runtime.outputs import CompletionOutput, Delta, RequestOutput, Spelling, position_logprobs
 from stoker_runtime.request import FinishReason, SamplingParams, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running

@@ -128,7 +128,7 @@ def rendered_by_transformers(source: str, special: dict[str, str]) -> str | None
 def test_real_templates_equal_transformers(part: int) -> None:
     files = sorted(FOLDER.glob("*.jinja"))[part::4]
     if not files:
-        pytest.skip("llama.cpp's templates are not here: python tests/runtime/llama_vocab.py")
+        pytest.skip("llama.cpp's templates are not here: python tests/runtime/text/llama_vocab.py")
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     rendered = 0
     for file in files:

@@ -49,7 +49,7 @@ VOCABULARIES = (
 def test_llama_cpp_vectors(name: str) -> None:
     file = FOLDER / f"ggml-vocab-{name}.gguf"
     if not file.is_file():
-        pytest.skip("llama.cpp's vocabularies are not here: python tests/runtime/llama_vocab.py")
+        pytest.skip("llama.cpp's vocabularies are not here: python tests/runtime/text/llama_vocab.py")
     tokenizer = build(read_gguf_header(file).metadata, file)
     texts = file.with_suffix(".gguf.inp").read_bytes().decode().split(SEPARATOR)
     lines = file.with_suffix(".gguf.out").read_text().split("\n")
