@@ -1,8 +1,8 @@
 """Where a kernel test runs.
 
-`tests/kernels/device/` holds the tests of Triton kernels against their references, written once: on a GPU machine
-they run on the GPU, under TRITON_INTERPRET=1 on the CPU in Triton's interpreter. Triton decides at import whether it
-interprets, so `test_interpreter.py` runs each of those files in a process of its own.
+Files named `test_*on_device.py` hold the tests of Triton kernels against their references, written once: on a GPU
+machine they run on the GPU, under TRITON_INTERPRET=1 on the CPU in Triton's interpreter. Triton decides at import
+whether it interprets, so `test_interpreter.py` runs each of those files in a process of its own.
 Tests marked `gpu` need the device itself: sizes or timings that an interpreter does not reach.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,22 +19,21 @@ from tests.kernels.guard_pages import GuardPages
 
 from stoker_kernels.launch.dispatch import interpreting
 
-DEVICE_TESTS = Path(__file__).parent / "device"
+DEVICE_TESTS = "test_*on_device.py"
 # Triton's interpreter turns 1-element arrays into loop bounds, which numpy deprecates.
 INTERPRETER_WARNING = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if DEVICE_TESTS in item.path.parents:
+        if item.path.match(DEVICE_TESTS):
             item.add_marker(pytest.mark.filterwarnings(INTERPRETER_WARNING))
     if torch.cuda.is_available() and not interpreting():
         return
     for item in items:
-        in_device_folder = DEVICE_TESTS in item.path.parents
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="gpu: needs a CUDA device"))
-        elif in_device_folder and not interpreting():
+        elif item.path.match(DEVICE_TESTS) and not interpreting():
             item.add_marker(pytest.mark.skip(reason="gpu: without a CUDA device test_interpreter.py runs it"))
 
 

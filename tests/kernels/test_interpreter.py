@@ -1,4 +1,4 @@
-"""Each file of device/ in Triton's interpreter, in a process of its own: Triton reads the switch at its import."""
+"""Each `test_*on_device.py` in Triton's interpreter, in a process of its own: Triton reads the switch at its import."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-DEVICE_TESTS = sorted((Path(__file__).parent / "device").glob("test_*.py"))
+DEVICE_TESTS = sorted(Path(__file__).parent.glob("*/test_*on_device.py"))
 
 
-@pytest.mark.parametrize("file", DEVICE_TESTS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", DEVICE_TESTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_kernels_in_the_interpreter(file: Path) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]

@@ -1,6 +1,7 @@
 """Activations: plain (gelu, silu, relu) and gated (silu·mul, gelu·mul), with FP8 quantization where it is fused.
 
-A new activation: `op.py`, `reference.py`, `triton_activation.py`.
+Must never know: which layer asks. A new activation: a function in `reference.py` and in `triton_activation.py`, and its
+name in `op.py`.
 """
 
 from stoker_kernels.activation.op import (

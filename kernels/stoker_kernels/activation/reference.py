@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.quant import Quantized
-from stoker_kernels.quant.reference import quantized
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -36,7 +35,7 @@ def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def silu_and_mul_quant(x: Tensor) -> Quantized:
     """`silu_and_mul`, then one fp8 scale a token."""
     gate, up = x.float().chunk(2, dim=-1)
-    return quantized(functional.silu(gate) * up)
+    return Quantized.of(functional.silu(gate) * up)
 
 
 def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -1,9 +1,10 @@
 """Causal attention over paged keys and values: decode, chunks and mixed steps in one op.
 
-`op.py` is the public function, `choose.py` picks among the Triton kernels (`triton_*`) and the Hopper ones (`sm90_*`,
-csrc/), `config.py` holds tile sizes and split rules, `variants.py` what is compiled ahead, `reference.py` the oracle.
+`op.py` is the public function, `inputs.py` what a launch is given, `choose.py` picks among the Triton kernels
+(`triton_*`; launched by `triton_launch.py`) and the Hopper ones (`sm90_*`, csrc/), `config.py` holds tile sizes and
+split rules, `variants.py` what is compiled ahead, `reference.py` the oracle.
 Must never know: models, requests, schedulers. A new kernel: its host side here, a rule in `config.py`, a branch in
-`choose.py`.
+`choose.py`, its types and constants in `variants.py`.
 """
 
 from stoker_kernels.attention.meta import (

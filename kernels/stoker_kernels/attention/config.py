@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker_kernels.launch.triton_tile import padded_dim
+
 WIDE_TOKENS = 2048  # chunks of more tokens than this in a step are `sm90_prefill`'s
 
 
@@ -32,7 +34,7 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """Decode by equal shares (`attention_shares`): a ring of `stages` units of 64 keys in each resident CTA.
+    """Decode by equal shares (`share_plan.py`): a ring of `stages` units of 64 keys in each resident CTA.
 
     No CTA gets fewer than `min_units` units of a stream that has as many. From `tail_from` units a CTA on, an eighth of
     a step of short streams is left to CTAs that are done early.
@@ -53,11 +55,6 @@ class PrefillConfig:
     num_warps: int = 8
     stages: int = 5
     cvt: bool = False
-
-
-def padded_dim(head_dim: int) -> int:
-    """The head dimension as a tile holds it: the next power of two, at least 16."""
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> DecodeConfig:

@@ -8,13 +8,11 @@ Knows nothing of graphs: it reads lengths on the host, which synchronises a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.meta import AttentionMeta
 
 # Keys and values gathered at once for decode rows, in elements: bounds the reference's memory at 2 × 128 MiB.
 MAX_GATHERED = 32 * 1024 * 1024

@@ -10,20 +10,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 from torch import Tensor
 
 from stoker_kernels.attention.config import StreamConfig
+from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import launch_options, pdl_on
-
-if TYPE_CHECKING:
-    from stoker_kernels.attention.choose import Inputs
 
 STEM, ARCH = "sm90_decode", "sm_90a"
 HEAD_DIM, MAX_GROUP = 128, 8
@@ -182,12 +180,6 @@ def _row_strides(inputs: Inputs) -> tuple[int, int]:
 def cache_map(address: int, rows: int, kv_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
     """The tensor map of a cache as rows of one token and head each."""
     return cuda.tensor_map_at(address, rows, HEAD_DIM, HEAD_DIM, kv_bytes, box_rows)
-
-
-@functools.cache
-def sm_count(device: torch.device) -> int:
-    """SMs of a device; for the interpreter, which has none, a small number: any is right."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
 def _address(tensor: Tensor | None) -> int:

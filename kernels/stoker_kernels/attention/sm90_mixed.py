@@ -8,11 +8,11 @@ Knows nothing of what takes over where `refusal` says no.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import triton
 
 from stoker_kernels.attention.config import mixed_stream_config, shares_first
+from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import MAX_TILES, AttentionMeta
 from stoker_kernels.attention.sm90_decode import (
     ARCH,
@@ -23,14 +23,11 @@ from stoker_kernels.attention.sm90_decode import (
     decode_maps,
     num_ctas,
     shared_bytes,
-    sm_count,
 )
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import launch_options, pdl_on
-
-if TYPE_CHECKING:
-    from stoker_kernels.attention.choose import Inputs
 
 STEM = "sm90_mixed"
 TILE_ROWS = 64
@@ -49,7 +46,7 @@ class MixedArguments(ctypes.Structure):
 
 
 def refusal(inputs: Inputs, meta: AttentionMeta) -> str | None:
-    """None where the kernel runs a step that `attention_sm90.available` holds of, else why not."""
+    """None where the kernel runs a step that `sm90_decode.available` holds of, else why not."""
     if inputs.scale <= 0.0 or inputs.softcap > 0.0:
         return "takes a positive scale and no soft-cap"
     if not has_room(meta, inputs.q.shape[0], inputs.group):

@@ -7,17 +7,15 @@ Knows nothing of what takes over where `refusal` says no.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import torch
 
+from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import AttentionMeta
-from stoker_kernels.attention.sm90_decode import HEAD_DIM, LOG2E, UNIT, cache_map, cache_refusal, sm_count
+from stoker_kernels.attention.sm90_decode import HEAD_DIM, LOG2E, UNIT, cache_map, cache_refusal
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
-
-if TYPE_CHECKING:
-    from stoker_kernels.attention.choose import Inputs
 
 STEM, ARCH, NAME = "sm90_prefill", "sm_90a", "sm90_bf16_prefill"
 TILE_ROWS = 128

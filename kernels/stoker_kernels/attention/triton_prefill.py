@@ -12,24 +12,12 @@ Knows nothing of decode rows but how many to skip: each has one token.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-
-
-@triton.jit
-def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """The row that owns `tile`; `num_rows` for the padding's."""
-    below = 0
-    for first in range(0, num_rows + 1, BLOCK_ROWS):
-        rows = first + tl.arange(0, BLOCK_ROWS)
-        starts = tl.load(query_start_ptr + rows, mask=rows <= num_rows, other=0) - first_token
-        owned = (rows <= num_rows) & (starts // TOKENS + rows <= tile)
-        below += tl.sum(owned.to(tl.int32), 0)
-    return below - 1
+from stoker_kernels.launch.triton_tile import find_row
 
 
 @kernel(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])

@@ -1,6 +1,6 @@
 """The attention kernels to compile ahead of time: for each SM its configuration, for each served head shape.
 
-Invariants: the arguments here are those `attention_triton.py` launches with; one that is left out is compiled at its
+Invariants: the arguments here are those `triton_launch.py` launches with; one that is left out is compiled at its
 first use. Knows nothing of compiling.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import triton
 
-from stoker_kernels.attention.config import DecodeConfig, PrefillConfig, decode_configs, padded_dim, prefill_configs
+from stoker_kernels.attention.config import DecodeConfig, PrefillConfig, decode_configs, prefill_configs
 from stoker_kernels.attention.meta import MAX_SHARES
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
@@ -19,6 +19,7 @@ from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_ke
 from stoker_kernels.attention.triton_prefill import prefill_kernel
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, SMS, register_aot
+from stoker_kernels.launch.triton_tile import padded_dim
 
 PAGE = 64
 # (query heads per KV head, head dimension): Qwen2.5 7B, 1.5B; Llama 8B; Qwen3 0.6B; SmolLM2; Qwen3 8 per group; MHA.

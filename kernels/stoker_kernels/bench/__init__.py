@@ -1,4 +1,4 @@
 """Benchmarks that run several ops: one layer as the engine runs it, fused products beside their parts, the small ops.
 
-An op's own benchmark lies with the op (`attention/bench.py`, `gemm/bench.py`).
+An op's own benchmark lies with the op (`attention/bench/`, `gemm/bench.py`).
 """

@@ -1,9 +1,9 @@
 """Checks and times gate, up and activation in one kernel: `python -m stoker_kernels.bench.fused [--json FILE]`.
 
 First every fused and every wide tile against the definition, on fresh inputs into poisoned results, each family in a
-process of its own under a time limit. Then the chain of a decode layer (`bench_layer.Chain`) by cuBLAS, with two
-kernels as `gemm_table` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's
-tile, the wide ones. Prints the rows that `gemm_table.GATED` should have, or GATED_E4M3 (`--models 7b:fp8`).
+process of its own under a time limit. Then the chain of a decode layer (`layer.Chain`) by cuBLAS, with two
+kernels as `gemm/table.py` says, and with each fused one; and each product of the layer by itself: cuBLAS, the table's
+tile, the wide ones. Prints the rows that `table.GATED` should have, or GATED_E4M3 (`--models 7b:fp8`).
 Invariants: a family whose check failed is not timed; all weights together exceed L2 many times, so each is read cold.
 Does not know: what the engine runs (by that table; `--kernel linear_silu_mul=split` makes it run two kernels).
 """
@@ -20,13 +20,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoker_kernels.bench import layer as bench_layer
+from stoker_kernels.bench import layer
 from stoker_kernels.bench.layer import SHAPES, Chain, Weights, by_table, random_weights
-from stoker_kernels.gemm import choose as gemm_cuda
-from stoker_kernels.gemm import small as gemm_small
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import choose, small, table, tiles, wide
 from stoker_kernels.gemm.bench import BANDWIDTH, complaint, refused_cut
 from stoker_kernels.gemm.reference import linear_fp64, silu_mul_fp64, sum_error
 from stoker_kernels.gemm.small import Operands, Tile
@@ -60,7 +56,7 @@ class Sample:
 
 def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
     """The wide tiles worth timing for m tokens."""
-    ways = (False, True) if m > gemm_wide.TOKENS else (False,)
+    ways = (False, True) if m > wide.TOKENS else (False,)
     every = (288, 256) if gated else (288, 256, 224) if fp8 else (224,)
     return [WideTile(rows, gated, by_tokens) for rows in every for by_tokens in ways]
 
@@ -72,9 +68,9 @@ def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:
         return [*wide_tiles(m, gated=True, fp8=fp8)]
     if fp8:
         return []
-    tokens = gemm_small.token_tile(m)
+    tokens = small.token_tile(m)
     texts = [f"{kernel}k{size}{ring}" for kernel in ("64x1", "64x2", "128x1") for size in (1, 2) for ring in ("", "=")]
-    tiles = [replace(gemm_table.parse(text, tokens), gated=True) for text in texts]
+    tiles = [replace(table.parse(text, tokens), gated=True) for text in texts]
     return [tile for tile in dict.fromkeys(tiles) if refused_cut(tile, weight) is None]
 
 
@@ -85,8 +81,8 @@ def family_of(tile: Tile | WideTile, *, fp8: bool) -> str:
 
 
 def label(tile: Tile | WideTile) -> str:
-    """As `gemm_table.GATED` writes it."""
-    return gemm_table.text_of(tile)
+    """As `table.GATED` writes it."""
+    return table.text_of(tile)
 
 
 def check(
@@ -96,7 +92,7 @@ def check(
     torch.manual_seed(time.time_ns() % 2**31)
     right, wrong, fp8 = 0, 0, family.endswith("e4m3")
     for f, k in shapes:
-        values = (torch.randn(2 * f, k, device=bench_layer.DEVICE) * k**-0.5).bfloat16()
+        values = (torch.randn(2 * f, k, device=layer.DEVICE) * k**-0.5).bfloat16()
         weight = quantize_weight(values, "fp8_channel" if fp8 else "dense")
         for m in tokens:
             x = _random_tokens(m, k, fp8)
@@ -113,7 +109,7 @@ def check(
 
 
 def _random_tokens(m: int, k: int, fp8: bool) -> torch.Tensor | Quantized:
-    x = torch.randn(m, k, device=bench_layer.DEVICE).bfloat16()
+    x = torch.randn(m, k, device=layer.DEVICE).bfloat16()
     return quantize_fp8(x) if fp8 else x
 
 
@@ -132,7 +128,7 @@ def _wrong(
     first = None
     for dependent in (False, True, True):
         out = torch.full(expected.shape, float("nan"), device=expected.device, dtype=torch.bfloat16)
-        gemm_tiles.launch(tile, _operands(x, weight, out), pdl=dependent)
+        tiles.launch(tile, _operands(x, weight, out), pdl=dependent)
         if out.is_cuda:
             torch.cuda.synchronize()
         found = complaint(out, expected, error)
@@ -182,12 +178,12 @@ def time_layer(model: str, weights: Weights, m: int, families: Sequence[str]) ->
 def time_products(model: str, weights: Weights, m: int, families: Sequence[str]) -> list[Sample]:
     """Each product by itself: cuBLAS, the table's tile, the wide tiles; prints them."""
     found = []
-    for name, every in {**{name: [layer[name] for layer in weights.layers] for name in weights.products()},
+    for name, every in {**{name: [products[name] for products in weights.layers] for name in weights.products()},
                         "head": [weights.head]}.items():  # fmt: skip
         (n, k), fp8 = every[0].data.shape, every[0].kind != "dense"
         x = _random_tokens(m, k, fp8)
         ways: list[tuple[str, Callable[[LinearWeight, torch.Tensor], object]]] = [("cublas", _cublas(x))]
-        tile = gemm_table.best_tile(fp8, n, k, m)
+        tile = table.best_tile(fp8, n, k, m)
         if isinstance(tile, Tile):
             ways.append(("table", _own(tile, x)))
         wide = [tile for tile in wide_tiles(m, gated=False, fp8=fp8) if family_of(tile, fp8=fp8) in families]
@@ -201,25 +197,25 @@ def time_products(model: str, weights: Weights, m: int, families: Sequence[str])
 
 
 def _cublas(x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_cuda.cublas(x, weight, bias=None, out=out)
+    return lambda weight, out: choose.cublas(x, weight, bias=None, out=out)
 
 
 def _own(tile: Tile | WideTile, x: torch.Tensor | Quantized) -> Callable[[LinearWeight, torch.Tensor], object]:
-    return lambda weight, out: gemm_tiles.launch(tile, _operands(x, weight, out), pdl=True)
+    return lambda weight, out: tiles.launch(tile, _operands(x, weight, out), pdl=True)
 
 
 def _each_us(run: Callable[[LinearWeight, torch.Tensor], object], every: Sequence[LinearWeight], m: int) -> float:
-    out = torch.empty(m, every[0].out_features, device=bench_layer.DEVICE, dtype=torch.bfloat16)
+    out = torch.empty(m, every[0].out_features, device=layer.DEVICE, dtype=torch.bfloat16)
 
     def body() -> None:
         for weight in [*every] * REPEATS:
             run(weight, out)
 
-    return bench_layer.graph_us(body, 7) / (len(every) * REPEATS)
+    return layer.graph_us(body, 7) / (len(every) * REPEATS)
 
 
 def rows_of_table(samples: Sequence[Sample], *, fp8: bool) -> dict[tuple[int, int], GatedRow]:
-    """What `gemm_table.GATED`, or GATED_E4M3, should hold by the layers' times.
+    """What `table.GATED`, or GATED_E4M3, should hold by the layers' times.
 
     What was not timed keeps its row's text. None, for two kernels, stands also where no fused tile passed its check.
     """
@@ -229,11 +225,11 @@ def rows_of_table(samples: Sequence[Sample], *, fp8: bool) -> dict[tuple[int, in
         # The slowest first, so that the fastest of a number of tokens stays.
         best = {s.m: s.way for s in sorted(of_shape, key=lambda s: (s.m, -s.us))}
         texts = {m: None if way in ("cublas", "split") else way for m, way in best.items()}
-        now = gemm_table.nearest_gated(fp8, *shape)
+        now = table.nearest_gated(fp8, *shape)
         tiles = list(now.tiles)
         for m, text in texts.items():
             if m <= GATED_SMALL:
-                tiles[gemm_small.TOKEN_TILES.index(gemm_small.token_tile(m))] = text
+                tiles[small.TOKEN_TILES.index(small.token_tile(m))] = text
         wide = [(m, text) for m, text in texts.items() if m > GATED_SMALL]
         ends = [one for one, after in zip(wide, [*wide[1:], None], strict=True) if after is None or after[1] != one[1]]
         rows[shape] = GatedRow(tuple(tiles), tuple(ends) or now.wide)  # type: ignore[arg-type]
@@ -241,7 +237,7 @@ def rows_of_table(samples: Sequence[Sample], *, fp8: bool) -> dict[tuple[int, in
 
 
 def row_text(shape: tuple[int, int], row: GatedRow) -> str:
-    """One line of `gemm_table.GATED`."""
+    """One line of `table.GATED`."""
     return f"    {shape}: GatedRow({row.tiles!r}, {row.wide!r}),".replace("'", '"')
 
 
@@ -284,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for fp8, name in ((False, "GATED"), (True, "GATED_E4M3")):
         rows = rows_of_table(samples, fp8=fp8)
         if rows:
-            print(f"gemm_table.{name}:", *(row_text(*each) for each in rows.items()), sep="\n")
+            print(f"table.{name}:", *(row_text(*each) for each in rows.items()), sep="\n")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([{name: getattr(sample, name) for name in Sample.__slots__} for sample in samples], file)

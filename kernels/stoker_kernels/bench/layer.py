@@ -4,8 +4,8 @@ Times the chain norm → qkv → rope and KV write → output → norm → gate_
 weights of their own, in one CUDA graph with programmatic dependent launch, as the engine runs it (attention apart).
 Starting from cuBLAS everywhere it tries every tile of ours for each product and keeps what shortens the chain. What
 counts is the layer: a kernel that fills its ring while its predecessor drains gains more than its own time shows.
-Invariants: only families whose check passed are timed (`bench_gemm`); all weights together exceed L2 many times.
-Does not know: attention, and which rows `gemm_table` has; it prints what they should be.
+Invariants: only families whose check passed are timed (`gemm.bench`); all weights together exceed L2 many times.
+Does not know: attention, and which rows `gemm/table.py` has; it prints what they should be.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ import torch
 import triton
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.gemm import choose as gemm_cuda
-from stoker_kernels.gemm import small as gemm_small
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import choose, small, table, tiles
 from stoker_kernels.gemm.bench import BANDWIDTH, FAMILIES, check_all, label, timed_tiles
 from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.gemm.wide import WideTile
@@ -128,7 +125,7 @@ class Chain:
         self, x: torch.Tensor | Quantized, weight: LinearWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`linear` by this chain's tiles."""
-        return gemm_cuda.route(x, weight, bias, None, lambda fp8, n, k, m: self.tiles.get((n, k)))
+        return choose.route(x, weight, bias, None, lambda fp8, n, k, m: self.tiles.get((n, k)))
 
     def norm(self, update: torch.Tensor) -> torch.Tensor | Quantized:
         """Add-and-norm in the form that the layer's products read."""
@@ -152,7 +149,7 @@ class Chain:
             return silu_and_mul_quant(gate_up) if self.weights.fp8 else silu_and_mul(gate_up)
         out = torch.empty(self.m, weight.out_features // 2, device=DEVICE, dtype=torch.bfloat16)
         data, scale = (hidden.data, hidden.scale) if isinstance(hidden, Quantized) else (hidden, None)
-        gemm_tiles.launch(self.fused, Operands(data, weight.data, out, None, weight.scale, scale), pdl=True)
+        tiles.launch(self.fused, Operands(data, weight.data, out, None, weight.scale, scale), pdl=True)
         return quantize_fp8(out) if self.weights.fp8 else out
 
     def run(self) -> None:
@@ -204,7 +201,7 @@ def _capture_stream() -> torch.cuda.Stream:
 
 def tune(chain: Chain, families: list[str], fp8: bool) -> list[dict[str, Any]]:
     """From cuBLAS everywhere, product by product: every tile in the chain, the fastest stays. Returns all samples."""
-    tokens, samples = gemm_small.token_tile(chain.m), []
+    tokens, samples = small.token_tile(chain.m), []
     wanted = [family for family in families if family.endswith("e4m3" if fp8 else "bf16")]
     best = chain.layer_us()
     for name, key in chain.weights.products().items():
@@ -227,7 +224,7 @@ def tune_head(chain: Chain, families: list[str]) -> list[dict[str, Any]]:
     key = tuple(chain.weights.head.data.shape)
     limit = chain.weights.head.data.numel() * 2 / BANDWIDTH * 1e6
     tried = [(chain.head_us(), "cublas")]
-    tiles = timed_tiles("cluster-bf16", gemm_small.token_tile(chain.m), chain.weights.head.data)
+    tiles = timed_tiles("cluster-bf16", small.token_tile(chain.m), chain.weights.head.data)
     for tile in tiles if "cluster-bf16" in families else ():
         chain.tiles[key] = tile  # type: ignore[index]
         tried.append((chain.head_us(), label(tile)))
@@ -237,8 +234,8 @@ def tune_head(chain: Chain, families: list[str]) -> list[dict[str, Any]]:
 
 
 def by_table(fp8: bool, m: int, weights: Weights) -> Tiles:
-    """What `gemm_table` says now."""
-    return {key: gemm_table.best_tile(fp8, *key, m) for key in weights.products().values()}
+    """What `gemm/table.py` says now."""
+    return {key: table.best_tile(fp8, *key, m) for key in weights.products().values()}
 
 
 def measure(model: str, fp8: bool, tokens: tuple[int, ...], families: list[str], until: float) -> list[dict[str, Any]]:
@@ -251,12 +248,12 @@ def measure(model: str, fp8: bool, tokens: tuple[int, ...], families: list[str],
             break
         chain = Chain(weights, m)
         blas = chain.layer_us()
-        table = Chain(weights, m, by_table(fp8, m, weights)).layer_us()
+        now = Chain(weights, m, by_table(fp8, m, weights)).layer_us()
         print(f"{model} {'fp8' if fp8 else 'bf16'} M={m}, us a layer: limit {limit:.1f}, cublas {blas:.1f}, "
-              f"table {table:.1f}", flush=True)
+              f"table {now:.1f}", flush=True)
         samples = tune(chain, families, fp8)
         tuned = chain.layer_us()
-        texts = {key: tile and gemm_table.text_of(tile) for key, tile in chain.tiles.items()}
+        texts = {key: tile and table.text_of(tile) for key, tile in chain.tiles.items()}
         print(f"  tuned {tuned:.1f} ({limit / tuned:.0%} of the limit), {blas - tuned:.1f} below cublas: {texts}",
               flush=True)
         if not fp8:

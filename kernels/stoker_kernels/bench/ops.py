@@ -20,16 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import op as activation
+from stoker_kernels import activation, norm, rope, sampling
 from stoker_kernels.activation import reference as activation_reference
 from stoker_kernels.launch.pdl import enable_pdl
-from stoker_kernels.norm import op as norm
 from stoker_kernels.norm import reference as norm_reference
-from stoker_kernels.rope import op as rope
 from stoker_kernels.rope import reference as rope_reference
 from stoker_kernels.sampling import SamplingState, SlotSampling, apply_slot_sampling, pack_slot_sampling
-from stoker_kernels.sampling import op as sampling
-from stoker_kernels.sampling import reference as reference_sampling
+from stoker_kernels.sampling import reference as sampling_reference
 
 HBM_TBPS = 4.33  # what a read of an H200 reaches
 COLD_BYTES = 160e6  # three times an H200's L2
@@ -142,12 +139,12 @@ def check_sampling(dtype: torch.dtype) -> None:
         mine, theirs = sampling_state(len(SAMPLERS), vocab, CUDA), sampling_state(len(SAMPLERS), vocab)
         rows = torch.arange(len(SAMPLERS), dtype=torch.int32)
         got = sampling.sample(logits, mine, rows.cuda(), rows.cuda(), adjust=adjust)
-        expected = reference_sampling.sample(logits.cpu(), theirs, rows, rows, adjust=adjust)
+        expected = sampling_reference.sample(logits.cpu(), theirs, rows, rows, adjust=adjust)
         assert got.tolist() == expected.tolist(), (dtype, adjust, got.tolist(), expected.tolist())
-    assert torch.equal(sampling.argmax(logits).cpu(), reference_sampling.argmax(logits.cpu()))
+    assert torch.equal(sampling.argmax(logits).cpu(), sampling_reference.argmax(logits.cpu()))
     tokens = torch.arange(len(SAMPLERS), dtype=torch.int32)
     got = sampling.token_logprobs(logits, tokens.cuda(), 5).cpu()
-    expected = reference_sampling.token_logprobs(logits.cpu(), tokens, 5)
+    expected = sampling_reference.token_logprobs(logits.cpu(), tokens, 5)
     torch.testing.assert_close(got[:, :2], expected[:, :2], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got[:, 7:], expected[:, 7:], rtol=1e-4, atol=1e-4)
 

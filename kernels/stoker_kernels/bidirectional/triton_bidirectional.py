@@ -16,11 +16,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.attention.config import padded_dim
-from stoker_kernels.attention.triton_prefill import find_row
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.launch.triton_tile import find_row, padded_dim
 
 LOG2E = math.log2(math.e)
 # Head dimensions of BERT's family: MiniLM has 32, nearly all others 64.

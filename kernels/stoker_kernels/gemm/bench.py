@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from stoker_kernels.gemm import small as gemm_small
+from stoker_kernels.gemm import small
 from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Family, Operands, Tile
 from stoker_kernels.quant import FP8
 
@@ -110,7 +110,7 @@ def timed_tiles(family: str, tokens: int, weight: torch.Tensor) -> list[Tile]:
 def refused_cut(tile: Tile, weight: torch.Tensor) -> str | None:
     """None where the tile can cut this weight, else why not."""
     try:
-        gemm_small.cut(tile, weight)
+        small.cut(tile, weight)
     except ValueError as error:
         return str(error)
     return None
@@ -162,7 +162,7 @@ def check_one(tile: Tile, o: Operands, expected: torch.Tensor) -> str | None:
     first = None
     for pdl in (False, True, True):
         o.out.fill_(float("nan"))
-        gemm_small.launch(tile, o, pdl=pdl)
+        small.launch(tile, o, pdl=pdl)
         torch.cuda.synchronize()
         slack = 2e-2 if o.x.dtype == FP8 else 2e-3  # wgmma sums e4m3 in < 24 bits
         wrong = complaint(o.out, expected, slack * expected.abs().mean())
@@ -185,7 +185,7 @@ def check_family(family: str) -> int:
     for m, (n, k) in itertools.product(CHECK_TOKENS, CHECK_SHAPES):
         o = random_operands(m, n, k, fp8, bias=True)
         expected = exact(o)
-        for tile in candidates(family, gemm_small.token_tile(m)):
+        for tile in candidates(family, small.token_tile(m)):
             if refused_cut(tile, o.weight) is not None:
                 continue
             now[0] = f"{label(tile)} M={m} N={n} K={k}"
@@ -205,14 +205,14 @@ def check_family(family: str) -> int:
 def batch_invariance(family: str) -> str:
     """Whether a token's result has the same bits at every M, for one partition."""
     fp8, multicast = family.endswith("e4m3"), family.startswith("multicast")
-    tokens = [t for t in gemm_small.TOKEN_TILES if candidates(family, t)]
+    tokens = [t for t in small.TOKEN_TILES if candidates(family, t)]
     o = random_operands(tokens[-1], 3584, 3584, fp8)
     results = []
     for t in tokens:
         part = Operands(o.x[:t], o.weight, torch.empty_like(o.out[:t]), None, o.w_scale,
                         None if o.x_scale is None else o.x_scale[:t])
         tile = Tile("multicast", 128, 1, t, 4, 1, 8, share=2) if multicast else Tile("cluster", 128, 1, t, 4, 1, 4)
-        gemm_small.launch(tile, part, pdl=False)
+        small.launch(tile, part, pdl=False)
         results.append(part.out[0])
     same = all(torch.equal(results[0], other) for other in results)
     return f"token 0 has {'the same bits' if same else 'DIFFERENT bits'} at M = {tokens}"
@@ -319,9 +319,9 @@ def time_shape(model: str, shape: str, families: list[str], tokens: tuple[int, .
         operands, limit = weights.operands(m), weights.limit_us(m)
         rows = [Sample(model, shape, fp8, m, "cublas", "-", timed(blas, operands), 0.0, limit)]
         for family in families:
-            for tile in timed_tiles(family, gemm_small.token_tile(m), weights.copies[0]):
+            for tile in timed_tiles(family, small.token_tile(m), weights.copies[0]):
                 plain, chained = (
-                    timed(lambda o, t=tile, p=pdl: gemm_small.launch(t, o, pdl=p), operands)  # type: ignore[misc]
+                    timed(lambda o, t=tile, p=pdl: small.launch(t, o, pdl=p), operands)  # type: ignore[misc]
                     for pdl in (False, True)
                 )
                 rows.append(Sample(model, shape, fp8, m, family, label(tile), plain, chained, limit))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import tiles
 from stoker_kernels.gemm.small import MAX_TOKENS, Operands, Tile
+from stoker_kernels.gemm.table import best_tile, own_tile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
@@ -26,8 +26,8 @@ Choose = Callable[[bool, int, int, int], Tile | WideTile | None]
 def table(
     x: torch.Tensor | Quantized, weight: LinearWeight, *, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Our kernel where `gemm_table` has measured it faster, else cuBLAS."""
-    return route(x, weight, bias, out, gemm_table.best_tile)
+    """Our kernel where `table.py` has measured it faster, else cuBLAS."""
+    return route(x, weight, bias, out, best_tile)
 
 
 def own(
@@ -35,7 +35,7 @@ def own(
 ) -> torch.Tensor:
     """Our kernel wherever it takes the operands (M ≤ 128, rows on 16 bytes), else cuBLAS."""
     return route(
-        x, weight, bias, out, lambda fp8, n, k, m: gemm_table.own_tile(fp8, n, k, m) if m <= MAX_TOKENS else None
+        x, weight, bias, out, lambda fp8, n, k, m: own_tile(fp8, n, k, m) if m <= MAX_TOKENS else None
     )
 
 
@@ -66,7 +66,7 @@ def route(
     if weight.kind == "fp8_block":
         return _block_scaled(Quantized(data, _present(x_scale)), weight, bias, y)
     tile = choose(weight.data.dtype == FP8, n, k, m)
-    if tile is not None and gemm_tiles.taken(tile, Operands(data, weight.data, y, bias, weight.scale, x_scale)):
+    if tile is not None and tiles.taken(tile, Operands(data, weight.data, y, bias, weight.scale, x_scale)):
         return y
     if weight.kind == "dense":
         return _dense(data, weight.data, bias, y)
@@ -82,22 +82,22 @@ def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 def _scaled(
     x: torch.Tensor, x_scale: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
-    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale
 
     one = _unit_scale(x.device)
     in_place = out.dtype == torch.bfloat16 and out.is_contiguous()
     raw = out if in_place else torch.empty(out.shape, dtype=torch.bfloat16, device=out.device)
     torch._scaled_mm(x, weight.data.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True, out=raw)
-    gemm_fp8_triton.scale(raw, x_scale, _present(weight.scale), bias, out)
+    triton_fp8_scale.scale(raw, x_scale, _present(weight.scale), bias, out)
     return out
 
 
 def _block_scaled(
     x: Quantized, weight: LinearWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
-    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale
 
-    gemm_fp8_triton.block_scaled(x, weight.data, _present(weight.scale), bias, out)
+    triton_fp8_scale.block_scaled(x, weight.data, _present(weight.scale), bias, out)
     return out
 
 

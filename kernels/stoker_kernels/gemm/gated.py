@@ -1,7 +1,7 @@
 """`linear_silu_mul`: silu(x · gateᵀ) · (x · upᵀ) for gate and up stacked in one weight; FP8 in, FP8 out.
 
 Implementations, for `--kernel linear_silu_mul=NAME`: `fused` (SM 9.0, bf16 and e4m3; the default there: one kernel of
-our own where `gemm_table.GATED` has measured it to be faster, which reads the halves side by side by TMA and never
+our own where `table.GATED` has measured it to be faster, which reads the halves side by side by TMA and never
 writes [T, 2F]; it rounds once, where two kernels round gate and up first; e4m3 is then quantized by a kernel of its
 own) and `split` (`linear`, then `silu_and_mul`, or `silu_and_mul_quant`, on every device).
 Invariants: the weight is stored as for `linear`, gate rows before up rows; each row of the result depends on its own
@@ -16,9 +16,7 @@ from typing import overload
 import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.launch import cuda
@@ -31,8 +29,8 @@ def _fused_supports(target: Target) -> str | None:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
-    wide = cuda.missing_cubin(gemm_wide.stem(target.dtype), gemm_wide.ARCH)
-    return wide if target.dtype == FP8 else cuda.missing_cubin("sm90_bf16_gemm_gated", "sm_90a") or wide
+    missing = cuda.missing_cubin(wide.stem(target.dtype), wide.ARCH)
+    return missing if target.dtype == FP8 else cuda.missing_cubin("sm90_bf16_gemm_gated", "sm_90a") or missing
 
 
 def _split_supports(target: Target) -> str | None:
@@ -72,16 +70,16 @@ def split(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Q
 
 
 def fused(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:
-    """One kernel where `gemm_table.gated_tile` names one that takes the operands, else `split`; then quantization."""
+    """One kernel where `table.gated_tile` names one that takes the operands, else `split`; then quantization."""
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
     dtype = torch.bfloat16 if isinstance(x, Quantized) else x.dtype
     (n, k), m, fp8 = weight.data.shape, data.shape[0], weight.data.dtype == FP8
-    tile = gemm_table.gated_tile(fp8, n, k, m) if m else None
+    tile = table.gated_tile(fp8, n, k, m) if m else None
     if tile is None:
         return split(x, weight)
     out = torch.empty((m, n // 2), dtype=dtype, device=data.device)
     operands = Operands(data, weight.data, out, None, weight.scale, scale)
-    if not gemm_tiles.taken(tile, operands):
+    if not tiles.taken(tile, operands):
         del out, operands  # `split` takes its own
         return split(x, weight)
     return quantize_fp8(out) if fp8 else out

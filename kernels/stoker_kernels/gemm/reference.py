@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.activation.reference import silu_and_mul
 from stoker_kernels.quant import FP8, LinearWeight, Quantized, dequantize, quantize_fp8
 
 # Parts of |x| · |w|, a row of each as a vector: no sum of their products exceeds it, and most stay below its 1/√K.
@@ -53,9 +52,14 @@ def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.
     A dense one: gate and up are rounded to x's dtype. FP8: their product is rounded to bfloat16, then quantized.
     """
     if isinstance(x, torch.Tensor):
-        return silu_and_mul(linear(x, weight))
+        return _silu_and_mul(linear(x, weight))
     both = dequantize_activations(x) @ dequantize(weight).float().T
-    return quantize_fp8(silu_and_mul(both).to(torch.bfloat16))
+    return quantize_fp8(_silu_and_mul(both).to(torch.bfloat16))
+
+
+def _silu_and_mul(both: torch.Tensor) -> torch.Tensor:
+    gate, up = both.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(both.dtype)
 
 
 def linear_fp64(

@@ -5,7 +5,7 @@ SM 9.0: `cluster` deals tiles to clusters that sum in distributed shared memory;
 tile a CTA and reads x once for several tiles of a cluster.
 Invariants: nothing is allocated; results are the same bit for bit from launch to launch, and the K partition does not
 depend on M.
-Does not know: which tile is fastest (`gemm_table`), nor quantization beyond its scales.
+Does not know: which tile is fastest (`table.py`), nor quantization beyond its scales.
 """
 
 from __future__ import annotations

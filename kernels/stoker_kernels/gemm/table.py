@@ -5,7 +5,7 @@ shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 a
 below 7B); a token tile between two timed ones has its neighbour's row.
 Invariants: a shape that was not measured is treated as the measured one of its dtype whose N and K are nearest by
 ratio; the answer for given (dtype, N, K, M) never changes within a process.
-Does not know: what the shapes belong to, nor whether a kernel takes the operands (`gemm_small.refusal`).
+Does not know: what the shapes belong to, nor whether a kernel takes the operands (`small.refusal`).
 """
 
 from __future__ import annotations

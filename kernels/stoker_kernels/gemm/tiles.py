@@ -1,12 +1,11 @@
-"""A tile of our own GEMMs, for few tokens (`gemm_small`) or for many (`gemm_wide`): whether it takes operands, its run.
+"""A tile of our own GEMMs, for few tokens (`small.py`) or for many (`wide.py`): whether it takes operands, its run.
 
-Invariants: those of the two. Does not know: which tile is fastest (`gemm_table`).
+Invariants: those of the two. Does not know: which tile is fastest (`table.py`).
 """
 
 from __future__ import annotations
 
-from stoker_kernels.gemm import small as gemm_small
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import small, wide
 from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch.pdl import pdl_on
@@ -14,7 +13,7 @@ from stoker_kernels.launch.pdl import pdl_on
 
 def refusal(tile: Tile | WideTile, o: Operands) -> str | None:
     """None where the tile takes x [M, K], weight [N, K] and out [M, N] ([M, N / 2] if gated), else why not."""
-    return gemm_wide.refusal(tile, o) if isinstance(tile, WideTile) else gemm_small.refusal(tile, o)
+    return wide.refusal(tile, o) if isinstance(tile, WideTile) else small.refusal(tile, o)
 
 
 def launch(tile: Tile | WideTile, o: Operands, *, pdl: bool) -> None:
@@ -23,9 +22,9 @@ def launch(tile: Tile | WideTile, o: Operands, *, pdl: bool) -> None:
     Raises CubinMissing.
     """
     if isinstance(tile, WideTile):
-        gemm_wide.launch(tile, o, pdl=pdl)
+        wide.launch(tile, o, pdl=pdl)
     else:
-        gemm_small.launch(gemm_small.fitted(tile, o.weight), o, pdl=pdl)
+        small.launch(small.fitted(tile, o.weight), o, pdl=pdl)
 
 
 def taken(tile: Tile | WideTile, o: Operands) -> bool:

@@ -2,7 +2,7 @@
 
 Invariants: scales and bias are applied in fp32. The block product multiplies e4m3 by e4m3 and scales each 128 of K on
 their way into an fp32 sum; it is correct on every shape and tuned for none.
-Knows nothing of which weights take which path (`gemm_cuda`).
+Knows nothing of which weights take which path (`choose.py`).
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

@@ -10,6 +10,7 @@ Knows nothing of what an op computes.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -87,6 +88,12 @@ def sm_of(device: torch.device) -> int:
         major, minor = torch.cuda.get_device_capability(device)
         _sms[device] = major * 10 + minor
     return _sms[device]
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    """SMs of a device; for the interpreter, which has none, a small number: any is right, that makes small plans."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
 def register(op: str, name: str, path: str, supports: Supports) -> None:

@@ -74,7 +74,7 @@ class PrecompiledKernel(JITFunction):  # type: ignore[misc]
 
     @property
     def identity(self) -> str:
-        """`norm_triton.rms_norm_kernel`: what it is called in the index."""
+        """`triton_rms_norm.rms_norm_kernel`: what it is called in the index."""
         return f"{self.module.rpartition('.')[2]}.{self.__name__.strip('_')}"
 
     @cached_property

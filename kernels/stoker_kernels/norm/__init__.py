@@ -1,6 +1,6 @@
 """RMS norm (plain, with the residual, with FP8 quantization) and layer norm.
 
-Must never know: where in a layer it stands.
+Must never know: where in a layer it stands. A new norm: a function in `op.py`, `reference.py` and a `triton_*.py`.
 """
 
 from stoker_kernels.norm.layer_norm import layer_norm

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
 from stoker_kernels.quant import Quantized
-from stoker_kernels.quant.reference import quantized
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
@@ -29,13 +28,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out
 
 def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
     """`rms_norm`, then one fp8 scale a token."""
-    return quantized(rms(x, weight, eps))
+    return Quantized.of(rms(x, weight, eps))
 
 
 def add_rms_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
     """`add_rms_norm`, then one fp8 scale a token."""
     residual.copy_(residual.float() + x.float())
-    return quantized(rms(residual, weight, eps))
+    return Quantized.of(rms(residual, weight, eps))
 
 
 def layer_norm(

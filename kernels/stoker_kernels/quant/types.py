@@ -1,13 +1,14 @@
 """The one type that quantized activations travel in, apart so that producers and consumers import no kernels.
 
 Invariants: `data` is `[T,K]` fp8 e4m3, `scale` is `[T,1]` fp32; the value is `data * scale`.
-Knows nothing of how either was made.
+Knows nothing of dispatch or of any GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 FP8_MAX = 448.0
@@ -21,3 +22,13 @@ class Quantized:
 
     data: Tensor
     scale: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Quantized:
+        """The definition, in plain PyTorch: fp32 `values [T,K]` with one scale a token, for references and oracles.
+
+        Clamped before the conversion, which in torch gives NaN beyond the range.
+        """
+        scale = (values.abs().amax(-1, keepdim=True) * (1.0 / FP8_MAX)).clamp_min(MIN_SCALE)
+        data = (values * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        return cls(data, scale)

@@ -13,7 +13,7 @@ import triton.language as tl
 from stoker_kernels.launch.aot_registry import I32, I32_ANYWHERE, I64, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.ragged.op import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_kernels.ragged.types import RaggedOutputs, RaggedRows, SlotTensors
 
 TOKENS_PER_PROGRAM = 256
 

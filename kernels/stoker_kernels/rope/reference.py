@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.deliver import deliver
-from stoker_kernels.norm.reference import rms
 from stoker_kernels.quant import FP8_MAX
 
 
@@ -38,9 +37,9 @@ def qk_norm_rope_kv_write(
     heads = qkv.float().view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
-        q = rms(q, q_norm, eps)
+        q = _rms_norm(q, q_norm, eps)
     if k_norm is not None:
-        k = rms(k, k_norm, eps)
+        k = _rms_norm(k, k_norm, eps)
     table = cos_sin[positions.long()].unsqueeze(1)
     q, k = _rotate(q, table, interleaved), _rotate(k, table, interleaved)
     written = slot_mapping >= 0
@@ -50,6 +49,10 @@ def qk_norm_rope_kv_write(
     k_cache[pages, :, offsets] = _to_cache(k[written], k_cache.dtype, k_scale)
     v_cache[pages, :, offsets] = _to_cache(v[written], v_cache.dtype, v_scale)
     return deliver(q, qkv.dtype, out)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
 def _rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:

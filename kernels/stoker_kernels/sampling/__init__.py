@@ -1,7 +1,8 @@
 """From logits to tokens and log-probabilities on the device, without a sort of the vocabulary.
 
 `op.py` is the public side, `state.py` the parameters by slot, `triton_*` the kernels, `reference.py` the oracle.
-Must never know: requests, grammars (a bitmask arrives).
+Must never know: requests, grammars (a bitmask arrives). A new parameter: a field in `state.py`, its rule in
+`reference.py`, then in the kernels.
 """
 
 from stoker_kernels.sampling.op import argmax, sample, token_logprobs

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 
 from stoker_kernels.attention import AttentionMeta, attention_kernels, paged_attention, plan_attention
-from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.launch import cuda, dispatch
 from stoker_kernels.launch.dispatch import KernelUnavailable, select
 

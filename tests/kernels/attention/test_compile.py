@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from stoker_kernels.attention import variants as attention_aot
+from stoker_kernels.attention import variants
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.attention.tile_plan import tile_plan_kernel
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
@@ -32,7 +32,7 @@ PLANS = (decode_plan_kernel, share_plan_kernel, tile_plan_kernel)
 
 def cases() -> list[tuple[AotSpec, int, bool]]:
     """(spec, SM, launched with PDL) of the compact set: from SM 9.0 on as the engine launches there."""
-    assert attention_aot.HEADS
+    assert variants.HEADS
     mine = [spec for spec in specs() if spec.kernel in KERNELS and spec.compact]
     return [(spec, sm, sm >= 90) for spec in mine for sm in SHARED_MEMORY if spec.min_sm <= sm <= spec.max_sm]
 

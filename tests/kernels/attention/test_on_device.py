@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 
-from stoker_kernels.attention import choose as attention_triton
-from stoker_kernels.attention import paged_attention
-from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
-from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention import choose, paged_attention, sm90_mixed
 from stoker_kernels.attention.choose import launch_plan, plan_attention
 from stoker_kernels.attention.config import DecodeConfig, StreamConfig, decode_config
 from stoker_kernels.attention.reference import reference_attention
@@ -293,9 +291,9 @@ def test_a_mixed_step_is_one_launch_and_takes_every_option(
 ) -> None:
     if sm_of(device) != 90:
         pytest.skip("made for SM 9.0")
-    assert missing_cubin(attention_sm90_mixed.STEM, ARCH) is None
+    assert missing_cubin(sm90_mixed.STEM, ARCH) is None
     for name in ("_decode", "_prefill"):
-        monkeypatch.delattr(attention_triton, name)
+        monkeypatch.delattr(choose, name)
     sinks = torch.linspace(-2.0, 4.0, 28, device=device)
     shape = Shape(64, 4, 28, 128, cache, torch.bfloat16)
     steps: list[tuple[list[int], list[tuple[int, int]]]] = [

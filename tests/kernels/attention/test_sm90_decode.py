@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
-from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention.reference import reference_attention
 from stoker_kernels.attention.sm90_decode import DecodeArguments
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 from tests.kernels.emulator.build import compile_emulated
 from tests.kernels.emulator.decode import Plan, decode_step
 
-from stoker_kernels.attention import sm90_decode as attention_sm90
-from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
-from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
+from stoker_kernels.attention import sm90_decode, sm90_mixed
 from stoker_kernels.attention.choose import Inputs
 from stoker_kernels.attention.meta import MAX_TILES
 from stoker_kernels.attention.reference import reference_attention
@@ -167,14 +166,14 @@ def test_a_launch_fills_the_sms_with_two_ctas(
 ) -> None:
     launched: list[tuple[int, MixedArguments]] = []
     shared: list[int] = []
-    monkeypatch.setattr(attention_sm90_mixed, "sm_count", lambda _: 132)
-    monkeypatch.setattr(attention_sm90, "sm_count", lambda _: 132)
-    monkeypatch.setattr(attention_sm90_mixed, "decode_maps", lambda _: [])
+    monkeypatch.setattr(sm90_mixed, "sm_count", lambda _: 132)
+    monkeypatch.setattr(sm90_decode, "sm_count", lambda _: 132)
+    monkeypatch.setattr(sm90_mixed, "decode_maps", lambda _: [])
     monkeypatch.setattr(cuda, "kernel", lambda *args: shared.append(args[3]))
     monkeypatch.setattr(cuda, "launch", lambda _, grid, arguments, *__, **___: launched.append((grid, arguments[-1])))
     batch = random_batch(shape(64, 4, 7, cache), [(1, 500)] * rows + [(chunk, chunk)], decodes=rows)
     inputs = Inputs(batch.q, batch.k, batch.v, batch.q, batch.k_scale, batch.v_scale, None, 0.1, 0, 0.0, cache is FP8)
-    attention_sm90_mixed.launch_mixed(inputs, batch.meta, 0, settled=True)
+    sm90_mixed.launch_mixed(inputs, batch.meta, 0, settled=True)
     (found,) = launched
     assert (found[0], found[1].decode_ctas) == (grid, decode_ctas)
     assert (found[1].decode.num_shares > 0) == (rows > 0)

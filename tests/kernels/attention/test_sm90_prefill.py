@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 import torch
+from tests.kernels.attention.batches import AttentionBatch, Shape, random_batch
 from tests.kernels.emulator.build import cache_maps, compile_emulated, tensor_map
 
-from stoker_kernels.attention.bench_batches import AttentionBatch, Shape, random_batch
 from stoker_kernels.attention.reference import reference_attention
 from stoker_kernels.attention.sm90_decode import LOG2E
 from stoker_kernels.attention.sm90_prefill import SHARED_BYTES, TILE_ROWS, PrefillArguments, tile_count

@@ -1,4 +1,4 @@
-"""`bench_fused` without a GPU: its checks and its chain on the emulator, its tables on invented times."""
+"""`bench.fused` without a GPU: its checks and its chain on the emulator, its tables on invented times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels.bench import fused as bench_fused
-from stoker_kernels.bench import layer as bench_layer
+from stoker_kernels.bench import fused, layer
 from stoker_kernels.bench.fused import Sample, check, limit_us, main, row_text, rows_of_table
 from stoker_kernels.bench.layer import Chain, Shape, random_weights
-from stoker_kernels.gemm import choose as gemm_cuda
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
+from stoker_kernels.gemm import choose, table, tiles
 from stoker_kernels.gemm.reference import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.table import GatedRow
@@ -28,18 +25,18 @@ TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers
 
 @pytest.fixture
 def on_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(bench_layer, "DEVICE", "cpu")
-    monkeypatch.setitem(bench_layer.SHAPES, "tiny", TINY)
-    monkeypatch.setattr(gemm_table, "best_tile", lambda *_: None)
+    monkeypatch.setattr(layer, "DEVICE", "cpu")
+    monkeypatch.setitem(layer.SHAPES, "tiny", TINY)
+    monkeypatch.setattr(table, "best_tile", lambda *_: None)
     machine.resident = 2
     return machine
 
 
 def test_every_tile_passes_the_check(on_cpu: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [check(family, [(40, 128)], [5, 70, 140]) for family in bench_fused.FAMILIES] == [0, 0, 0, 0, 0]
+    assert [check(family, [(40, 128)], [5, 70, 140]) for family in fused.FAMILIES] == [0, 0, 0, 0, 0]
     said = capsys.readouterr().out
-    for family, tiles in (("gated", 10), ("wide-gated", 8), ("wide", 4), ("wide-gated-e4m3", 8), ("wide-e4m3", 12)):
-        assert f"check {family}: {tiles} of {tiles} right" in said
+    for family, count in (("gated", 10), ("wide-gated", 8), ("wide", 4), ("wide-gated-e4m3", 8), ("wide-e4m3", 12)):
+        assert f"check {family}: {count} of {count} right" in said
 
 
 def test_a_wrong_tile_is_named(
@@ -52,7 +49,7 @@ def test_a_wrong_tile_is_named(
         if tile.rows == 288:
             o.out[3] = float("nan")
 
-    monkeypatch.setattr(gemm_tiles, "launch", launch)
+    monkeypatch.setattr(tiles, "launch", launch)
     assert check("wide-gated", [(40, 128)], [70]) == 1
     said = capsys.readouterr().out
     assert "WRONG wide-gated 288r M=70 F=40 K=128" in said
@@ -62,9 +59,9 @@ def test_a_wrong_tile_is_named(
 def test_a_family_that_fails_its_check_is_not_timed(
     on_cpu: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_fused, "passes", lambda family: family == "gated")
-    monkeypatch.setattr(bench_layer, "graph_us", lambda body, replays: 20.0)
-    monkeypatch.setattr(bench_fused.pdl, "enable_pdl", lambda _: None)
+    monkeypatch.setattr(fused, "passes", lambda family: family == "gated")
+    monkeypatch.setattr(layer, "graph_us", lambda body, replays: 20.0)
+    monkeypatch.setattr(fused.pdl, "enable_pdl", lambda _: None)
     assert main(["--models", "tiny", "--tokens", "16,70"]) == 1
     said = capsys.readouterr().out
     assert "64x1k1" in said
@@ -80,7 +77,7 @@ def test_the_chain_is_the_same_fused_and_not(
     ) -> torch.Tensor:
         return linear(Quantized(x, x_scale), weight, bias=bias, out=out)
 
-    monkeypatch.setattr(gemm_cuda, "_scaled", scaled)
+    monkeypatch.setattr(choose, "_scaled", scaled)
     torch.manual_seed(1)
     weights = random_weights(TINY, fp8)
     chains = [Chain(weights, 70) for _ in range(2)]
@@ -100,10 +97,10 @@ def test_one_command_checks_times_and_prints(
         body()
         return 10.0 if "gated" in on_cpu.ran else 20.0
 
-    monkeypatch.setattr(bench_fused, "passes", lambda family: check(family, [(40, 128)], [9]) == 0)
-    monkeypatch.setattr(bench_layer, "graph_us", timed)
-    monkeypatch.setattr(bench_fused, "REPEATS", 1)
-    monkeypatch.setattr(bench_fused.pdl, "enable_pdl", lambda _: None)
+    monkeypatch.setattr(fused, "passes", lambda family: check(family, [(40, 128)], [9]) == 0)
+    monkeypatch.setattr(layer, "graph_us", timed)
+    monkeypatch.setattr(fused, "REPEATS", 1)
+    monkeypatch.setattr(fused.pdl, "enable_pdl", lambda _: None)
     out = tmp_path / "samples.json"
     assert main(["--models", "tiny", "--tokens", "3,130", "--json", str(out)]) == 0
     said = capsys.readouterr().out
@@ -121,22 +118,22 @@ def test_a_model_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str
     assert "no model 9b" in capsys.readouterr().err
 
 
-def layer(m: int, **ways: float) -> list[Sample]:
+def timed_layer(m: int, **ways: float) -> list[Sample]:
     return [Sample("7b", m, "layer", 37888, 3584, way.replace("_", "="), us) for way, us in ways.items()]
 
 
 def test_the_table_takes_the_fastest_way_of_each_size() -> None:
     samples = [
-        *layer(1, cublas=140.0, split=122.0, **{"64x1k2": 121.0, "64x1k2_": 120.0}),
-        *layer(64, cublas=146.0, split=141.0, **{"64x1k2": 142.0}),
-        *layer(1024, cublas=900.0, split=900.0, **{"288t": 901.0, "256t": 905.0}),
-        *layer(128, cublas=155.0, split=153.0, **{"288r": 147.0, "256r": 150.0}),
-        *layer(256, cublas=255.0, split=255.0, **{"288r": 250.0, "288t": 251.0}),
-        *layer(8192, cublas=7000.0, split=7000.0, **{"288t": 6900.0, "256t": 6950.0}),
+        *timed_layer(1, cublas=140.0, split=122.0, **{"64x1k2": 121.0, "64x1k2_": 120.0}),
+        *timed_layer(64, cublas=146.0, split=141.0, **{"64x1k2": 142.0}),
+        *timed_layer(1024, cublas=900.0, split=900.0, **{"288t": 901.0, "256t": 905.0}),
+        *timed_layer(128, cublas=155.0, split=153.0, **{"288r": 147.0, "256r": 150.0}),
+        *timed_layer(256, cublas=255.0, split=255.0, **{"288r": 250.0, "288t": 251.0}),
+        *timed_layer(8192, cublas=7000.0, split=7000.0, **{"288t": 6900.0, "256t": 6950.0}),
     ]
     rows = rows_of_table(samples, fp8=False)
     assert rows_of_table(samples, fp8=True) == {}
-    now = gemm_table.GATED[(37888, 3584)].tiles
+    now = table.GATED[(37888, 3584)].tiles
     row = GatedRow(("64x1k2=", now[1], now[2], None), ((256, "288r"), (1024, None), (8192, "288t")))
     assert rows == {(37888, 3584): row}
     text = row_text((37888, 3584), row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.embedding import op as embedding
+from stoker_kernels import embedding
 from stoker_kernels.embedding import reference
 
 

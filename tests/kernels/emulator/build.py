@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.kernels.attention.batches import AttentionBatch
 
-from stoker_kernels.attention.bench_batches import AttentionBatch
 from stoker_kernels.launch import nvcc
 
 EMULATOR = Path(__file__).parent

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from tests.kernels.attention.batches import AttentionBatch
 from tests.kernels.emulator.build import cache_maps
 
-from stoker_kernels.attention.bench_batches import AttentionBatch
 from stoker_kernels.attention.sm90_decode import BOX_ROWS, LOG2E, DecodeArguments
 
 

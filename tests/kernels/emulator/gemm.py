@@ -16,8 +16,7 @@ import pytest
 import torch
 from tests.kernels.emulator.build import compile_emulated, tensor_map
 
-from stoker_kernels.gemm import small as gemm_small
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import small, wide
 from stoker_kernels.launch import cuda
 
 SOURCES = (
@@ -39,8 +38,8 @@ class Launch(ctypes.Structure):
 def compile_gemm(folder: Path) -> ctypes.CDLL:
     """The library of gemm.cpp; skips the test where there is no g++."""
     compiled = compile_emulated(SOURCES, "gemm.cpp", folder)
-    assert compiled.cluster_arguments_size() == ctypes.sizeof(gemm_small._Arguments)
-    assert compiled.wide_arguments_size() == ctypes.sizeof(gemm_wide._Arguments)
+    assert compiled.cluster_arguments_size() == ctypes.sizeof(small._Arguments)
+    assert compiled.wide_arguments_size() == ctypes.sizeof(wide._Arguments)
     return compiled
 
 
@@ -67,7 +66,7 @@ class Machine:
 
     def launch(self, kernel: cuda.Kernel, grid: int, arguments: list[Any], device: Any, *, pdl: bool,
                cluster: int = 1) -> None:  # fmt: skip
-        assert kernel.shared_bytes <= gemm_small.SHARED_LIMIT
+        assert kernel.shared_bytes <= small.SHARED_LIMIT
         self.clusters, self.ran = grid // cluster, kernel.name
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
@@ -77,7 +76,7 @@ class Machine:
         run(kernel.handle, *(ctypes.byref(item) for item in (*arguments, launch)))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be the CUDA device of `gemm_small` and `gemm_wide`."""
+        """Be the CUDA device of `gemm.small` and `gemm.wide`."""
         monkeypatch.setattr(cuda, "_encoded", tensor_map)
         monkeypatch.setattr(cuda, "kernel", self.kernel)
         monkeypatch.setattr(cuda, "launch", self.launch)
@@ -86,5 +85,5 @@ class Machine:
 
 def forget() -> None:
     """Forget maps and cuts: they are kept by address, and by what the device holds."""
-    for kept in (gemm_wide._weight_map, gemm_small._weight_map, gemm_small._fitted):
+    for kept in (wide._weight_map, small._weight_map, small._fitted):
         kept.cache_clear()

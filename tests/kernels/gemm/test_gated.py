@@ -2,10 +2,7 @@ import pytest
 import torch
 
 from stoker_kernels.activation import silu_and_mul, silu_and_mul_quant
-from stoker_kernels.gemm import linear, linear_silu_mul
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import linear, linear_silu_mul, table, tiles, wide
 from stoker_kernels.gemm.bench import complaint
 from stoker_kernels.gemm.reference import dequantize_activations, linear_fp64, silu_mul_fp64, sum_error
 from stoker_kernels.gemm.small import PAIR_BYTES, SHARED_LIMIT, Operands, Tile
@@ -73,10 +70,10 @@ def test_what_does_not_fit_is_named() -> None:
         linear_silu_mul(x[:, :8], LinearWeight(weight))
 
 
-@pytest.mark.parametrize("shape", list(gemm_table.GATED))
+@pytest.mark.parametrize("shape", list(table.GATED))
 @pytest.mark.parametrize("m", [1, 8, 9, 32, 64])
 def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
-    tile = gemm_table.gated_tile(False, *shape, m)
+    tile = table.gated_tile(False, *shape, m)
     if tile is None:
         assert m > 32, "two kernels are faster for many tokens alone"
         return
@@ -88,15 +85,15 @@ def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
 
 def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy() -> None:
     llama_8b = (28672, 4096)
-    assert gemm_table.gated_tile(False, *llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
-    assert gemm_table.gated_tile(False, *llama_8b, 1024) == WideTile(256, True, True)
-    assert gemm_table.gated_tile(True, *llama_8b, 512) is None
-    assert gemm_table.gated_tile(True, *llama_8b, 1024) == WideTile(256, True)
-    assert gemm_table.gated_tile(False, 11264, 2048, 128) is None
-    assert gemm_table.busy_share(WideTile(288, True, True), 37888, 256) > 0.99
+    assert table.gated_tile(False, *llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
+    assert table.gated_tile(False, *llama_8b, 1024) == WideTile(256, True, True)
+    assert table.gated_tile(True, *llama_8b, 512) is None
+    assert table.gated_tile(True, *llama_8b, 1024) == WideTile(256, True)
+    assert table.gated_tile(False, 11264, 2048, 128) is None
+    assert table.busy_share(WideTile(288, True, True), 37888, 256) > 0.99
     # Of 300 tokens pairs by rows leave a part of the last block idle, pairs by tokens nearly a block.
-    assert gemm_table.busy_share(WideTile(288, True, False), 37888, 300) > 0.99
-    assert gemm_table.busy_share(WideTile(288, True, True), 37888, 300) < 0.76
+    assert table.busy_share(WideTile(288, True, False), 37888, 300) > 0.99
+    assert table.busy_share(WideTile(288, True, True), 37888, 300) < 0.76
 
 
 @pytest.mark.parametrize(
@@ -104,15 +101,15 @@ def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy()
     [(4608, 512, None), (4608, 1024, 288), (3584, 1000, 224), (3584, 1500, None), (3584, 2048, 224), (37888, 256, 288)],
 )
 def test_plain_e4m3_tiles_go_where_they_keep_the_sms_busy(n: int, m: int, rows: int | None) -> None:
-    assert gemm_table.best_tile(True, n, 3584, m) == (None if rows is None else WideTile(rows, gated=False))
+    assert table.best_tile(True, n, 3584, m) == (None if rows is None else WideTile(rows, gated=False))
 
 
 def test_no_fp8_tile_serves_few_tokens_or_blocks_of_scales() -> None:
-    assert {gemm_table.gated_tile(True, 37888, 3584, m) for m in (1, 16, 64)} == {None}
+    assert {table.gated_tile(True, 37888, 3584, m) for m in (1, 16, 64)} == {None}
     x, weight = operands(70, 128, 128)
     given, blocks = quantize_fp8(x), quantize_weight(weight, "fp8_block")
     o = Operands(given.data, blocks.data, torch.empty(70, 128).bfloat16(), None, blocks.scale, given.scale)
-    assert "a scale for each row" in str(gemm_tiles.refusal(WideTile(288, gated=True), o))
+    assert "a scale for each row" in str(tiles.refusal(WideTile(288, gated=True), o))
 
 
 @pytest.mark.parametrize("rows", [256, 288])
@@ -163,11 +160,11 @@ def test_the_wide_kernels_equal_the_definition(
     if gated:
         expected, error = silu_mul_fp64(expected, error)
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
-    for rows in (256, 288) if gated else gemm_table.WIDE_ROWS if fp8 else (gemm_table.BF16_TILE.rows,):
+    for rows in (256, 288) if gated else table.WIDE_ROWS if fp8 else (table.BF16_TILE.rows,):
         out = torch.full(expected.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
         o = Operands(data, weight.data, out, bias, weight.scale, scale)
-        assert gemm_wide.refusal(WideTile(rows, gated, by_tokens), o) is None
-        gemm_wide.launch(WideTile(rows, gated, by_tokens), o, pdl=False)
+        assert wide.refusal(WideTile(rows, gated, by_tokens), o) is None
+        wide.launch(WideTile(rows, gated, by_tokens), o, pdl=False)
         assert complaint(out, expected, error) is None
 
 
@@ -178,7 +175,7 @@ def test_the_wide_kernels_equal_the_definition(
 def test_the_fused_kernels_equal_the_definition(f: int, k: int, m: int, fp8: bool) -> None:
     x, weight = on_gpu(m, 2 * f, k, fp8)
     both, error = linear_fp64(x, weight), sum_error(x, weight)
-    if gemm_table.gated_tile(fp8, 2 * f, k, m) is None:
+    if table.gated_tile(fp8, 2 * f, k, m) is None:
         error += both.abs() * 2.0**-8  # two kernels round gate and up first
     expected, error = silu_mul_fp64(both, error)
     dispatch.pin("linear_silu_mul", "fused")

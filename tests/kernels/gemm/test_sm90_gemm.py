@@ -8,11 +8,7 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels.gemm import gated as gemm_gated
-from stoker_kernels.gemm import small as gemm_small
-from stoker_kernels.gemm import table as gemm_table
-from stoker_kernels.gemm import tiles as gemm_tiles
-from stoker_kernels.gemm import wide as gemm_wide
+from stoker_kernels.gemm import gated, small, table, tiles, wide
 from stoker_kernels.gemm.reference import linear_fp64, linear_silu_mul
 from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.gemm.wide import WideTile, pairing
@@ -57,11 +53,11 @@ def checked(machine: Machine, tile: Tile | WideTile, o: Operands, want: torch.Te
     out_space = torch.full((m + 3, columns + 24), float("nan"), dtype=BF16)
     out = out_space[1 : m + 1, 8 : columns + 8]
     machine.out, o = out_space, replace(o, out=out)
-    assert gemm_tiles.refusal(tile, o) is None
+    assert tiles.refusal(tile, o) is None
     if isinstance(tile, WideTile):
-        gemm_wide.launch(tile, o, pdl=True)
+        wide.launch(tile, o, pdl=True)
     else:
-        gemm_small.launch(tile, o, pdl=True)
+        small.launch(tile, o, pdl=True)
     torch.testing.assert_close(out.float(), want, rtol=2.0**-8, atol=1e-4)
     result = out.clone()
     out.fill_(float("nan"))
@@ -139,7 +135,7 @@ def test_a_token_has_the_same_bits_in_every_batch(machine: Machine, by_tokens: b
     results = []
     for m in (65, 150):
         machine.x, machine.out = x[:m].clone(), torch.empty(m, 304, dtype=BF16)
-        gemm_wide.launch(WideTile(288, True, by_tokens), Operands(machine.x, weight, machine.out), pdl=True)
+        wide.launch(WideTile(288, True, by_tokens), Operands(machine.x, weight, machine.out), pdl=True)
         results.append(machine.out[:65])
     assert torch.equal(*results)
 
@@ -194,7 +190,7 @@ def test_multicast_rings_of_each_length_match(machine: Machine, k: int, stages: 
 
 @pytest.mark.parametrize(("k", "share", "split"), [(64, 2, 1), (128, 1, 2), (448, 1, 7), (512, 1, 8)])
 def test_a_multicast_tile_fits_a_weight_with_few_k_blocks(machine: Machine, k: int, share: int, split: int) -> None:
-    tile = gemm_small.fitted(multicast_tile(64, 64, 1, 8), torch.empty(192, k, dtype=BF16))
+    tile = small.fitted(multicast_tile(64, 64, 1, 8), torch.empty(192, k, dtype=BF16))
     assert (tile.share, tile.split) == (share, split)
     product(machine, tile, 50, 192, k)
 
@@ -211,27 +207,27 @@ def test_a_token_has_the_same_bits_at_every_place(machine: Machine) -> None:
     generator = torch.Generator().manual_seed(5)
     x, weight = torch.randn(1, 1024, generator=generator).to(BF16), torch.randn(128, 1024, generator=generator).to(BF16)
     machine.x, machine.out = x.repeat(61, 1), torch.empty(61, 128, dtype=BF16)
-    gemm_small.launch(multicast_tile(64, 64, 2, 4), Operands(machine.x, weight, machine.out), pdl=True)
+    small.launch(multicast_tile(64, 64, 2, 4), Operands(machine.x, weight, machine.out), pdl=True)
     assert torch.equal(machine.out, machine.out[:1].expand(61, -1))
 
 
 @pytest.mark.parametrize("m", [1, 9, 33, 64, 65, 130])
 def test_the_op_runs_the_tile_of_its_table(machine: Machine, monkeypatch: pytest.MonkeyPatch, m: int) -> None:
-    monkeypatch.setattr(gemm_tiles, "pdl_on", lambda _: True)
-    monkeypatch.setattr(gemm_gated, "split", None)
-    row = gemm_table.GatedRow(("64x2k1=", "64x2k1=", "64x1k1=", "64x1k2"), ((8192, "288"),))
-    monkeypatch.setattr(gemm_table, "GATED", {(624, 512): row})
-    monkeypatch.setattr(gemm_table, "nearest_gated", lambda fp8, n, k: row)
+    monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
+    monkeypatch.setattr(gated, "split", None)
+    row = table.GatedRow(("64x2k1=", "64x2k1=", "64x1k1=", "64x1k2"), ((8192, "288"),))
+    monkeypatch.setattr(table, "GATED", {(624, 512): row})
+    monkeypatch.setattr(table, "nearest_gated", lambda fp8, n, k: row)
     generator = torch.Generator().manual_seed(m)
     x = torch.randn(m, 512, generator=generator).to(BF16)
     weight = (torch.randn(624, 512, generator=generator) * 512**-0.5).to(BF16)
     machine.x, machine.out, machine.resident = x, torch.empty(0), 2
-    got = gemm_gated.fused(x, LinearWeight(weight))
+    got = gated.fused(x, LinearWeight(weight))
     torch.testing.assert_close(
         got, linear_silu_mul(x.float(), LinearWeight(weight.float())).to(BF16), rtol=0.01, atol=1e-3
     )
-    named = gemm_table.gated_tile(False, 624, 512, m)
-    kind = "wide_gated_n288" if m > gemm_table.GATED_SMALL else f"gated_n{named.rows}"
+    named = table.gated_tile(False, 624, 512, m)
+    kind = "wide_gated_n288" if m > table.GATED_SMALL else f"gated_n{named.rows}"
     assert machine.ran.startswith(f"sm90_bf16_gemm_{kind}")
 
 

@@ -1,14 +1,14 @@
 import pytest
 
-from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import table
 from stoker_kernels.gemm.small import SHARED_LIMIT, TOKEN_TILES
 
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_every_entry_is_a_tile_that_fits(fp8: bool) -> None:
-    for n, k in gemm_table.E4M3 if fp8 else gemm_table.BF16:
+    for n, k in table.E4M3 if fp8 else table.BF16:
         for tokens in TOKEN_TILES:
-            tile = gemm_table.own_tile(fp8, n, k, tokens)
+            tile = table.own_tile(fp8, n, k, tokens)
             assert tile.tokens == tokens
             assert tile.stages >= 2
             assert tile.shared_bytes <= SHARED_LIMIT
@@ -18,8 +18,8 @@ def test_every_entry_is_a_tile_that_fits(fp8: bool) -> None:
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_more_tokens_never_go_back_to_our_kernel(fp8: bool) -> None:
-    for n, k in gemm_table.E4M3 if fp8 else gemm_table.BF16:
-        ours = [gemm_table.best_tile(fp8, n, k, m) is not None for m in range(1, 129)]
+    for n, k in table.E4M3 if fp8 else table.BF16:
+        ours = [table.best_tile(fp8, n, k, m) is not None for m in range(1, 129)]
         assert ours == sorted(ours, reverse=True)
         assert ours[0]
 
@@ -37,12 +37,12 @@ def test_more_tokens_never_go_back_to_our_kernel(fp8: bool) -> None:
     ],
 )
 def test_a_plain_product_gets_wide_tiles_where_those_of_cublas_leave_sms_idle(n: int, m: int, ours: bool) -> None:
-    assert gemm_table.best_tile(False, n, 3584, m) == (gemm_table.BF16_TILE if ours else None)
+    assert table.best_tile(False, n, 3584, m) == (table.BF16_TILE if ours else None)
 
 
 def test_an_unknown_shape_takes_the_nearest_row() -> None:
-    assert gemm_table.own_tile(False, 128256, 3584, 1) == gemm_table.own_tile(False, 152064, 3584, 1)
-    assert gemm_table.own_tile(False, 3072, 3072, 1) == gemm_table.own_tile(False, 3584, 3584, 1)
+    assert table.own_tile(False, 128256, 3584, 1) == table.own_tile(False, 152064, 3584, 1)
+    assert table.own_tile(False, 3072, 3072, 1) == table.own_tile(False, 3584, 3584, 1)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_an_unknown_shape_takes_the_nearest_row() -> None:
 )
 @pytest.mark.parametrize("tokens", TOKEN_TILES)
 def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
-    tile = gemm_table.parse(text, tokens)
-    assert gemm_table.text_of(tile) == text
+    tile = table.parse(text, tokens)
+    assert table.text_of(tile) == text
     assert tile.tokens == tokens
     assert tile.shared_bytes <= SHARED_LIMIT
 
@@ -59,4 +59,4 @@ def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
 @pytest.mark.parametrize("text", ["64", "64x2", "64x2k", "x2k1", "64x2k1+", "256x2k1-"])
 def test_what_is_no_tile_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):
-        gemm_table.parse(text, 128)
+        table.parse(text, 128)

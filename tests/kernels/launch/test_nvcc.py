@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_kernels.gemm import table as gemm_table
+from stoker_kernels.gemm import table
 from stoker_kernels.gemm.small import TOKEN_TILES
 from stoker_kernels.gemm.wide import WideTile
 from stoker_kernels.launch import nvcc, wgmma_codegen
@@ -38,8 +38,8 @@ def test_kernels_compile_ahead_of_time(toolkit: Path, tmp_path: Path, stem: str)
     assert not nvcc.stale(stem, arch, tmp_path)
     names = function_names(tmp_path / f"{stem}.{arch}.cubin")
     fp8 = "e4m3" in stem
-    own = (gemm_table.own_tile(fp8, n, k, t)
-           for n, k in (gemm_table.E4M3 if fp8 else gemm_table.BF16) for t in TOKEN_TILES)  # fmt: skip
+    own = (table.own_tile(fp8, n, k, t)
+           for n, k in (table.E4M3 if fp8 else table.BF16) for t in TOKEN_TILES)  # fmt: skip
     assert {tile.kernel_name(FP8 if fp8 else torch.bfloat16) for tile in own if stem.endswith(tile.family)} <= names
 
 
@@ -47,9 +47,9 @@ def test_gated_and_wide_kernels_compile_without_spills(toolkit: Path, tmp_path: 
     for stem in ("sm90_bf16_gemm_gated", "sm90_bf16_gemm_wide", "sm90_e4m3_gemm_wide"):
         assert nvcc.compile_cubin(stem, "sm_90a", tmp_path) == ""
     names = set.union(*(function_names(path) for path in tmp_path.glob("*.cubin")))
-    for dtype, table in ((torch.bfloat16, gemm_table.GATED), (FP8, gemm_table.GATED_E4M3)):
-        gated = (gemm_table.gated_tile(dtype == FP8, *shape, m) for shape in table for m in (1, 16, 32, 64, 8192))
-        plain = gemm_table.WIDE_ROWS if dtype == FP8 else (gemm_table.BF16_TILE.rows,)
+    for dtype, measured in ((torch.bfloat16, table.GATED), (FP8, table.GATED_E4M3)):
+        gated = (table.gated_tile(dtype == FP8, *shape, m) for shape in measured for m in (1, 16, 32, 64, 8192))
+        plain = table.WIDE_ROWS if dtype == FP8 else (table.BF16_TILE.rows,)
         wide = [(rows, False) for rows in plain] + [(256, True), (288, True)]
         tiles = [*gated, *(WideTile(*each) for each in wide)]
         assert {tile.kernel_name(dtype) for tile in tiles if tile is not None} <= names

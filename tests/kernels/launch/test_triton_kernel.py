@@ -82,7 +82,7 @@ def test_a_launch_is_described_as_triton_specializes_it() -> None:
     wanted = _rms_norm_kernel.wanted(
         _rms_norm_kernel.kinds(arguments), {"BLOCK": 64, "LAUNCH_PDL": True, "num_warps": 1, "launch_pdl": True}
     )
-    assert wanted.kernel == "norm_triton.rms_norm_kernel"
+    assert wanted.kernel == "triton_rms_norm.rms_norm_kernel"
     assert wanted.arguments == {
         "x": ("*bf16", True), "residual": ("none", False), "weight": ("*bf16", False), "out": ("*bf16", True),
         "scales": ("none", False), "x_stride": ("i32", True), "residual_stride": ("i32", True),

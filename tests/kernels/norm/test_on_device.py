@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.norm import op as norm
+from stoker_kernels import norm
 from stoker_kernels.norm import reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.pages import op as pages
-from stoker_kernels.slots import reference as reference_slots
+from stoker_kernels import pages
+from stoker_kernels.pages import reference
 
 
 @pytest.mark.parametrize(("dtype", "words"), [(torch.int64, 48), (torch.int64, 2500), (torch.uint8, 999)])
@@ -23,7 +23,7 @@ def test_copy_pages_matches(transposed: bool, dtype: torch.dtype, words: int, de
     # As a slice of a longer list: it starts where it starts.
     pairs = torch.tensor([(0, 0), (17, 8), (3, 0), (3, 4), (9, 2)], dtype=torch.int32)[1:]
     expected = target.clone()
-    reference_slots.copy_pages(source, expected, pairs)
+    reference.copy_pages(source, expected, pairs)
     there = target.to(device)
     pages.copy_pages(source.to(device), there, pairs.to(device))
     assert torch.equal(there.cpu(), expected)

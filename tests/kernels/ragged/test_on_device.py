@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.ragged import op as ragged
+from stoker_kernels import ragged
 
 SLOTS, PAGES = 40, 64
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.rope import op as rope
+from stoker_kernels import rope
 from stoker_kernels.rope import reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.sampling import SamplingState, SlotSampling, pack_slot_sampling, reference_typical, typical
-from stoker_kernels.sampling import op as sampling
-from stoker_kernels.sampling import reference as reference_sampling
+from stoker_kernels import sampling
+from stoker_kernels.sampling import (
+    SamplingState,
+    SlotSampling,
+    pack_slot_sampling,
+    reference,
+    reference_typical,
+    typical,
+)
 from stoker_kernels.sampling.state import CANDIDATES, TILE
 
 SLOTS = 8
@@ -35,7 +41,7 @@ def _states(updates: list[SlotSampling], vocab: int, device: torch.device) -> tu
     mine = SamplingState.allocate(SLOTS, vocab, device)
     theirs = SamplingState.allocate(SLOTS, vocab, torch.device("cpu"))
     sampling.apply_slot_sampling(packed.to(device), len(updates), mine)
-    reference_sampling.apply(packed, len(updates), theirs)
+    reference.apply(packed, len(updates), theirs)
     for name in ("params", "bias_ids", "bias_values", "bias_until", "counts"):
         assert torch.equal(getattr(mine, name).cpu(), getattr(theirs, name)), name
     return mine, theirs
@@ -54,7 +60,7 @@ def _compare(
         mask = torch.randint(-(2**31), 2**31, (len(slots), -(-vocab // 32)), generator=generator).to(torch.int32)
     for _ in range(steps):
         positions = torch.randint(100, (len(slots),), generator=generator, dtype=torch.int32)
-        expected = reference_sampling.sample(logits, theirs, slots, positions, adjust=adjust, bitmask=mask)
+        expected = reference.sample(logits, theirs, slots, positions, adjust=adjust, bitmask=mask)
         got = sampling.sample(
             logits.to(device), mine, slots.to(device), positions.to(device), adjust=adjust,
             bitmask=None if mask is None else mask.to(device),
@@ -142,7 +148,7 @@ def test_argmax_matches(vocab: int, dtype: torch.dtype, device: torch.device) ->
     logits[1] = 0.5
     logits[2, vocab // 2 :] = logits[2].max()
     logits[3, 0] = float("nan")
-    assert sampling.argmax(logits.to(device)).tolist() == reference_sampling.argmax(logits).tolist()
+    assert sampling.argmax(logits.to(device)).tolist() == reference.argmax(logits).tolist()
     out = torch.full((4,), -7, dtype=torch.int32, device=device)
     assert sampling.argmax(logits.to(device), out=out) is out
     assert out[1] == 0
@@ -154,7 +160,7 @@ def test_logprobs_match(vocab: int, top: int, device: torch.device) -> None:
     logits = _logits(3, vocab, 3.0, torch.float32)
     tokens = torch.tensor([vocab - 1, -1, 4], dtype=torch.int32)
     got = sampling.token_logprobs(logits.to(device), tokens.to(device), top).cpu()
-    expected = reference_sampling.token_logprobs(logits, tokens, top)
+    expected = reference.token_logprobs(logits, tokens, top)
     assert got[1].isnan().all()
     assert torch.equal(got[::2, 1 : 2 + top], expected[::2, 1 : 2 + top]), "rank and ids"
     torch.testing.assert_close(got[::2], expected[::2], rtol=1e-5, atol=1e-5)

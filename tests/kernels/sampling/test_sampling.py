@@ -16,11 +16,11 @@ from stoker_kernels.sampling import (
     apply_slot_sampling,
     argmax,
     pack_slot_sampling,
+    reference,
     sample,
     token_logprobs,
     typical_mask,
 )
-from stoker_kernels.sampling import reference as reference_sampling
 
 CPU = torch.device("cpu")
 VOCAB = 24
@@ -156,13 +156,13 @@ def test_ties_at_the_bound_are_all_kept() -> None:
 
 def test_philox_gives_the_published_words() -> None:
     # Random123's known answer of philox4x32-10 for counter 0 and key 0.
-    assert reference_sampling._philox(0, 0, 0) == (0x6627E8D5, 0xE169C58D)
+    assert reference._philox(0, 0, 0) == (0x6627E8D5, 0xE169C58D)
 
 
 def test_weights_are_the_exponential() -> None:
     values = torch.linspace(-30, 0, 5001)
     one = torch.ones(1)
-    weights = reference_sampling._weights(values[None], 0 * one, one, 0 * one)[0]
+    weights = reference._weights(values[None], 0 * one, one, 0 * one)[0]
     expected = torch.exp(values.double()) * 2**40
     assert (weights.double() - expected).abs().le(1 + expected * 3e-6).all()
     assert weights[-1] == 2**40
@@ -203,7 +203,7 @@ def test_penalties(penalties: dict[str, float], expected: list[float]) -> None:
     logits = torch.tensor([4.0, 4.0, 3.0, -2.0, 0.5])
     state = _state(update, vocab=5)
     rows = logits[None].clone()
-    reference_sampling._adjust(rows, state, [0], [0], None)
+    reference._adjust(rows, state, [0], [0], None)
     assert rows[0].tolist() == [*expected, 0.5]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.slots import op as slots
-from stoker_kernels.slots import reference as reference_slots
+from stoker_kernels import slots
+from stoker_kernels.slots import reference
 
 SLOTS, PAGES, ROWS = 300, 7, 290
 
@@ -33,7 +33,7 @@ def _state(device: torch.device, page_size: int) -> dict[str, torch.Tensor]:
 def test_prepare_decode_matches(page_size: int, device: torch.device) -> None:
     state = _state(device, page_size)
     outputs = []
-    for module in (slots, reference_slots):
+    for module in (slots, reference):
         out = {
             name: torch.full((ROWS,), -99, dtype=torch.int64 if "mapping" in name else torch.int32).to(device)
             for name in ("ids_out", "positions_out", "slot_mapping_out", "seq_lens_out")
@@ -47,7 +47,7 @@ def test_prepare_decode_matches(page_size: int, device: torch.device) -> None:
 
 def test_commit_tokens_matches(device: torch.device) -> None:
     results = []
-    for module in (slots, reference_slots):
+    for module in (slots, reference):
         state = _state(device, 16)
         ring = torch.full((ROWS,), -99, dtype=torch.int32, device=device)
         names = ("row_slots", "sampled", "position", "last_token")
@@ -61,7 +61,7 @@ def test_apply_updates_matches(device: torch.device) -> None:
     packed = slots.pack_updates([(5, 0, [9, 8, 7]), (299, 6, [1]), (5, 1, [77])], [(5, 40), (7, 3)], [(5, 11), (5, 12)])
     upload = torch.cat([torch.from_numpy(packed), torch.tensor([[-1, 0, 5]], dtype=torch.int32)]).to(device)
     results = []
-    for module in (slots, reference_slots):
+    for module in (slots, reference):
         state = _state(device, 16)
         module.apply_updates(upload, state["page_table"], state["position"], state["last_token"])
         results.append((state["page_table"], state["position"], state["last_token"]))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.slots import reference as reference_slots
+from stoker_kernels import pages
 from stoker_runtime.executor import page_swap
 
 
@@ -119,7 +119,7 @@ class Device:
         """Take the place of torch in `page_swap`."""
 
         def copy_pages(source: Memory, target: Memory, pairs: torch.Tensor) -> None:
-            self.launch(lambda: reference_slots.copy_pages(source.data, target.data, pairs))
+            self.launch(lambda: pages.copy_pages(source.data, target.data, pairs))
 
         cuda = SimpleNamespace(
             Stream=lambda device: Stream(self),

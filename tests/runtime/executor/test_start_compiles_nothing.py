@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.attention import choose as attention_triton
-from stoker_kernels.attention import sm90_decode as attention_sm90
-from stoker_kernels.attention import sm90_mixed as attention_sm90_mixed
-from stoker_kernels.attention import sm90_prefill as attention_sm90_prefill
-from stoker_kernels.gemm import gated as gemm_gated
+from stoker_kernels.attention import choose, sm90_decode, sm90_mixed, sm90_prefill
+from stoker_kernels.gemm import gated
 from stoker_kernels.launch import aot, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
@@ -100,16 +97,16 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(PrecompiledKernel, "run", lambda self, *args, **kwargs: recorder.run(self, *args, **kwargs))
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
-    for module in ("pdl", "fp8_triton", "attention_triton"):
+    for module in ("launch.pdl", "launch.triton_fp8", "attention.choose"):
         monkeypatch.setattr(f"stoker_kernels.{module}.sm_of", lambda device: SM)
     monkeypatch.setattr(torch, "zeros", small_zeros)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
-    monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", attention_triton.plan_attention)
-    monkeypatch.setattr(attention_sm90, "launch_streams", lambda *_, **__: None)
-    monkeypatch.setattr(attention_sm90_mixed, "launch_mixed", lambda *_, **__: None)
-    monkeypatch.setattr(attention_sm90, "sm_count", lambda device: 132)
+    monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", choose.plan_attention)
+    monkeypatch.setattr(sm90_decode, "launch_streams", lambda *_, **__: None)
+    monkeypatch.setattr(sm90_mixed, "launch_mixed", lambda *_, **__: None)
+    monkeypatch.setattr(sm90_decode, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
-    monkeypatch.setattr(gemm_gated, "linear", record_linear)
+    monkeypatch.setattr(gated, "linear", record_linear)
     monkeypatch.setattr(decoder_module, "linear_silu_mul", record_both)
     pdl.enable_pdl(True)
     yield recorder
@@ -128,13 +125,13 @@ def record_linear(
     x: Any, weight: LinearWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """cuBLAS's way for FP8 ends in a kernel of ours; everything else is not Triton's."""
-    from stoker_kernels.gemm import triton_fp8_scale as gemm_fp8_triton
+    from stoker_kernels.gemm import triton_fp8_scale
 
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) and weight.kind != "dense" else x
     rows = quantized.shape[0] if isinstance(quantized, torch.Tensor) else quantized.data.shape[0]
     y = torch.empty((rows, weight.out_features), dtype=torch.bfloat16) if out is None else out
     if weight.scale is not None:
-        gemm_fp8_triton.scale(y, quantized.scale, weight.scale, bias, y)
+        triton_fp8_scale.scale(y, quantized.scale, weight.scale, bias, y)
     return y
 
 
@@ -142,7 +139,7 @@ def record_both(x: Any, weight: LinearWeight) -> Any:
     """Gate, up and activation by two kernels, and what follows on one."""
     if isinstance(x, Quantized):
         quantize_fp8(torch.empty(x.data.shape[0], weight.out_features // 2, dtype=torch.bfloat16))
-    return gemm_gated.linear_silu_mul(x, weight)
+    return gated.linear_silu_mul(x, weight)
 
 
 def make_spec(model: str) -> ModelSpec:
@@ -212,10 +209,10 @@ def test_every_launch_has_a_precompiled_variant(
 ) -> None:
     body, table = make_body(model, quantization, kv)
     group = body.decoder.spec.heads // body.decoder.spec.kv_heads
-    possible = streams and body.decoder.spec.head_dim == 128 and group <= attention_sm90.MAX_GROUP
-    monkeypatch.setattr(attention_sm90, "available", lambda *_: possible)
-    monkeypatch.setattr(attention_sm90_mixed, "refusal", lambda *_: None)
-    monkeypatch.setattr(attention_sm90_prefill, "refusal", lambda _: "recorded as Triton's")
+    possible = streams and body.decoder.spec.head_dim == 128 and group <= sm90_decode.MAX_GROUP
+    monkeypatch.setattr(sm90_decode, "available", lambda *_: possible)
+    monkeypatch.setattr(sm90_mixed, "refusal", lambda *_: None)
+    monkeypatch.setattr(sm90_prefill, "refusal", lambda _: "recorded as Triton's")
     run_everything(body, table)
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]

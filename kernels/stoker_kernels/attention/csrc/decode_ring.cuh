@@ -24,7 +24,7 @@ struct e4m3_cache {
   static constexpr int row_bytes = 128, halves = 1;
 };
 
-// The launcher mirrors this in attention_sm90.py.
+// The launcher mirrors this in sm90_decode.py.
 struct DecodeArguments {
   __nv_bfloat16* out;
   const __nv_bfloat16* q;
@@ -82,7 +82,7 @@ struct DecodeRing {
   uint32_t data_address, q_address, full, empty;
   int q_bytes;
 
-  // [stages of K and V][exchange][queries][headers][full barriers][empty barriers][last]; attention_sm90.py reserves it.
+  // [stages of K and V][exchange][queries][headers][full barriers][empty barriers][last]; sm90_decode.py reserves it.
   __device__ DecodeRing(unsigned char* raw, int stages, int group) : q_bytes(group * Q_PITCH) {
     const uint32_t start = shared_address(raw);
     data_address = (start + 1023) & ~1023u;

@@ -3,7 +3,7 @@
 //
 // A *stream* is one (row, KV head); a *unit* is 64 of its keys. All units in a line, row by row and head by head, are
 // cut into equal shares, one per CTA, so that every SM moves the same bytes; where streams are short, shares keep them
-// whole, and an eighth of all is left to CTAs that are done early (attention_shares.py plans both). In a CTA, one
+// whole, and an eighth of all is left to CTAs that are done early (share_plan.py plans both). In a CTA, one
 // producer warp streams units by TMA into a ring. Of each unit, each of four consumer warps weighs 16 keys, and hands
 // their weights to the others; then each adds up 32 dimensions of all 64 values. So a stream's end has nothing to merge:
 // it costs a division and a store. A stream in several shares leaves partial results, which the CTA that arrives

@@ -3,7 +3,7 @@
 // tensor cores, so an SM may have a CTA of each kind: `decode_ctas` CTAs begin with shares, the others with tiles, and
 // each goes over to the other kind when there is none of its own left (as POD-Attention does, Kamath et al. 2024).
 //
-// tile_plan_kernel lists the tiles, those with most keys first (attention_tile_plan.py). Which CTA draws what changes no
+// tile_plan_kernel lists the tiles, those with most keys first (tile_plan.py). Which CTA draws what changes no
 // result: a tile is one CTA's, and a stream's partial results are added up in the order of its shares.
 #pragma once
 #include "attention_tile.cuh"
@@ -12,7 +12,7 @@
 
 namespace stoker {
 
-// The launcher mirrors this in attention_sm90_mixed.py. Of `decode`, `tickets` are shares drawn, CTAs that are done,
+// The launcher mirrors this in sm90_mixed.py. Of `decode`, `tickets` are shares drawn, CTAs that are done,
 // tiles drawn; `num_shares` is 0 in a step without decode rows.
 struct MixedArguments {
   DecodeArguments decode;

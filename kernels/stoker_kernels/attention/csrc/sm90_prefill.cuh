@@ -28,7 +28,7 @@ constexpr int TICKET_INTS = 8;
 constexpr int PREFILL_THREADS = 3 * WARPGROUP;
 constexpr int PREFILL_SHARED = 1024 + 3 * RING * TILE_BYTES + RING * TICKET_INTS * 4 + 6 * RING * 8;
 
-// The launcher mirrors this in attention_sm90_prefill.py.
+// The launcher mirrors this in sm90_prefill.py.
 struct PrefillArguments {
   __nv_bfloat16* out;
   const int* page_table;

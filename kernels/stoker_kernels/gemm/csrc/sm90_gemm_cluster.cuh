@@ -21,7 +21,7 @@
 
 namespace stoker {
 
-// [stages of W and x][staging][sums from the other CTAs][full][empty][received barriers]; gemm_small.py reserves as much.
+// [stages of W and x][staging][sums from the other CTAs][full][empty][received barriers]; small.py reserves as much.
 template <int BN, int KC, int MT>
 struct ClusterRing {
   static constexpr int w_bytes = BN * 128 * KC, x_bytes = MT * 128 * KC, stage_bytes = w_bytes + x_bytes;

@@ -36,7 +36,7 @@ struct PartSums {
 };
 
 // [stages of W and x][full][empty][received barriers]; in the end the parts' sums and staging lie on the stages, and the
-// barriers behind whichever is longer. gemm_small.py reserves as much.
+// barriers behind whichever is longer. small.py reserves as much.
 template <int BN, int MT>
 struct MulticastRing {
   static constexpr int w_bytes = BN * 128, x_bytes = MT * 128, stage_bytes = w_bytes + x_bytes;

@@ -2,7 +2,7 @@
 
 Invariants: a cache slot that no key of the batch fills holds NaN, and a page-table entry past a row's pages names no
 page, so that reading either shows. The same seed gives the same batch on every device.
-Knows nothing of what is checked: the tests and the benchmark do.
+Knows nothing of what is checked.
 """
 
 from __future__ import annotations

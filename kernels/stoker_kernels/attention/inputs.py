@@ -1,0 +1,69 @@
+"""What a launch of attention is given: the op's tensors and scalars, as the kernels take them, checked.
+
+Invariants: what `refuse_misread` lets pass, every kernel of this folder reads as it is meant.
+Knows nothing of kernels, nor of which one runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.attention.meta import AttentionMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The op's tensors and scalars; caches of e4m3 are viewed as uint16 pairs."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    out: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    sinks: Tensor | None
+    scale: float
+    window: int
+    softcap: float
+    fp8: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return int(self.q.shape[1] // self.k_cache.shape[1])
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What the cache holds, whatever it is viewed as."""
+        return torch.float8_e4m3fn if self.fp8 else self.k_cache.dtype
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a cached element."""
+        return self.kv_dtype.itemsize
+
+
+def refuse_misread(inputs: Inputs, meta: AttentionMeta) -> None:
+    """Raise ValueError for inputs the kernels would misread."""
+    q, k, v, out = inputs.q, inputs.k_cache, inputs.v_cache, inputs.out
+    page = k.shape[2]
+    checks = [
+        (q.shape[1] % k.shape[1] == 0, f"{q.shape[1]} query heads do not divide into {k.shape[1]} KV heads"),
+        (k.stride() == v.stride() and k.stride(3) == 1, "k_cache and v_cache need equal strides, the last of them 1"),
+        (q.stride(2) == 1 and q.stride(1) == q.shape[2], "q's heads must be contiguous in a token"),
+        (out.stride(2) == 1 and out.stride(1) == q.shape[2], "out's heads must be contiguous in a token"),
+        (page & (page - 1) == 0 and page >= 16, f"page size {page} is not a power of two from 16 on"),
+        (inputs.fp8 == (inputs.k_scale is not None), "an e4m3 cache needs k_scale, and no other takes it"),
+        (inputs.fp8 == (inputs.v_scale is not None), "an e4m3 cache needs v_scale, and no other takes it"),
+        (inputs.fp8 or k.dtype == q.dtype, f"q is {q.dtype} but the cache {k.dtype}"),
+        (
+            meta.planned_window in (None, 0) or 0 < inputs.window <= (meta.planned_window or 0),
+            f"the step was planned for window {meta.planned_window}, narrower than {inputs.window}",
+        ),
+    ]
+    for good, message in checks:
+        if not good:
+            raise ValueError(f"paged_attention: {message}")

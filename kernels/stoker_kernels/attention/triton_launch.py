@@ -1,0 +1,147 @@
+"""Launches the Triton attention kernels: plan and decode for the rows of one token, prefill for the rest.
+
+Invariants: launch sizes depend on host integers alone (rows, tokens, bounds), so that a captured graph serves any
+lengths. Knows nothing of when these kernels run and when others do (`choose.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+
+from stoker_kernels.attention.config import DecodeConfig, PrefillConfig
+from stoker_kernels.attention.inputs import Inputs
+from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention.triton_prefill import prefill_kernel
+from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS, UNPACK_PLAIN
+from stoker_kernels.launch.dispatch import interpreting, sm_count
+from stoker_kernels.launch.pdl import launch_options
+from stoker_kernels.launch.triton_tile import padded_dim
+
+LOG2E = math.log2(math.e)
+
+
+def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: DecodeConfig) -> None:
+    """Write the decode items of this step into the workspace."""
+    target, capacity = _item_bounds(meta, num_kv_heads, config)
+    decode_plan_kernel[(1,)](
+        meta.seq_lens,
+        meta.seq_slots,
+        meta.workspace.items,
+        meta.workspace.num_items,
+        meta.num_decodes,
+        window,
+        capacity,
+        target,
+        MIN_SPLIT=config.min_split,
+        MAX_SPLIT=config.max_split,
+        BLOCK_ROWS=max(16, triton.next_power_of_2(meta.num_decodes)),
+        num_warps=4,
+        **launch_options(meta.seq_lens.device),
+    )
+
+
+def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> None:
+    """Run the planned decode items. The plan must be of the same configuration and number of KV heads."""
+    num_kv_heads = inputs.k_cache.shape[1]
+    _, capacity = _item_bounds(meta, num_kv_heads, config)
+    space = meta.workspace
+    decode_kernel[(capacity * num_kv_heads,)](
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.out,
+        meta.page_table,
+        space.items,
+        space.num_items,
+        space.partial,
+        space.partial_lse,
+        space.arrivals,
+        inputs.k_scale,
+        inputs.v_scale,
+        inputs.sinks,
+        inputs.scale * LOG2E,
+        inputs.softcap,
+        inputs.window,
+        num_kv_heads,
+        *_strides(inputs, meta),
+        BLOCK_M=max(16, triton.next_power_of_2(inputs.group)),
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        **_constants(inputs, config.cvt),
+        num_warps=config.num_warps,
+        **launch_options(inputs.q.device),
+    )
+
+
+def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -> None:
+    """Run the rows from `num_decodes` on, and zero the tokens past the last row."""
+    num_kv_heads = inputs.k_cache.shape[1]
+    first = meta.num_decodes
+    rows = meta.seq_lens.shape[0] - first
+    tokens = inputs.q.shape[0]
+    block_m = max(config.block_m, triton.next_power_of_2(inputs.group))
+    tiles = (tokens - first) // (block_m // inputs.group) + rows + 1
+    prefill_kernel[(tiles * num_kv_heads,)](
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.out,
+        meta.page_table,
+        meta.seq_slots,
+        meta.query_start,
+        meta.seq_lens,
+        inputs.k_scale,
+        inputs.v_scale,
+        inputs.sinks,
+        inputs.scale * LOG2E,
+        inputs.softcap,
+        inputs.window,
+        num_kv_heads,
+        rows,
+        tokens,
+        first,
+        *_strides(inputs, meta),
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        **_constants(inputs, config.cvt),
+        num_warps=config.num_warps,
+        **launch_options(inputs.q.device),
+    )
+
+
+def _item_bounds(meta: AttentionMeta, num_kv_heads: int, config: DecodeConfig) -> tuple[int, int]:
+    """(target, capacity) of the plan: items for equal shares, and items at most."""
+    programs = config.programs_per_sm * sm_count(meta.seq_lens.device)
+    target = max(1, programs // num_kv_heads)
+    # No row gives more items than its keys fill, so a short bound needs a smaller launch.
+    most = meta.num_decodes * max(1, triton.cdiv(meta.max_seq_len, config.min_split))
+    capacity = meta.num_decodes + min(config.slack * target, most)
+    return target, min(capacity, meta.workspace.items.shape[0])
+
+
+def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
+    cache = inputs.k_cache.stride()
+    return inputs.q.stride(0), inputs.out.stride(0), meta.page_table.stride(0), cache[0], cache[1], cache[2]
+
+
+def _constants(inputs: Inputs, cvt: bool) -> dict[str, Any]:
+    head_dim = inputs.q.shape[2]
+    unpack = UNPACK_PLAIN if interpreting() else UNPACK_CVT if cvt else UNPACK_PAIRS
+    return {
+        "GROUP": inputs.group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": padded_dim(head_dim) // (2 if inputs.fp8 else 1),
+        "PAGE": inputs.k_cache.shape[2],
+        "FP8": inputs.fp8,
+        "WINDOW": inputs.window > 0,
+        "SOFTCAP": inputs.softcap > 0.0,
+        "SINKS": inputs.sinks is not None,
+        "PRECISION": "ieee" if inputs.q.dtype is torch.float32 else "tf32",
+        "UNPACK": unpack.value if inputs.fp8 else 0,
+    }
