@@ -15,10 +15,12 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+PACKAGE = Path(__file__).parents[1]
 Function = Callable[..., Any]
 
 
@@ -108,7 +110,9 @@ def register(op: str, name: str, path: str, supports: Supports) -> None:
 
 
 def ops() -> tuple[str, ...]:
-    """Every op registered so far: those of the modules imported."""
+    """Every op there is: each folder of the package with an `op.py` is imported, which registers what lies in it."""
+    for path in sorted(PACKAGE.glob("*/op.py")):
+        importlib.import_module(f"stoker_kernels.{path.parent.name}")
     return tuple(_registry)
 
 

@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -192,8 +191,6 @@ def kernel_lines(dtype: str, device: torch.device) -> list[Line]:
 def _choices(device: torch.device, dtype: torch.dtype) -> Iterator[Line]:
     from stoker_kernels.launch import dispatch
 
-    # An op is known once a module that calls it was imported; this one brings all that an engine calls.
-    import_module("stoker_runtime.executor.build")
     for op in sorted(dispatch.ops()):
         try:
             yield op, dispatch.require(device, dtype, (op,))[op]

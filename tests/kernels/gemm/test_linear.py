@@ -68,7 +68,7 @@ def test_missing_kernels_are_said_and_a_pin_on_them_refused(
     assert "run python -m stoker_kernels.launch.nvcc" in dispatch.chosen()["linear"]
     dispatch.pin("linear", "own")
     try:
-        with pytest.raises(KernelUnavailable, match=r"python -m stoker_kernels\.nvcc"):
+        with pytest.raises(KernelUnavailable, match=r"python -m stoker_kernels\.launch\.nvcc"):
             dispatch.select("linear", hopper, torch.bfloat16)
     finally:
         dispatch.unpin("linear")
