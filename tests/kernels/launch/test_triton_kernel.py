@@ -150,7 +150,7 @@ def test_a_launch_without_a_variant_is_compiled_and_said(launches: list[str], mo
     kernel = _fresh()
     for _ in range(2):
         _launch(kernel)
-    assert launches == ["noted slots_triton.commit_tokens_kernel", "triton", "triton"]
+    assert launches == ["noted triton_slots.commit_tokens_kernel", "triton", "triton"]
 
 
 def test_interpreted_kernels_stay_tritons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stoker_kernels import ragged
+from stoker_kernels.ragged import reference
 
 SLOTS, PAGES = 40, 64
 
@@ -56,7 +57,7 @@ def _outputs(rows: ragged.RaggedRows, device: torch.device) -> ragged.RaggedOutp
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_prepare_ragged_matches(seed: int, page_size: int, device: torch.device) -> None:
     results = []
-    for function in (ragged.prepare_ragged, ragged.prepare_ragged_reference):
+    for function in (ragged.prepare_ragged, reference.prepare_ragged):
         rows, state, decodes = _step(seed, page_size, device)
         out = _outputs(rows, device)
         function(rows, state, page_size, decodes, out)
