@@ -21,7 +21,7 @@ OPS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - OPEN
 # Who may enter any op: its benchmarks, and what stands in for a device under its tests.
 INSIDE = ("kernels/stoker_kernels/bench/", "tests/kernels/bench/", "tests/kernels/emulator/", "tests/kernels/launch/")
 # Tests of the engine that replace a launch by a record of it.
-RECORDING = ("tests/engine/test_start_compiles_nothing.py",)
+RECORDING = ("tests/runtime/executor/test_start_compiles_nothing.py",)
 
 
 def sources() -> list[Path]:
