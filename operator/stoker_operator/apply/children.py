@@ -33,7 +33,9 @@ async def carry_out(cluster: Cluster, service: Mapping[str, Any], actions: tuple
             await _do(cluster, service, action)
         except (ApiError, NameTaken) as error:
             subject = action.event[1].partition(":")[0]
-            failures.append(f"{subject} failed: {error.message if isinstance(error, ApiError) else error}")
+            said = f"{subject} failed: {error.message if isinstance(error, ApiError) else error}"
+            advice = action.if_refused if isinstance(action, Apply) else ""
+            failures.append(f"{said.rstrip('.')}; {advice}" if advice else said)
             log.warning("%s/%s: %s", *service_key(service), failures[-1])
             continue
         reason, message = action.event

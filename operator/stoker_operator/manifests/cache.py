@@ -23,13 +23,13 @@ from stoker_operator.manifests.identity import (
     SOURCE_LABEL,
     Manifest,
     child,
-    owner,
     short_hash,
     stamped,
 )
+from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import quantity
-from stoker_operator.spec.service import GROUP, InferenceService
+from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
@@ -100,30 +100,45 @@ def volume_claim(service: InferenceService, settings: Settings, live: Mapping[st
         "resources": {"requests": {"storage": _size(service, settings, live)}},
     }
     storage_class = _storage_class(service, settings, live)
-    users = _users(service, live)
-    owners = [owner(service, controller=False) | {"name": name, "uid": uid} for name, (uid, _) in users.items()]
+    spec |= {"storageClassName": storage_class} if storage_class else {}
+    return _claim(claim_name(service), service.namespace, cache_key(service), _users(service, live), spec)
+
+
+def left_claim(service: InferenceService, live: Mapping[str, Any]) -> Manifest:
+    """A live claim without this service, which uses another by now; the others keep what they have."""
+    meta, there = live["metadata"], live["spec"]
+    users = {name: user for name, user in _users(service, live).items() if user[0] != service.uid}
+    spec: dict[str, Any] = {
+        "accessModes": list(there["accessModes"]),
+        "resources": {"requests": {"storage": str(there["resources"]["requests"]["storage"])}},
+    }
+    spec |= {"storageClassName": there["storageClassName"]} if _sets_storage_class(live) else {}
+    return _claim(meta["name"], service.namespace, meta["labels"][CACHE_LABEL], users, spec)
+
+
+def _claim(
+    name: str, namespace: str, key: str, users: Mapping[str, tuple[str, int]], spec: Mapping[str, Any]
+) -> Manifest:
+    owners = [_user_owner(user, uid) for user, (uid, _) in users.items()]
     if any(seconds for _, seconds in users.values()):
         owners = []  # it outlives its users: plan/retention.py ends it
     meta: dict[str, Any] = {
-        "name": claim_name(service),
-        "namespace": service.namespace,
+        "name": name,
+        "namespace": namespace,
         "labels": {
             "app.kubernetes.io/name": "stoker",
             COMPONENT: "cache",
             MANAGED_BY: "stoker",
-            CACHE_LABEL: cache_key(service),
+            CACHE_LABEL: key,
         },
-        "annotations": {f"{USER_PREFIX}{name}": f"{uid} {seconds}" for name, (uid, seconds) in sorted(users.items())},
-        "ownerReferences": sorted(owners, key=lambda reference: str(reference["uid"])),
+        "annotations": {f"{USER_PREFIX}{user}": f"{uid} {seconds}" for user, (uid, seconds) in sorted(users.items())},
+        "ownerReferences": sorted(owners, key=lambda reference: reference["uid"]),
     }
-    return stamped(
-        {
-            "apiVersion": CLAIM[0],
-            "kind": CLAIM[1],
-            "metadata": meta,
-            "spec": spec | ({"storageClassName": storage_class} if storage_class else {}),
-        }
-    )
+    return stamped({"apiVersion": CLAIM[0], "kind": CLAIM[1], "metadata": meta, "spec": dict(spec)})
+
+
+def _user_owner(name: str, uid: str) -> dict[str, str]:
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": name, "uid": uid}
 
 
 def _size(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None) -> str:
@@ -141,10 +156,15 @@ def _storage_class(service: InferenceService, settings: Settings, live: Mapping[
     """
     if service.cache.storage_class_name or live is None:
         return service.cache.storage_class_name or settings.cache_storage_class
-    for entry in live["metadata"].get("managedFields") or ():
-        if entry["manager"] == FIELD_MANAGER and "f:storageClassName" in entry["fieldsV1"].get("f:spec", {}):
-            return str(live["spec"]["storageClassName"])
-    return ""
+    return str(live["spec"]["storageClassName"]) if _sets_storage_class(live) else ""
+
+
+def _sets_storage_class(live: Mapping[str, Any]) -> bool:
+    """Whether the class of a live claim is as we applied it."""
+    return any(
+        entry["manager"] == FIELD_MANAGER and "f:storageClassName" in entry["fieldsV1"].get("f:spec", {})
+        for entry in live["metadata"].get("managedFields") or ()
+    )
 
 
 def prefetch_job(
@@ -155,6 +175,8 @@ def prefetch_job(
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
+    template = _fetch_pod(service, settings, repair=repair)
+    job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     job["spec"] = {
         "backoffLimit": 4,
         # Long enough for `kubectl logs`; the result itself is kept in the service's status.
@@ -171,7 +193,7 @@ def prefetch_job(
         },
         "template": {
             "metadata": {"labels": dict(job["metadata"]["labels"])},
-            "spec": _fetch_pod(service, settings, repair=repair),
+            "spec": template,
         },
     }
     return stamped(job)

@@ -47,15 +47,16 @@ def selector(service: InferenceService) -> dict[str, str]:
     return {INSTANCE: service.name, COMPONENT: "engine", MANAGED_BY: "stoker"}
 
 
-def owner(service: InferenceService, *, controller: bool = True) -> dict[str, Any]:
+def owner(service: InferenceService) -> dict[str, Any]:
     """The owner reference by which deleting the service deletes the child."""
-    reference: dict[str, Any] = {
+    return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
         "name": service.name,
         "uid": service.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
     }
-    return reference | {"controller": True, "blockOwnerDeletion": True} if controller else reference
 
 
 def child(service: InferenceService, kind: tuple[str, str], name: str, component: str) -> Manifest:

@@ -16,11 +16,14 @@ from stoker_operator.plan.drift import difference
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply `manifest`. `create`: nothing of ours has this name yet."""
+    """Server-side apply `manifest`. `create`: nothing of ours has this name yet. `if_refused` is what a person can do
+    when the API server does not take it.
+    """
 
     manifest: Mapping[str, Any]
     reason: str
     create: bool
+    if_refused: str = ""
 
     @property
     def event(self) -> tuple[str, str]:

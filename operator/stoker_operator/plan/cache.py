@@ -2,7 +2,7 @@
 
 Invariants: pure. A result is believed only for the pair (source, volume) it was made for. A failed attempt
 is followed by another after a delay that doubles, for ever: what a person repairs is picked up without
-telling the operator.
+telling the operator, and a changed spec or chart is tried at once, whatever the attempt before is waiting for.
 Knows nothing of what the model is used for.
 """
 
@@ -13,11 +13,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from stoker_operator.manifests import claim_name, is_repair, owns_claim, prefetch_job, source_id, volume_claim
-from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
+from stoker_operator.manifests import (
+    claim_name,
+    is_repair,
+    owns_claim,
+    prefetch_job,
+    source_id,
+    template_key,
+    volume_claim,
+)
+from stoker_operator.manifests.revision import live_template_key
 from stoker_operator.observe.snapshot import Observed
-from stoker_operator.plan.actions import Action, Condition, Delete, Finding, ensure
+from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
+from stoker_operator.plan.drift import first_difference
+from stoker_operator.plan.jobs import attempt_of, condition_time, delete, is_finished, pods_of, source_of, time_of
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import human_bytes
@@ -37,10 +47,12 @@ PLACING_SECONDS = 20
 PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
 _ADVICE = {
     "TokenRejected": "Put a token with access into the Secret that spec.model.secretRef names.",
-    "VolumeFull": "Raise spec.cache.pvc.size (where the storage class can grow volumes) or name fewer files.",
+    "VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files. Where the storage class cannot "
+    "grow volumes, the new size then takes: kubectl delete pvc {claim}; the volume is made anew.",
     "RevisionNotFound": "Check spec.model.revision.",
     "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
 }
+_REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +97,21 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
         text = f"PersistentVolumeClaim {name}, which {where} names, does not exist in this namespace. Create it."
         return replace(base, finding=Finding("VolumeMissing", text, stalled=True), requeue_after=MISSING_SECONDS)
     claim = ensure(live, volume_claim(service, settings, live), "it holds the model") if ours else []
+    claim = [replace(action, if_refused="" if action.create else _REMAKE.format(claim=name)) for action in claim]
     if live is None:
         return replace(base, actions=tuple(claim), finding=Finding("CreatingVolume", f"Creating volume {name}."),
                        requeue_after=1.0)  # fmt: skip
+    source = source_id(service, live["metadata"]["uid"])
+    jobs = sorted((job for job in observed.jobs if source_of(job) == source), key=attempt_of)
     if "deletionTimestamp" in live["metadata"]:
         after = "it is made anew once it is gone" if ours else "make it anew once it is gone"
         text = f"Volume {name} is being deleted; {after}. It waits for the pods that use it."
-        return replace(base, finding=Finding("VolumeTerminating", text), requeue_after=POLL_SECONDS)
-    source = source_id(service, live["metadata"]["uid"])
+        # Kubernetes keeps a volume as long as a pod names it, the pods of a finished Job too.
+        freed = [action for job in jobs for action in delete(job, f"volume {name} is being deleted")]
+        return replace(
+            base, actions=tuple(freed), finding=Finding("VolumeTerminating", text), requeue_after=POLL_SECONDS
+        )
     base = replace(base, source=source, actions=tuple(claim))
-    jobs = sorted((job for job in observed.jobs if _label(job, SOURCE_LABEL) == source), key=_attempt)
     return _from_jobs(service, observed, settings, now, base, jobs)
 
 
@@ -108,23 +125,30 @@ def _from_jobs(
 ) -> CachePlan:
     earlier = _earlier_attempt(service, base.source)
     latest = jobs[-1] if jobs else None
-    attempt = max(earlier, _attempt(latest) if latest else 0)
-    stale = [_delete(job, "a newer attempt replaced it") for job in jobs[:-1]]
+    attempt = max(earlier, attempt_of(latest) if latest else 0)
+    stale = [action for job in jobs[:-1] for action in delete(job, "a newer attempt replaced it")]
     base = replace(base, attempt=attempt, actions=(*base.actions, *stale))
     known = _known_model(service, observed, base.source, latest)
     broken = _broken_cache(service, observed, latest)
-    if latest is not None and not _finished(latest):
-        return _while_running(observed, base, latest, known, now)
-    if known is not None and broken is None:
+    changed = _changed(service, settings, _volume_uid(observed, base), latest) if latest is not None else ""
+    if latest is not None and not is_finished(latest):
+        if not changed:
+            return _while_running(observed, base, latest, known, now)
+        base = replace(base, actions=(*base.actions, *delete(latest, f"it runs with another {changed}")))
+    elif known is not None and broken is None:
         return replace(base, model=known, resolved=known)
-    failed_at = _condition_time(latest, "Failed") if latest else None
-    if latest is not None and failed_at is not None:
+    failed_at = condition_time(latest, "Failed") if latest else None
+    if latest is not None and failed_at is not None and not changed:
         due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
         if now < due:
             return _waiting(observed, base, latest, due, now)
-    why = _why_fetch(service, latest, broken, failed_at is not None)
-    job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=broken is not None)
-    finding = Finding("CacheCorrupt" if broken else "Fetching", sentence(f"Starting a prefetch Job: {why}"))
+    if changed and latest is not None:
+        why = f"the spec or the chart asks for another {changed} than Job {latest['metadata']['name']} had"
+    else:
+        why = _why_fetch(service, latest, broken, failed_at is not None)
+    repair = broken is not None or (latest is not None and not is_finished(latest) and is_repair(latest))
+    job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=repair)
+    finding = Finding("CacheCorrupt" if repair else "Fetching", sentence(f"Starting a prefetch Job: {why}"))
     return replace(
         base,
         attempt=attempt + 1,
@@ -135,17 +159,27 @@ def _from_jobs(
     )
 
 
+def _changed(service: InferenceService, settings: Settings, volume_uid: str, job: Object) -> str:
+    """What of a Job's pods is not what they would be made with now; "" = nothing."""
+    wanted = prefetch_job(service, settings, volume_uid, attempt_of(job), repair=is_repair(job))
+    asked = wanted["spec"]["template"]["spec"]
+    made_with, another = live_template_key(job), first_difference(job["spec"]["template"]["spec"], asked, "")
+    if made_with in ("", template_key(asked)):
+        return another if not made_with else ""
+    return another or "pod"
+
+
 def _while_running(
     observed: Observed, base: CachePlan, job: Object, known: FetchedModel | None, now: datetime
 ) -> CachePlan:
     """A prefetch runs: what it says of itself, or what keeps its pod from running."""
-    pods, repairs = _pods_of(observed, job), is_repair(job)
+    pods, repairs = pods_of(observed, job), is_repair(job)
     reason = "CacheCorrupt" if repairs else "Fetching"
     running = replace(base, resolved=known, requeue_after=_poll(observed))
     trouble = first_trouble(
         pod for pod in pods if pod.get("status", {}).get("phase") in ("Pending", "Unknown", None, "")
     )
-    made = _time(str(job["metadata"].get("creationTimestamp", "")))
+    made = time_of(str(job["metadata"].get("creationTimestamp", "")))
     young = made is not None and now - made < timedelta(seconds=PLACING_SECONDS)
     if trouble and not (young and trouble.reason == "Unschedulable"):
         return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
@@ -187,11 +221,11 @@ def _poll(observed: Observed) -> float:
 def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, now: datetime) -> CachePlan:
     """A prefetch failed and the next one is not due yet."""
     name = job["metadata"]["name"]
-    outcome = fetch_outcome(_pods_of(observed, job))
+    outcome = fetch_outcome(pods_of(observed, job))
     failure = outcome if isinstance(outcome, FetchFailure) else None
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
     text = (
-        f"{sentence(failure.message)} {_ADVICE.get(failure.reason, '')}".strip()
+        f"{sentence(failure.message)} {_ADVICE.get(failure.reason, '').format(claim=base.claim)}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
     )
     return replace(
@@ -218,8 +252,8 @@ def _known_model(
     service: InferenceService, observed: Observed, source: str, latest: Object | None
 ) -> FetchedModel | None:
     """The published model: as the latest complete Job reports it, else as the status remembers it."""
-    if latest is not None and _condition_time(latest, "Complete") is not None:
-        outcome = fetch_outcome(_pods_of(observed, latest))
+    if latest is not None and condition_time(latest, "Complete") is not None:
+        outcome = fetch_outcome(pods_of(observed, latest))
         if isinstance(outcome, FetchedModel):
             return outcome
     if (service.status.get("model") or {}).get("source") == source:
@@ -233,11 +267,11 @@ def _broken_cache(service: InferenceService, observed: Observed, latest: Object 
     if found is None:
         return None
     failure, when = found
-    published = [_condition_time(latest, "Complete") if latest else None]
+    published = [condition_time(latest, "Complete") if latest else None]
     for condition in service.status.get("conditions") or ():
         if condition["type"] == "ModelCached" and condition["status"] == "True":
-            published.append(_time(condition["lastTransitionTime"]))
-    at = _time(when)
+            published.append(time_of(condition["lastTransitionTime"]))
+    at = time_of(when)
     return failure if at and all(time is None or at > time for time in published) else None
 
 
@@ -248,37 +282,3 @@ def _earlier_attempt(service: InferenceService, source: str) -> int:
 
 def _volume_uid(observed: Observed, base: CachePlan) -> str:
     return str(observed.children["PersistentVolumeClaim", base.claim]["metadata"]["uid"])
-
-
-def _pods_of(observed: Observed, job: Object) -> list[Object]:
-    wanted = (_label(job, SOURCE_LABEL), _label(job, ATTEMPT_LABEL))
-    return [pod for pod in observed.fetch_pods if (_label(pod, SOURCE_LABEL), _label(pod, ATTEMPT_LABEL)) == wanted]
-
-
-def _label(item: Object, label: str) -> str:
-    return str((item["metadata"].get("labels") or {}).get(label, ""))
-
-
-def _attempt(job: Object) -> int:
-    text = _label(job, ATTEMPT_LABEL)
-    return int(text) if text.isdigit() else 0
-
-
-def _finished(job: Object) -> bool:
-    return _condition_time(job, "Complete") is not None or _condition_time(job, "Failed") is not None
-
-
-def _condition_time(job: Object, wanted: str) -> datetime | None:
-    for item in job.get("status", {}).get("conditions") or ():
-        if item["type"] == wanted and item["status"] == "True":
-            return _time(item["lastTransitionTime"])
-    return None
-
-
-def _time(text: str) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
-def _delete(item: Object, reason: str) -> Delete:
-    meta = item["metadata"]
-    return Delete("Job", meta["name"], meta["uid"], reason)

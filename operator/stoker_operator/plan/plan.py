@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker_operator import manifests
-from stoker_operator.manifests.identity import SOURCE_LABEL
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
-from stoker_operator.plan.actions import Action, Condition, Delete, Finding, ensure
+from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.cache import CachePlan, plan_cache
 from stoker_operator.plan.conditions import IDLE, fit_condition, pod_conditions, ready_conditions, serving
 from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
+from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
@@ -81,7 +81,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
     scaling = scaling_condition(service, observed, settings)
-    released = _released(service, observed, cache) if blocking is None else []
+    released = left_behind(service, observed, cache) if blocking is None else []
     return Plan(
         actions=(
             *_fixed(service, observed),
@@ -124,24 +124,6 @@ def _fixed(service: InferenceService, observed: Observed) -> list[Action]:
         (manifests.disruption_budget(service), "one pod at a time may be evicted"),
     ]
     return [action for manifest, why in wanted for action in ensure(observed.child(manifest), manifest, why)]
-
-
-def _released(service: InferenceService, observed: Observed, cache: CachePlan) -> list[Action]:
-    """Caches and Jobs of a source this service no longer serves, once the new one serves."""
-    actions: list[Action] = []
-    for claim in observed.claims:
-        meta = claim["metadata"]
-        owners = [reference["uid"] for reference in meta.get("ownerReferences") or ()]
-        # A cache that other services own too stays; the last one to leave deletes it. One without owners is retained.
-        if meta["name"] != cache.claim and owners == [service.uid] and "deletionTimestamp" not in meta:
-            actions.append(
-                Delete("PersistentVolumeClaim", meta["name"], meta["uid"], "no service uses this model any more")
-            )
-    for job in observed.jobs:
-        meta = job["metadata"]
-        if meta["labels"].get(SOURCE_LABEL) != cache.source and "deletionTimestamp" not in meta:
-            actions.append(Delete("Job", meta["name"], meta["uid"], "it fetched a model that is no longer served"))
-    return actions
 
 
 def _answered(service: InferenceService, observed: Observed) -> str:

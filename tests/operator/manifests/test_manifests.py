@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker_operator import manifests
-from stoker_operator.manifests.identity import owner, stamped
+from stoker_operator.manifests.identity import stamped
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -310,8 +310,11 @@ def test_services_with_one_source_share_a_volume_and_its_ownership(service: Buil
     assert manifests.claim_name(one) == manifests.claim_name(two)
     first = manifests.volume_claim(one, settings)
     both = manifests.volume_claim(two, settings, first)
-    assert both["metadata"]["ownerReferences"] == [owner(one, controller=False), owner(two, controller=False)]
+    kind = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService"}
+    owners = [kind | {"name": "one", "uid": "uid-1"}, kind | {"name": "two", "uid": "uid-2"}]
+    assert both["metadata"]["ownerReferences"] == owners
     assert manifests.volume_claim(one, settings, both) == both
+    assert manifests.left_claim(one, both) == manifests.volume_claim(two, settings)
 
 
 def test_a_volume_that_is_to_be_retained_has_no_owner(service: Build, settings: Settings) -> None:

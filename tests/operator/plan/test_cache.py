@@ -139,6 +139,55 @@ def test_a_volume_that_is_going_is_left_alone(world: World) -> None:
     plan = world.plan()
     assert plan.actions == ()
     assert reason(plan) == "VolumeTerminating"
+    # Pods of Jobs, finished ones too, keep Kubernetes from taking it away.
+    plan = world.job(1, ended="Failed").job(2, ended="Complete").plan()
+    assert [(type(action), action.name[-2:]) for action in plan.actions] == [(Delete, "-1"), (Delete, "-2")]  # type: ignore[union-attr]
+    for job in world.jobs:
+        job["metadata"]["deletionTimestamp"] = stamp(0)
+    assert world.plan().actions == ()
+
+
+@pytest.mark.parametrize("ended", ["", "Failed"])
+def test_a_job_that_would_be_made_otherwise_now_is_replaced_at_once(world: World, ended: str) -> None:
+    world.job(3, ended=ended, seconds_ago=1)
+    assert world.plan().actions == ()
+    world.service = replace(world.service, runtime=replace(world.service.runtime, image="registry/runtime:9"))
+    plan = world.plan()
+    assert [a.name[-2:] for a in plan.actions if isinstance(a, Delete)] == ([] if ended else ["-3"])
+    assert [name[-2:] for _, name in applied(plan)] == ["-4"]
+    assert plan.finding is not None
+    name = world.jobs[0]["metadata"]["name"]
+    assert f"another containers[name=fetch].image than Job {name} had" in plan.finding.message
+    world.jobs[0]["metadata"]["deletionTimestamp"] = stamp(0)
+    assert world.job(4).plan().actions == ()  # the old one is on its way out, the new one is what is wanted
+
+
+def test_what_is_published_is_not_fetched_again_for_another_image(world: World) -> None:
+    world.job(ended="Complete").pod(REPORT)
+    world.service = replace(world.service, runtime=replace(world.service.runtime, image="registry/runtime:9"))
+    assert world.plan().actions == ()
+    assert world.plan().model is not None
+
+
+def test_a_node_selector_that_was_taken_back_is_a_change_too(service: Build, live: Any) -> None:
+    there = World(service(placement={"nodeSelector": {"disk": "fast"}}), live).job()
+    there.service = service()
+    assert [name[-2:] for _, name in applied(there.plan())] == ["-2"]
+    del there.jobs[0]["metadata"]["annotations"]["stoker.dev/template"]  # as an operator before made it
+    assert there.plan().actions == ()
+    there.service = replace(there.service, runtime=replace(there.service.runtime, image="registry/runtime:9"))
+    assert [name[-2:] for _, name in applied(there.plan())] == ["-2"]
+
+
+def test_a_full_volume_that_cannot_grow_has_a_way_out(world: World) -> None:
+    world.job(ended="Failed").pod({"reason": "VolumeFull", "message": "no space"}, code=3, phase="Failed")
+    plan = world.plan()
+    assert plan.finding is not None
+    assert f"kubectl delete pvc {plan.claim};" in plan.finding.message
+    world.service = replace(world.service, cache=replace(world.service.cache, size="4Ti"))
+    [grow] = world.plan().actions
+    assert isinstance(grow, Apply)
+    assert f"kubectl delete pvc {plan.claim};" in grow.if_refused
 
 
 def test_while_it_runs_its_progress_is_told(world: World) -> None:

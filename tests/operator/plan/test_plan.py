@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker_operator import manifests
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Apply, Condition, Delete, Finding
@@ -172,9 +173,9 @@ def test_a_pod_without_room_for_its_kv_pages_is_not_started(world: Any) -> None:
 def test_old_caches_go_once_the_new_one_serves(world: Any) -> None:
     there = world().pod()
     mine = {"metadata": {"name": "models-old", "uid": "u1", "ownerReferences": [{"uid": "uid-1"}]}}
-    shared = {"metadata": {"name": "models-two", "uid": "u2", "ownerReferences": [{"uid": "uid-1"}, {"uid": "x"}]}}
+    foreign = {"metadata": {"name": "models-two", "uid": "u2", "ownerReferences": [{"uid": "x"}]}}
     job = {"metadata": {"name": "demo-fetch-old-1", "uid": "u3", "labels": {"stoker.dev/source": "old"}}}
-    there.claims += [mine, shared]
+    there.claims += [mine, foreign]
     there.jobs = [job]
     assert there.plan().actions == ()  # not before a pod answered
     actions = there.answered().plan().actions
@@ -182,6 +183,24 @@ def test_old_caches_go_once_the_new_one_serves(world: Any) -> None:
         ("PersistentVolumeClaim", "models-old"),
         ("Job", "demo-fetch-old-1"),
     ]
+
+
+def test_who_moves_on_takes_itself_off_a_shared_volume_and_the_last_one_ends_it(
+    world: Any, service: Callable[..., InferenceService], settings: Settings, live: Callable[..., Any]
+) -> None:
+    there = world().pod().answered()
+    old = service(model={"uri": "hf://org/older"})
+    other = replace(old, name="other", uid="uid-2")
+    shared = live(manifests.volume_claim(old, settings, manifests.volume_claim(other, settings)))
+    there.claims.append(shared)
+    [left] = there.plan().actions
+    assert isinstance(left, Apply)
+    assert left.manifest == manifests.volume_claim(other, settings)
+    kept = live(manifests.volume_claim(replace(old, cache=replace(old.cache, retain=60)), settings, shared))
+    there.claims[-1] = kept
+    assert there.plan().actions == ()  # its time begins now, and retention.py ends it
+    there.claims[-1] = live(manifests.volume_claim(old, settings))
+    assert [(type(action), action.name) for action in there.plan().actions] == [(Delete, shared["metadata"]["name"])]
 
 
 def test_the_status_is_the_same_for_the_same_situation(world: Any) -> None:

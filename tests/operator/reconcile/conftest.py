@@ -54,14 +54,14 @@ def node(cluster: Cluster, namespace: str, kubectl: Callable[..., str], eventual
 def look(reconciler: Reconciler, namespace: str, eventually: Callable[..., Any]) -> Callable[..., Any]:
     """Reconcile `name` until its Ready condition has `reason`; returns the whole object."""
 
-    async def until(reason: str, name: str = "demo") -> Object:
+    async def until(reason: str, name: str = "demo", seconds: float = 20.0) -> Object:
         async def there() -> Object | None:
             await reconciler.reconcile(namespace, name)
             found = await reconciler.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
             assert found is not None
             return found if condition(found, "Ready")["reason"] == reason else None
 
-        found: Object = await eventually(there)
+        found: Object = await eventually(there, seconds)
         return found
 
     return until

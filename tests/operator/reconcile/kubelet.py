@@ -37,13 +37,14 @@ class Node:
         found = await self.cluster.list_all(kinds.POD, self.namespace, f"app.kubernetes.io/component={component}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
-    def patch(self, pod: Object, status: Object) -> None:
-        name = pod["metadata"]["name"]
-        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    def patch(self, pod: Object, status: Object, *, check: bool = True) -> None:
+        """`check=False`: it may be gone by now."""
+        patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        self.kubectl("patch", "pod", pod["metadata"]["name"], *patch, check=check)
 
-    def run(self, pod: Object) -> None:
+    def run(self, pod: Object, *, check: bool = True) -> None:
         status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
-        self.patch(pod, status | {"conditions": [{"type": "Ready", "status": "True"}]})
+        self.patch(pod, status | {"conditions": [{"type": "Ready", "status": "True"}]}, check=check)
 
     def end(self, pod: Object, code: int, report: Object) -> None:
         ended = {"exitCode": code, "message": json.dumps(report), "finishedAt": "2026-01-01T00:00:00Z"}
