@@ -14,8 +14,8 @@ import os
 import sys
 
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import ConfigError, StokerError
-from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.process.exit_status import BAD_CONFIGURATION, run_until_exit
 from stoker_runtime.process.log import set_up
 from stoker_runtime.settings.flags import help_text
 from stoker_runtime.settings.parse import describe, parse
@@ -33,20 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"stoker serve: {error.message}\n")
         return BAD_CONFIGURATION
     set_up(config.log_level, config.log_json)
-    log = logging.getLogger("stoker_runtime.serve")
-    log.info("starting: %s", describe(config))
-
-    # Imported only now, so that --help and a wrong flag answer at once.
-    import uvloop
-
-    try:
-        return uvloop.run(serve(config))
-    except ConfigError as error:
-        log.error("%s", error.message)
-        return BAD_CONFIGURATION
-    except StokerError as error:
-        log.error("the server could not start: %s", error.message)
-        return FAILED
+    logging.getLogger("stoker_runtime.serve").info("starting: %s", describe(config))
+    return run_until_exit(serve(config), "the server")
 
 
 async def serve(config: ServerConfig) -> int:

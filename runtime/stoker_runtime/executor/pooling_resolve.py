@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.resolve import GIB, DeviceMemory, activation_bytes, budget_bytes, resolve_quantization
+from stoker_runtime.executor.resolve import (
+    GIB,
+    DeviceMemory,
+    activation_bytes,
+    budget_bytes,
+    refuse_beyond,
+    resolve_quantization,
+)
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
@@ -44,12 +51,7 @@ def resolve_pooling(
         raise ConfigError(
             f"Encoders are not quantized; leave --quantization {config.quantization} out.", param="quantization"
         )
-    if config.max_model_len > spec.max_position:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model's positions end at {spec.max_position}; "
-            f"set --max-model-len to {spec.max_position} or less.",
-            param="max_model_len",
-        )
+    refuse_beyond(config.max_model_len, spec.max_position)
     on_gpu = device == "cuda"
     # An encoder's values stay small, and float16's three bits more keep its vectors nearer to float32's.
     half = "float16" if encoder else "bfloat16"

@@ -60,6 +60,16 @@ class MemoryPlan:
         return self.pages * self.page_bytes
 
 
+def refuse_beyond(max_model_len: int, max_position: int) -> None:
+    """Raises ConfigError for sequences longer than a model has positions for."""
+    if max_model_len > max_position:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model's positions end at {max_position}; "
+            f"set --max-model-len to {max_position} or less.",
+            param="max_model_len",
+        )
+
+
 def resolve(config: EngineConfig, spec: ModelSpec, device: str, gpu_bytes: int = LARGE_GPU_BYTES) -> EngineConfig:
     """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
 
@@ -72,12 +82,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str, gpu_bytes: int =
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else ("bfloat16" if spec.dtype == "float32" else spec.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    if config.max_model_len > spec.max_position:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model's positions end at {spec.max_position}; "
-            f"set --max-model-len to {spec.max_position} or less.",
-            param="max_model_len",
-        )
+    refuse_beyond(config.max_model_len, spec.max_position)
     max_len = config.max_model_len or spec.max_position
     on_gpu = device == "cuda"
     most_seqs, most_tokens = CPU_STEPS

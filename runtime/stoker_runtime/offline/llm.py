@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of,
 from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
 from stoker_runtime.offline.record import Record, Task, as_output, gather
+from stoker_runtime.offline.running import clear, run_to_end, step
 from stoker_runtime.outputs import (
     BeamSearchOutput,
     Delta,
@@ -181,7 +182,7 @@ class LLM:
             if bar is not None:
                 bar.show(sum(each.finish is not None for each in records), len(output.tokens))
 
-        self._run(list(records), take)
+        run_to_end(self._loop, list(records), take)
         if bar is not None:
             bar.close()
         spell = lambda token: self.tokenizer.spell(token)  # noqa: E731 - the tokenizer is loaded when text is wanted
@@ -201,12 +202,12 @@ class LLM:
         record = self._record(running, task)
         try:
             while not record.over:
-                if gather(self._step(), {running: record}, search=True):
+                if gather(step(self._loop), {running: record}, search=True):
                     self._loop.abort(running)
                 if (delta := record.delta()) is not None:
                     yield delta
         finally:
-            self._clear([running])
+            clear(self._loop, [running])
 
     def chat(
         self,
@@ -257,7 +258,7 @@ class LLM:
         def take(output: StepOutput) -> None:
             gather(output, records, search=False)
 
-        self._run(running, take)
+        run_to_end(self._loop, running, take)
         return [records[each].logprobs[0] for each in running]
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -303,7 +304,7 @@ class LLM:
         """
         groups = self._submit(self._tasks(list(prompts), sampling_params, ()))
         running = [each for group in groups for each in group]
-        self._run(running, lambda output: None)
+        run_to_end(self._loop, running, lambda output: None)
         return [each.tokens[each.prompt_length :].tolist() for each in running]
 
     def _tasks(self, prompts: Sequence[PromptType], params: Params, stop: Sequence[str]) -> list[Task]:
@@ -372,7 +373,7 @@ class LLM:
                     )
                     running[-1].append(self._loop.add(request))
         except BaseException:
-            self._clear([each for group in running for each in group])
+            clear(self._loop, [each for group in running for each in group])
             raise
         return running
 
@@ -382,25 +383,3 @@ class LLM:
         if self._alphabet is None:
             self._alphabet = grammar.build_byte_tokenizer(self.tokenizer)
         grammar.check(constraint, self._alphabet)
-
-    def _run(self, running: list[Running], take: Callable[[StepOutput], None]) -> None:
-        try:
-            while self._loop.has_work:
-                take(self._step())
-        finally:
-            self._clear(running)
-
-    def _step(self) -> StepOutput:
-        try:
-            return self._loop.step()
-        except BaseException as error:
-            # A step that was cut short, by Ctrl-C too, leaves nothing that could be continued.
-            self._loop.fail(error)
-            raise
-
-    def _clear(self, running: list[Running]) -> None:
-        """End what has not ended, and take in the step that is still in flight."""
-        for sequence in running:
-            self._loop.abort(sequence)
-        while self._loop.has_work:
-            self._loop.step()

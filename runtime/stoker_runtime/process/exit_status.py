@@ -1,12 +1,38 @@
-"""The exit statuses of a server's processes.
+"""The exit statuses of a server's processes, and which error ends in which.
 
-Invariants: a configuration that cannot work is told apart from a start that failed, in every process alike.
-Knows nothing of what went wrong.
+Invariants: a configuration that cannot work is told apart from a start that failed, in every process alike; each is
+one line of the log, a traceback is for bugs only.
+Knows nothing of what a process does.
 """
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from stoker_runtime.errors import ConfigError, StokerError
 
 FAILED = 1
 BAD_CONFIGURATION = 2
 FORCED_EXIT = 1
 """Of a process that was ended before its work was."""
+
+
+def run_until_exit(served: Coroutine[Any, Any, int], what: str) -> int:
+    """Run `served` in an event loop of its own; its exit status, or that of the error which ended it.
+
+    `what` begins the sentence of a failed start, as "the server".
+    """
+    # Imported only now, so that --help and a wrong flag answer at once.
+    import uvloop
+
+    log = logging.getLogger("stoker_runtime.serve")
+    try:
+        return uvloop.run(served)
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return BAD_CONFIGURATION
+    except StokerError as error:
+        log.error("%s could not start: %s", what, error.message)
+        return FAILED

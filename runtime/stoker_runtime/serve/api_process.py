@@ -8,7 +8,6 @@ Knows nothing of the other API processes but the board that they share.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import pickle
 import shutil
@@ -21,15 +20,13 @@ from typing import BinaryIO
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.errors import EngineError
 from stoker_runtime.process.board import Board
-from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
+from stoker_runtime.process.exit_status import FAILED, run_until_exit
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.serve.fleet import Assignment
 from stoker_runtime.serve.server import Seat, Server
-
-log = logging.getLogger("stoker_runtime.serve")
 
 
 def main(stream: BinaryIO) -> int:
@@ -38,17 +35,7 @@ def main(stream: BinaryIO) -> int:
     if not isinstance(assignment, Assignment):
         raise TypeError(f"an API process needs an Assignment first, not a {type(assignment).__name__}")
     set_up(assignment.config.log_level, assignment.config.log_json, assignment.name)
-
-    import uvloop
-
-    try:
-        return uvloop.run(serve(assignment, stream))
-    except ConfigError as error:
-        log.error("%s", error.message)
-        return BAD_CONFIGURATION
-    except StokerError as error:
-        log.error("the API process could not start: %s", error.message)
-        return FAILED
+    return run_until_exit(serve(assignment, stream), "the API process")
 
 
 async def serve(assignment: Assignment, stream: BinaryIO) -> int:
