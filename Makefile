@@ -18,7 +18,7 @@ BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e bench clean
+.PHONY: help demo test lint e2e bench docs clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -40,6 +40,9 @@ e2e: $(VENV)/.dev  ## a whole cluster (KUBECONFIG's, kind's, or a node on this m
 
 bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
 	$(VENV)/bin/stoker bench $(BENCH)
+
+docs: $(VENV)/.dev  ## write docs/reference from the code
+	@$(RUN) -m docs.generate
 
 clean:  ## remove .venv, built binaries, caches and the demo's data
 	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run

@@ -53,7 +53,7 @@ class Settings:
     log_level: str = "info"
 
 
-_HELP = {
+HELP = {
     "runtime_image": "image of the engine and the prefetch Job, where the spec names none",
     "hub_endpoint": "hub-compatible server for hf:// models, where the spec names none (air-gapped clusters)",
     "cache_size": "size of a model cache volume, where the spec names none",
@@ -84,7 +84,7 @@ def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.envi
     for item in fields(Settings):
         shown = item.default if item.default not in ("", ()) else "none"
         parser.add_argument(
-            "--" + item.name.replace("_", "-"), metavar="VALUE", help=f"{_HELP[item.name]} (default: {shown})"
+            "--" + item.name.replace("_", "-"), metavar="VALUE", help=f"{HELP[item.name]} (default: {shown})"
         )
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, object] = {}

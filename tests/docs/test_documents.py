@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FOLDERS = ("charts", "cli", "crds", "e2e", "images", "kernels", "operator", "runtime", "tests")
+FOLDERS = ("charts", "cli", "crds", "docs", "e2e", "images", "kernels", "operator", "runtime", "tests")
 QUOTED = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w.*/-]+\.(py|md|yaml|yml|toml|json|Dockerfile|cu|lock)")
 TEST = re.compile(r"(tests/[\w/*]+|test_[\w*]+)(\.py)?/?")

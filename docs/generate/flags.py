@@ -1,0 +1,75 @@
+"""Flags, variables and keys of every command that has them.
+
+Invariants: read from the tables that the commands themselves read.
+Knows nothing of what a setting does beyond its line of help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from docs.generate.markdown import code, heading, table
+
+from stoker_operator import settings as operator
+from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings.flags import DEFAULTS, FLAGS, Flag, spell
+
+INTRODUCTION = """
+A setting of `stoker serve` has one name in three spellings: the flag `--max-model-len`, the variable
+`STOKER_MAX_MODEL_LEN`, and the key `max-model-len` of the file that `--config` names. Flags win over variables,
+variables over the file. A name that is not here is an error that says the nearest one.
+"""
+VLLM = """
+## Flags of vLLM without a setting here
+
+A command line written for vLLM is taken as it is where it asks for what Stoker does anyway. Where it asks for
+something else, the server does not start and says why.
+"""
+OPERATOR = """
+## `stoker operator`
+
+Flags, or the variable of the same name; the chart sets them from its values.
+"""
+
+
+def page() -> str:
+    """docs/reference/flags.md."""
+    parts = [heading("Flags and variables", INTRODUCTION), "\n## `stoker serve`\n"]
+    for group in dict.fromkeys(flag.group for flag in FLAGS):
+        rows = [_serve_row(flag) for flag in FLAGS if flag.group == group]
+        parts.append(f"\n### {group}\n" + table(("flag", "variable", "default", "what it does"), rows))
+    parts.append(VLLM + table(("flag", "values", "why"), _vllm_rows()))
+    parts.append(OPERATOR + table(("flag", "variable", "default", "what it does"), _operator_rows()))
+    return "".join(parts)
+
+
+def _serve_row(flag: Flag) -> tuple[str, str, str, str]:
+    spelled = f"--[no-]{flag.name}" if flag.is_switch else f"--{flag.name} {flag.shown}"
+    names = [spelled, *(f"--{alias}" for alias in (*flag.aliases, *flag.opposites))]
+    default = DEFAULTS.get(flag.field)
+    shown = "" if default in (None, "", ()) else code(spell(default))
+    repeated = "; may be repeated" if flag.many and "repeat" not in flag.help and "several" not in flag.help else ""
+    return ", ".join(map(code, names)), code(flag.variable), shown, flag.help + repeated
+
+
+def _vllm_rows() -> list[tuple[str, str, str]]:
+    rows = [(code(f"--{name}"), "on", why) for name, why in vllm_flags.ALWAYS.items()]
+    rows += [
+        (code(f"--{name}"), ", ".join(code(value) or "empty" for value in allowed), why)
+        for name, (allowed, why) in vllm_flags.ONE_VALUE.items()
+    ]
+    rows += [(code(f"--{name}"), "any", "how vLLM does its work") for name in vllm_flags.INNER]
+    rows += [(code(f"--{name}"), "none", why) for name, why in vllm_flags.UNSUPPORTED.items()]
+    return sorted(rows)
+
+
+def _operator_rows() -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            code("--" + item.name.replace("_", "-")),
+            code("STOKER_" + item.name.upper()),
+            "" if item.default in ("", ()) else code(str(item.default)),
+            operator.HELP[item.name],
+        )
+        for item in fields(operator.Settings)
+    ]
