@@ -15,8 +15,8 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kopf
@@ -29,6 +29,7 @@ from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.lease import Lease
 from stoker_operator.cluster.queue import WorkQueue
+from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient
@@ -78,7 +79,7 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
     while True:
         try:
             for namespace in settings.namespaces or ("",):
-                await sweep(cluster, namespace)
+                await sweep(cluster, namespace, without=settings.exclude_namespaces)
                 services = await cluster.list_all(kinds.INFERENCE_SERVICE, namespace)
                 for index, item in enumerate(services):
                     key = (item["metadata"]["namespace"], item["metadata"]["name"])
@@ -88,7 +89,27 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
         await asyncio.sleep(settings.resync_seconds)
 
 
-async def lead(cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event) -> None:
+@contextlib.asynccontextmanager
+async def metrics_api(cluster: Cluster, settings: Settings, health: Health) -> AsyncIterator[Registration | None]:
+    """The custom metrics API on this replica, which is ready once it answers; the leader registers it."""
+    if not settings.metrics_adapter_port:
+        health.started.set()
+        yield None
+        return
+    adapter = Adapter(cluster, settings)
+    health.started = adapter.serving
+    registration = Registration(cluster, settings, adapter.serving)
+    adapter.start()
+    try:
+        yield registration
+    finally:
+        await registration.leave()
+        await adapter.close()
+
+
+async def lead(
+    cluster: Cluster, settings: Settings, health: Health, stop: asyncio.Event, registration: Registration | None
+) -> None:
     """Reconcile until `stop` is set."""
 
     async def child_changed(meta: Mapping[str, Any]) -> None:
@@ -97,6 +118,8 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
 
     mirror = Mirror(cluster, settings.namespaces, child_changed)
     reconciler = Reconciler(mirror, PodClient(settings.pod_timeout_seconds), settings)
+    if registration is not None:
+        reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
     health.queue = queue
     metrics.LEADER.set(1)
@@ -105,6 +128,7 @@ async def lead(cluster: Cluster, settings: Settings, health: Health, stop: async
         asyncio.create_task(queue.run()),
         asyncio.create_task(resync(cluster, queue, settings)),
         asyncio.create_task(stop.wait()),
+        *([asyncio.create_task(registration.keep())] if registration is not None else []),
     ]
     watches = asyncio.create_task(
         kopf.operator(
@@ -139,33 +163,35 @@ async def run(settings: Settings, stop: asyncio.Event) -> int:
     health = Health()
     cluster = await Cluster.connect(settings.api_concurrency)
     runner = await serve_health(settings, health)
-    adapter = Adapter(cluster, settings)
     lease = Lease(
         cluster.aside(2), settings.lease_namespace, settings.lease_name, settings.identity, settings.lease_seconds
     )
     try:
-        if settings.metrics_adapter_port:
-            await adapter.start()
-        health.started.set()
-        if not await _unless(stop, lease.acquire()):
-            return 0
-        leading = asyncio.create_task(lead(cluster, settings, health, stop))
-        holding = asyncio.create_task(lease.hold())
-        await asyncio.wait([leading, holding], return_when=asyncio.FIRST_COMPLETED)
-        lost = holding.done()
-        if lost:
-            # Another replica may lead any moment: nothing is finished, everything stops now.
-            leading.cancel()
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)
-        with contextlib.suppress(asyncio.CancelledError):
-            await leading
-        return 1 if lost else 0
+        async with metrics_api(cluster, settings, health) as registration:
+            try:
+                if not await _unless(stop, lease.acquire()):
+                    return 0
+                return await _term(lease, lead(cluster, settings, health, stop, registration))
+            finally:
+                await lease.release()
     finally:
-        await lease.release()
-        await adapter.close()
         await runner.cleanup()
         await cluster.close()
+
+
+async def _term(lease: Lease, work: Coroutine[Any, Any, None]) -> int:
+    """Do the leader's work while the lease is held; the exit status."""
+    leading, holding = asyncio.create_task(work), asyncio.create_task(lease.hold())
+    await asyncio.wait([leading, holding], return_when=asyncio.FIRST_COMPLETED)
+    lost = holding.done()
+    if lost:
+        # Another replica may lead any moment: nothing is finished, everything stops now.
+        leading.cancel()
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await leading
+    return 1 if lost else 0
 
 
 def take_signals(stop: asyncio.Event) -> None:

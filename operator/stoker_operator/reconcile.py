@@ -44,12 +44,15 @@ class Reconciler:
     pods: PodClient
     settings: Settings
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    metrics_api: Callable[[], str] = lambda: ""
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """Bring one service nearer to its spec. Returns seconds until it is to be looked at again, None = no hurry.
 
         Raises ApiError when the API server cannot be read, ApplyFailed when it refused a write.
         """
+        if namespace in self.settings.exclude_namespaces:
+            return None
         started = time.monotonic()
         raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
         if raw is None or "deletionTimestamp" in raw["metadata"]:
@@ -63,7 +66,8 @@ class Reconciler:
             await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
             return None
         # 2. observe
-        observed = await observe(self.cluster, self.pods, service)
+        observed = await observe(self.cluster, self.pods, service, frozenset(self.settings.without))
+        observed = replace(observed, metrics_api=self.metrics_api())
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
         for _ in range(2):  # whether a change waits decides whether it asks for a GPU

@@ -15,6 +15,10 @@ from dataclasses import dataclass, fields
 
 from stoker_operator.spec.quantity import is_quantity
 
+# What the operator can do without, and may have no right to.
+OPTIONAL_KINDS = (
+    "HorizontalPodAutoscaler", "ScaledObject", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap",
+)  # fmt: skip
 DEFAULT_RUNTIME_IMAGE = "stoker/runtime:0.1.0"
 
 
@@ -35,6 +39,9 @@ class Settings:
     cache_size: str = "50Gi"
     cache_storage_class: str = ""
     namespaces: tuple[str, ...] = ()
+    exclude_namespaces: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    fixed_user: bool = True
     lease_name: str = "stoker-operator"
     lease_namespace: str = "default"
     identity: str = ""
@@ -49,7 +56,11 @@ class Settings:
     read_rate_mb: int = 100
     prometheus_url: str = ""
     metrics_adapter_port: int = 0
-    metrics_adapter_tls: str = ""
+    metrics_adapter_mode: str = "Auto"
+    metrics_adapter_service: str = ""
+    metrics_adapter_secret: str = ""
+    metrics_adapter_issuer: str = "operator"
+    metrics_adapter_owner: str = ""
     log_level: str = "info"
 
 
@@ -59,6 +70,9 @@ HELP = {
     "cache_size": "size of a model cache volume, where the spec names none",
     "cache_storage_class": "storage class of model caches, where the spec names none",
     "namespaces": "namespaces to watch, comma separated; empty: all",
+    "exclude_namespaces": "namespaces to leave alone where all are watched, comma separated",
+    "without": f"kinds that services may not ask for, comma separated, of {', '.join(OPTIONAL_KINDS)}",
+    "fixed_user": "false: pods name no user, for clusters that give each namespace its own",
     "lease_name": "name of the leader's Lease",
     "lease_namespace": "namespace of the leader's Lease",
     "identity": "this replica's name in the Lease; default: the host's name",
@@ -73,7 +87,11 @@ HELP = {
     "read_rate_mb": "slowest storage to allow for in the start-up probe, MB/s",
     "prometheus_url": "Prometheus that KEDA asks, for services with autoscaling.engine KEDA",
     "metrics_adapter_port": "port of the built-in custom metrics API; 0: it is off",
-    "metrics_adapter_tls": "folder with tls.crt and tls.key of the custom metrics API",
+    "metrics_adapter_mode": "Auto: gives way to another adapter's custom metrics API; On: stands beside it",
+    "metrics_adapter_service": "Service of the custom metrics API, in the Lease's namespace",
+    "metrics_adapter_secret": "Secret there with tls.crt, tls.key and ca.crt of the custom metrics API",
+    "metrics_adapter_issuer": "operator: it fills and renews that Secret itself; given: somebody else does",
+    "metrics_adapter_owner": "ClusterRole with which the API's registration goes",
     "log_level": "debug, info, warning or error",
 }
 
@@ -102,6 +120,10 @@ def _convert(name: str, default: object, text: str) -> object:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if isinstance(default, str):
         return text
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise SettingsError(f"{name} is {text!r}; it must be true or false.")
+        return text == "true"
     kind = int if isinstance(default, int) else float
     try:
         return kind(text)
@@ -131,8 +153,20 @@ def _checked(settings: Settings) -> Settings:
     for name, url in (("hub_endpoint", settings.hub_endpoint), ("prometheus_url", settings.prometheus_url)):
         if url and not url.startswith(("http://", "https://")):
             raise SettingsError(f"{name} is {url!r}; it must start with http:// or https://.")
-    if bool(settings.metrics_adapter_port) != bool(settings.metrics_adapter_tls):
-        raise SettingsError("metrics_adapter_port and metrics_adapter_tls must be given together.")
+    for name, chosen, allowed in (
+        ("metrics_adapter_mode", settings.metrics_adapter_mode, ("Auto", "On")),
+        ("metrics_adapter_issuer", settings.metrics_adapter_issuer, ("operator", "given")),
+    ):
+        if chosen not in allowed:
+            raise SettingsError(f"{name} is {chosen!r}; it must be {' or '.join(allowed)}.")
+    if settings.metrics_adapter_port:
+        for name in ("metrics_adapter_service", "metrics_adapter_secret", "metrics_adapter_owner"):
+            if not getattr(settings, name):
+                raise SettingsError(f"{name} is empty; metrics_adapter_port needs it.")
+    if unknown := set(settings.without) - set(OPTIONAL_KINDS):
+        raise SettingsError(f"without names {', '.join(sorted(unknown))}; it may name {', '.join(OPTIONAL_KINDS)}.")
+    if settings.namespaces and settings.exclude_namespaces:
+        raise SettingsError("exclude_namespaces is for where all namespaces are watched; namespaces names them.")
     if not settings.runtime_image:
         raise SettingsError("runtime_image is empty; it must name an image.")
     return settings

@@ -45,6 +45,7 @@ CONTROLLERS = (
     "garbage-collector-controller",
     "persistentvolumeclaim-protection-controller",
     "horizontal-pod-autoscaler-controller",
+    "clusterrole-aggregation-controller",
 )
 MODEL = FetchedModel(
     "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32, 98_362_432, "sha256-abab", "sha256-abab/m.gguf"
@@ -132,6 +133,8 @@ class World:
         self.revisions: list[Object] = []
         self.current, self.number = "new", 1
         self.served: frozenset[str] = frozenset()
+        self.without: frozenset[str] = frozenset()
+        self.metrics_api = ""
         self.spare_gpu: bool | None = None
         self.load: int | None = None
         self.gpu: Gpu | None = None
@@ -163,6 +166,8 @@ class World:
             rollout=read(deployment, sets, self.pods, self._floor()),
             revisions=tuple(self.revisions),
             served=self.served,
+            without=self.without,
+            metrics_api=self.metrics_api,
             spare_gpu=self.spare_gpu,
             load=self.load,
             gpu=self.gpu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker_operator.settings import from_arguments
+from stoker_operator.settings import Settings, from_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "stoker"
+IMAGES = "--set=image.repository=reg.example:5000/ops/stoker-operator,runtime.image=reg.example:5000/ml/engine:7"
 Render = Callable[..., list[dict[str, Any]]]
 
 
@@ -27,7 +29,7 @@ def helm() -> str:
 @pytest.fixture
 def render(helm: str) -> Render:
     def run(*arguments: str) -> list[dict[str, Any]]:
-        command = [helm, "template", "stoker", str(CHART), "--namespace", "stoker-system", *arguments]
+        command = [helm, "template", "stoker", str(CHART), "--namespace", "stoker-system", IMAGES, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             raise ValueError(done.stderr)
@@ -56,10 +58,17 @@ def test_lint(helm: str) -> None:
         "cache.size=big",
         "hub.endpoint=hub",
         "metricsAdapter.mode=Maybe",
+        "features.ingres=false",
+        "image.digest=sha256:123",
+        "image.repository=registry/operator:tag",
+        "runtime.image=registry/engine 1",
+        "monitoring.kind=Prometheus",
+        "excludeNamespaces={Upper}",
+        "extraEnv[0].nam=x",
     ],
 )
 def test_the_schema_refuses(render: Render, values: str) -> None:
-    with pytest.raises(ValueError, match=values.partition("=")[0].rpartition(".")[2]):
+    with pytest.raises(ValueError, match=values.partition("=")[0].rpartition(".")[2].partition("[")[0]):
         render("--set", values)
 
 
@@ -80,7 +89,9 @@ def test_the_arguments_are_settings(render: Render) -> None:
     assert container["args"][0] == "operator"
     chosen = from_arguments(container["args"][1:], {"STOKER_IDENTITY": "pod-1"})
     assert (chosen.hub_endpoint, chosen.cache_storage_class, chosen.namespaces) == ("http://hub", "fast", ("a", "b"))
-    assert (chosen.lease_namespace, chosen.runtime_image) == ("stoker-system", "stoker/runtime:0.1.0")
+    assert (chosen.lease_namespace, chosen.runtime_image) == ("stoker-system", "reg.example:5000/ml/engine:7")
+    assert chosen.exclude_namespaces == ()
+    assert told(render("--set", "excludeNamespaces={kube-system,x}")).exclude_namespaces == ("kube-system", "x")
     assert deployment["spec"]["replicas"] == 2
 
 
@@ -97,49 +108,222 @@ def test_the_operators_pods_are_restricted(render: Render) -> None:
     assert {"livenessProbe", "readinessProbe", "resources"} <= pod["containers"][0].keys()
 
 
-def test_watched_namespaces_need_no_cluster_role(render: Render) -> None:
+def own_rules(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules of the roles that are bound to the operator."""
+    bound = {
+        (item["roleRef"]["kind"], item["roleRef"]["name"])
+        for item in [*of_kind(manifests, "ClusterRoleBinding"), *of_kind(manifests, "RoleBinding")]
+    }
+    roles = [*of_kind(manifests, "ClusterRole"), *of_kind(manifests, "Role")]
+    return [rule for role in roles if (role["kind"], role["metadata"]["name"]) in bound for rule in role["rules"]]
+
+
+def test_watched_namespaces_need_no_right_elsewhere(render: Render) -> None:
     manifests = render("--set", "watchNamespaces={a,b}")
-    assert not of_kind(manifests, "ClusterRole")
     assert not of_kind(manifests, "ClusterRoleBinding")
     assert {item["metadata"]["namespace"] for item in of_kind(manifests, "Role")} == {"stoker-system", "a", "b"}
+    assert not of_kind(render("--set", "watchNamespaces={a,b},rbac.aggregate=false"), "ClusterRole")
 
 
-def test_no_right_is_a_wildcard_and_no_secret_can_be_read(render: Render) -> None:
-    for role in [*of_kind(render(), "ClusterRole"), *of_kind(render(), "Role")]:
-        for rule in role["rules"]:
-            assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-            assert not {"secrets", "pods/log", "pods/exec"} & set(rule["resources"])
-            assert "nodes" not in rule["resources"] or rule["verbs"] == ["list"]
+def test_no_right_is_a_wildcard_and_one_secret_can_be_read(render: Render) -> None:
+    for rule in own_rules(render("--set", "features.dashboards=true")):
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        assert not {"pods/log", "pods/exec"} & set(rule["resources"])
+        assert "secrets" not in rule["resources"] or rule["resourceNames"] == ["stoker-metrics-api-cert"]
+        assert "nodes" not in rule["resources"] or rule["verbs"] == ["list"]
+        writes = {"create", "patch", "delete", "update"} & set(rule["verbs"])
+        assert "apiservices" not in rule["resources"] or not writes or rule["resourceNames"]
 
 
-def test_the_metrics_api_comes_with_the_least_it_needs(render: Render) -> None:
-    manifests = render("--set", "prometheus.url=http://prom:9090")
-    [service] = of_kind(manifests, "APIService")
-    [secret] = of_kind(manifests, "Secret")
-    assert service["spec"]["caBundle"] == secret["data"]["tls.crt"]
-    [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-metrics-api")]
-    reviews = {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]}
-    assert role["rules"] == [reviews]
+@pytest.mark.parametrize(
+    ("feature", "resources"),
+    [
+        ("horizontalPodAutoscaler", {"horizontalpodautoscalers"}),
+        ("keda", {"scaledobjects"}),
+        ("ingress", {"ingresses"}),
+        ("gatewayApi", {"httproutes"}),
+        ("prometheusOperator", {"podmonitors", "prometheusrules"}),
+        ("dashboards", {"configmaps"}),
+    ],
+)
+def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: set[str]) -> None:
+    def rights(manifests: list[dict[str, Any]]) -> set[str]:
+        return {resource for rule in own_rules(manifests) for resource in rule["resources"]}
+
+    on, off = (render("--set", f"features.{feature}={value}") for value in ("true", "false"))
+    assert rights(on) - rights(off) == resources
+    assert set(told(on).without) < set(told(off).without)
+    assert len(set(told(off).without) - set(told(on).without)) == len(resources)
+
+
+def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
+    assert told(render()).without == ("ConfigMap",)
+    assert not of_kind(render(), "ValidatingAdmissionPolicy")
+
+
+def told(manifests: list[dict[str, Any]]) -> Settings:
+    """What the operator is told."""
     [deployment] = of_kind(manifests, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    chosen = from_arguments(pod["containers"][0]["args"][1:], {})
-    assert (chosen.metrics_adapter_port, chosen.metrics_adapter_tls) == (6443, "/tls")
+    return from_arguments(deployment["spec"]["template"]["spec"]["containers"][0]["args"][1:], {})
+
+
+def test_whoever_edits_a_namespace_edits_its_services(render: Render) -> None:
+    roles = {item["metadata"]["name"]: item for item in of_kind(render(), "ClusterRole")}
+    edit, view = roles["stoker-system-stoker-edit"], roles["stoker-system-stoker-view"]
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+
+    def into(role: dict[str, Any]) -> set[str]:
+        return {key.removeprefix(aggregated) for key in role["metadata"]["labels"] if key.startswith(aggregated)}
+
+    assert (into(edit), into(view)) == ({"admin", "edit"}, {"admin", "edit", "view"})
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    off = of_kind(render("--set", "rbac.aggregate=false"), "ClusterRole")
+    assert not {"stoker-system-stoker-edit", "stoker-system-stoker-view"} & {item["metadata"]["name"] for item in off}
+
+
+def test_the_metrics_api_is_left_to_the_operator(render: Render) -> None:
+    manifests = render("--set", "prometheus.url=http://prom:9090")
+    assert not of_kind(manifests, "APIService"), "without a backend it keeps Kubernetes from deleting namespaces"
+    [secret] = of_kind(manifests, "Secret")
+    assert "data" not in secret, "what is rendered anew each time changes each time"
+    chosen = told(manifests)
+    assert (chosen.metrics_adapter_port, chosen.metrics_adapter_mode) == (6443, "Auto")
+    assert (chosen.metrics_adapter_secret, chosen.metrics_adapter_issuer) == (secret["metadata"]["name"], "operator")
+    assert chosen.metrics_adapter_owner in {item["metadata"]["name"] for item in of_kind(manifests, "ClusterRole")}
+    assert chosen.metrics_adapter_service in {item["metadata"]["name"] for item in of_kind(manifests, "Service")}
     assert chosen.prometheus_url == "http://prom:9090"
-    assert pod["volumes"][0]["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+@pytest.mark.parametrize("values", ["replicas=2", "watchNamespaces={a,b},metricsAdapter.mode=On"])
+def test_rendering_twice_is_the_same(render: Render, values: str) -> None:
+    assert render("--set", values) == render("--set", values)
 
 
 @pytest.mark.parametrize("values", ["metricsAdapter.mode=Off", "watchNamespaces={a}"])
 def test_without_the_metrics_api_nothing_of_it_is_made(render: Render, values: str) -> None:
     manifests = render("--set", values)
-    assert not of_kind(manifests, "APIService")
     assert not of_kind(manifests, "Secret")
-    assert "6443" not in str(of_kind(manifests, "Deployment"))
+    assert "metrics-api" not in str(manifests)
+    assert told(manifests).metrics_adapter_port == 0
 
 
-def test_a_certificate_of_ones_own(render: Render) -> None:
-    manifests = render("--set", "metricsAdapter.tls.secretName=mine,metricsAdapter.tls.caBundle=QUJD")
+@pytest.mark.parametrize(
+    ("values", "secret"),
+    [
+        ("tls.secretName=mine", "mine"),
+        ("tls.issuerRef.name=internal,metricsAdapter.tls.issuerRef.kind=Issuer", "stoker-metrics-api-cert"),
+    ],
+)
+def test_a_certificate_of_somebody_elses(render: Render, values: str, secret: str) -> None:
+    manifests = render("--set", f"metricsAdapter.{values}")
     assert not of_kind(manifests, "Secret")
-    assert of_kind(manifests, "APIService")[0]["spec"]["caBundle"] == "QUJD"
+    chosen = told(manifests)
+    assert (chosen.metrics_adapter_secret, chosen.metrics_adapter_issuer) == (secret, "given")
+    [rule] = [rule for rule in own_rules(manifests) if "secrets" in rule["resources"]]
+    assert (rule["resourceNames"], rule["verbs"]) == ([secret], ["get"])
+    for made in of_kind(manifests, "Certificate"):
+        assert made["spec"]["secretName"] == secret
+        assert made["spec"]["dnsNames"] == ["stoker-metrics-api.stoker-system.svc"]
+        assert made["spec"]["issuerRef"] == {"name": "internal", "kind": "Issuer"}
+    assert len(of_kind(manifests, "Certificate")) == ("issuerRef" in values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (("image.repository=",), ["image.repository is empty", "docker build", "docker push", "--set"]),
+        (("runtime.image=",), ["runtime.image is empty", "docker build", "images/runtime.Dockerfile"]),
+        (
+            ("image.repository=h:5/a/b", "runtime.image=h:5/a/b:2@sha256:" + "0" * 64),
+            ["the operator's own image: it holds no engine"],
+        ),
+        (("image.repository=a/b", "runtime.image=a/b"), ["holds no engine"]),
+        (("watchNamespaces={a}", "excludeNamespaces={b}"), ["excludeNamespaces is for where the whole cluster"]),
+        (
+            ("metricsAdapter.tls.secretName=a", "metricsAdapter.tls.issuerRef.name=b"),
+            ["one of secretName and issuerRef"],
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(render: Render, values: tuple[str, ...], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        render(*(f"--set={value}" for value in values))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_images_are_named_by_tag_or_digest(render: Render) -> None:
+    digest = "sha256:" + "3f" * 32
+
+    def image(*values: str) -> str:
+        [deployment] = of_kind(render(*(f"--set={value}" for value in values)), "Deployment")
+        return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    assert image("image.tag=9.9") == "reg.example:5000/ops/stoker-operator:9.9"
+    assert image("image.tag=9.9", f"image.digest={digest}") == f"reg.example:5000/ops/stoker-operator@{digest}"
+    assert told(render(f"--set=runtime.image=r.io/e@{digest}")).runtime_image == f"r.io/e@{digest}"
+
+
+def test_openshift_gives_the_user(render: Render) -> None:
+    def user(*arguments: str) -> tuple[object, bool]:
+        manifests = render(*arguments)
+        [deployment] = of_kind(manifests, "Deployment")
+        return deployment["spec"]["template"]["spec"]["securityContext"].get("runAsUser"), told(manifests).fixed_user
+
+    there = ("--api-versions", "security.openshift.io/v1")
+    assert user() == user("--set=openshift=Off", *there) == (65532, True)
+    assert user("--set=openshift=On") == user(*there) == (None, False)
+
+
+def test_the_operators_own_metrics_and_policy(render: Render) -> None:
+    for kind, port in (("PodMonitor", "http"), ("ServiceMonitor", "metrics")):
+        manifests = render(f"--set=monitoring.kind={kind},monitoring.interval=7s,monitoring.labels.release=prom")
+        [monitor] = of_kind(manifests, kind)
+        [endpoint] = monitor["spec"]["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
+        assert endpoint == {"port": port, "interval": "7s"}
+        assert monitor["metadata"]["labels"]["release"] == "prom"
+        [deployment] = of_kind(manifests, "Deployment")
+        chosen = monitor["spec"]["selector"]["matchLabels"]
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        services = [
+            item for item in of_kind(manifests, "Service") if chosen.items() <= item["metadata"]["labels"].items()
+        ]
+        offered = [part for item in services for part in item["spec"]["ports"]]
+        named = container["ports"] if kind == "PodMonitor" else offered
+        assert [part["name"] for part in named].count(port) == 1
+    [policy] = of_kind(render("--set=networkPolicy.enabled=true,networkPolicy.apiServerPorts={8443}"), "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert {"port": 8443, "protocol": "TCP"} in [part for rule in policy["spec"]["egress"] for part in rule["ports"]]
+
+
+def test_the_operators_environment_and_disk(render: Render) -> None:
+    manifests = render("--set=extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy:1,podLabels.team=ml")
+    [deployment] = of_kind(manifests, "Deployment")
+    template = deployment["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:1"} in container["env"]
+    assert template["metadata"]["labels"]["team"] == "ml"
+    assert {"requests", "limits"} <= {
+        key for key, value in container["resources"].items() if "ephemeral-storage" in value
+    }
+
+
+def test_the_schema_covers_every_value(helm: str) -> None:
+    """Each value has an entry of its own, and each mapping of the chart's own refuses what it does not know."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def walk(values: dict[str, Any], rules: dict[str, Any], path: str) -> None:
+        assert rules.get("additionalProperties") is False, path
+        for key, value in values.items():
+            assert key in rules["properties"], f"{path}.{key}"
+            rule = rules["properties"][key]
+            rule = schema["definitions"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
+            assert {"type", "enum"} & rule.keys(), f"{path}.{key}"
+            if isinstance(value, dict) and "properties" in rule:
+                walk(value, rule, f"{path}.{key}")
+        assert set(rules["properties"]) - {"global"} <= values.keys() or path.endswith("issuerRef"), path
+
+    walk(yaml.safe_load((CHART / "values.yaml").read_text()), schema, "values")
 
 
 def test_a_single_replica_has_no_budget(render: Render) -> None:

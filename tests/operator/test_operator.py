@@ -28,6 +28,7 @@ def restricted(namespace: str, control_plane: Path, kubectl: Callable[..., str],
 
     command = [str(ensure(["helm"])["helm"]), "template", "stoker", str(ROOT / "charts" / "stoker")]
     command += ["--namespace", namespace, "--set", f"watchNamespaces={{{namespace}}}", "--set", "crds.install=false"]
+    command += ["--set", "image.repository=r/o,runtime.image=r/e:1"]
     rendered = subprocess.run([*command, "-s", "templates/rbac.yaml"], capture_output=True, text=True, check=True)
     kubectl("apply", "-f", "-", stdin=rendered.stdout)
     config = yaml.safe_load(control_plane.read_text())

@@ -14,6 +14,17 @@ def test_a_flag_beats_a_variable_beats_the_default() -> None:
     assert chosen.resync_seconds == Settings().resync_seconds
 
 
+def test_true_and_false() -> None:
+    assert from_arguments(["--fixed-user=false"], {}).fixed_user is False
+    assert from_arguments([], {"STOKER_FIXED_USER": "true"}).fixed_user is True
+
+
+def test_all_namespaces_but_some_are_not_some() -> None:
+    assert from_arguments(["--exclude-namespaces=a,b"], {}).exclude_namespaces == ("a", "b")
+    with pytest.raises(SettingsError, match="exclude_namespaces"):
+        from_arguments(["--exclude-namespaces=a", "--namespaces=b"], {})
+
+
 def test_the_identity_is_never_empty() -> None:
     assert from_arguments([], {}).identity
 
@@ -29,6 +40,11 @@ def test_the_identity_is_never_empty() -> None:
         ("hub-endpoint", "hub.example"),
         ("runtime-image", ""),
         ("http-port", "70000"),
+        ("without", "Pod"),
+        ("fixed-user", "maybe"),
+        ("metrics-adapter-mode", "Sometimes"),
+        ("metrics-adapter-issuer", "me"),
+        ("metrics-adapter-port", "6443"),
     ],
 )
 def test_a_bad_value_names_its_key(key: str, value: str) -> None:

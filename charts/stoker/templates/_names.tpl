@@ -2,6 +2,11 @@
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* The name of what is the cluster's: two releases in two namespaces never share it. */}}
+{{- define "stoker.clusterName" -}}
+{{- .Release.Namespace }}-{{ include "stoker.name" . -}}
+{{- end -}}
+
 {{- define "stoker.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "stoker.name" .) -}}
 {{- end -}}
@@ -20,69 +25,43 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- define "stoker.image" -}}
+{{- if .Values.image.digest -}}
+{{- .Values.image.repository }}@{{ .Values.image.digest -}}
+{{- else -}}
+{{- .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where each namespace has users of its own. */}}
+{{- define "stoker.openshift" -}}
+{{- if or (eq .Values.openshift "On") (and (eq .Values.openshift "Auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}true{{- end -}}
+{{- end -}}
+
 {{/* "true" where the custom metrics API is served. */}}
 {{- define "stoker.adapter" -}}
 {{- if or (eq .Values.metricsAdapter.mode "On") (and (eq .Values.metricsAdapter.mode "Auto") (not .Values.watchNamespaces)) -}}true{{- end -}}
 {{- end -}}
 
-{{- define "stoker.adapterSecret" -}}
-{{- .Values.metricsAdapter.tls.secretName | default (printf "%s-metrics-api-tls" (include "stoker.name" .)) -}}
+{{- define "stoker.adapterService" -}}
+{{- printf "%s-metrics-api" (include "stoker.name" .) -}}
 {{- end -}}
 
-{{/* What the operator may do where it watches. Each verb is used by observe.py, apply.py or mirror.py. */}}
-{{- define "stoker.rules" -}}
-- apiGroups: [stoker.dev]
-  resources: [inferenceservices]
-  verbs: [get, list, watch]
-- apiGroups: [stoker.dev]
-  resources: [inferenceservices/status]
-  verbs: [patch]
-- apiGroups: [stoker.dev]
-  resources: [inferenceservices/finalizers]   # to set blockOwnerDeletion where the API server enforces it
-  verbs: [update]
-- apiGroups: [""]
-  resources: [serviceaccounts, services]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [""]
-  resources: [configmaps]   # dashboards, where the Prometheus operator is installed
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create]
-- apiGroups: [apps]
-  resources: [deployments]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [apps]
-  resources: [replicasets]
-  verbs: [list, watch]
-- apiGroups: [apps]
-  resources: [controllerrevisions]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [autoscaling]
-  resources: [horizontalpodautoscalers]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies, ingresses]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [httproutes]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [monitoring.coreos.com]
-  resources: [podmonitors, prometheusrules]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [keda.sh]
-  resources: [scaledobjects]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [policy]
-  resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch]
+{{- define "stoker.adapterSecret" -}}
+{{- .Values.metricsAdapter.tls.secretName | default (printf "%s-metrics-api-cert" (include "stoker.name" .)) -}}
+{{- end -}}
+
+{{/* "true" where the operator makes the custom metrics API's certificate itself. */}}
+{{- define "stoker.issues" -}}
+{{- if not (or .Values.metricsAdapter.tls.secretName .Values.metricsAdapter.tls.issuerRef) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Kinds that services may not ask for, as the operator is told of them. */}}
+{{- define "stoker.without" -}}
+{{- $off := list -}}
+{{- $of := dict "horizontalPodAutoscaler" "HorizontalPodAutoscaler" "keda" "ScaledObject" "ingress" "Ingress" "gatewayApi" "HTTPRoute" "prometheusOperator" "PodMonitor,PrometheusRule" "dashboards" "ConfigMap" -}}
+{{- range $feature, $kinds := $of -}}
+{{- if not (index $.Values.features $feature) }}{{ $off = append $off $kinds }}{{ end -}}
+{{- end -}}
+{{- join "," $off -}}
 {{- end -}}

@@ -29,6 +29,7 @@ packages = [name for name in {packages} if importlib.util.find_spec(name)]
 print(os.getuid(), bool(os.statvfs('/').f_flag & os.ST_RDONLY), tools + packages)
 """
 CHART = str(stoker.CHART)
+IMAGES = "--set=image.repository=registry.example/operator,runtime.image=registry.example/engine:1"
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def demo(kube: Kube) -> Iterator[Kube]:
 def test_chart_is_valid(kube: Kube, tmp_path: Path) -> None:
     kube.helm("lint", "--strict", CHART)
     rendered = tmp_path / "chart.yaml"
-    rendered.write_text(kube.helm("template", "stoker", CHART, "--set=crds.install=false"))
+    rendered.write_text(kube.helm("template", "stoker", CHART, "--set=crds.install=false", IMAGES))
     folder = tmp_path / "schemas"
     folder.mkdir()
     schemas.write(folder, json.loads(kube.kubectl("get", "--raw", "/openapi/v2")))
@@ -60,7 +61,7 @@ def test_chart_is_valid(kube: Kube, tmp_path: Path) -> None:
 @pytest.mark.parametrize("typo", ["image.tagg=1", "hub.endpiont=http://hub", "replicas=two"])
 def test_a_typo_in_the_values_is_refused(kube: Kube, typo: str) -> None:
     with pytest.raises(AssertionError, match=typo.split("=")[0].split(".")[-1]):
-        kube.helm("template", "stoker", CHART, f"--set={typo}")
+        kube.helm("template", "stoker", CHART, IMAGES, f"--set={typo}")
 
 
 @pytest.mark.ci
@@ -71,7 +72,8 @@ def test_session(demo: Kube, hub: stoker.Hub, given: Given, tmp_path: Path) -> N
         f"--set image.repository={given.images.operator.rpartition(':')[0]} --set runtime.image={given.images.runtime}"
     )
     session.run(
-        "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait",
+        "helm install stoker charts/stoker --namespace stoker-system --create-namespace --wait \\\n"
+        "    --set image.repository=$REGISTRY/stoker-operator --set runtime.image=$REGISTRY/stoker-runtime:0.1.0",
         hidden=f"--set hub.endpoint={hub.endpoint} {images} -o json >/dev/null",
     )
     hub.faults(bytes_per_second=8_000_000)

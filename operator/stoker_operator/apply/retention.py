@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,8 +26,10 @@ Object = Mapping[str, Any]
 FIELD_MANAGER = "stoker-operator-retention"
 
 
-async def sweep(cluster: Cluster, namespace: str, now: datetime | None = None) -> None:
-    """Look at every cache claim of a namespace ("": of all). Raises ApiError."""
+async def sweep(
+    cluster: Cluster, namespace: str, now: datetime | None = None, without: Collection[str] = ()
+) -> None:
+    """Look at every cache claim of a namespace ("": of all but those of `without`). Raises ApiError."""
     ours = f"{MANAGED_BY}=stoker"
     claims = await cluster.list_all(kinds.CLAIM, namespace, CACHE_LABEL)
     if not any(map(retain_seconds, claims)):
@@ -41,7 +43,7 @@ async def sweep(cluster: Cluster, namespace: str, now: datetime | None = None) -
     def of(items: Iterable[Object], where: str) -> list[Object]:
         return [item for item in items if item["metadata"]["namespace"] == where]
 
-    for where in sorted({str(claim["metadata"]["namespace"]) for claim in claims}):
+    for where in sorted({str(claim["metadata"]["namespace"]) for claim in claims} - set(without)):
         used = claims_in_use(of(services, where), of(deployments, where), of(pods, where))
         for step in plan_retention(of(claims, where), used, now or datetime.now(UTC)):
             await _carry_out(cluster, step)

@@ -173,9 +173,11 @@ class Cluster:
     async def apply(
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
-        """Server-side apply as our field manager; fields that we set are ours, others' fields stay."""
+        """Server-side apply as our field manager; fields that we set are ours, others' fields stay. What has no
+        namespace belongs to the cluster.
+        """
         meta = manifest["metadata"]
-        path = kind.path(meta["namespace"], meta["name"], subresource)
+        path = kind.path(meta.get("namespace", ""), meta["name"], subresource)
         query = [("fieldManager", manager), ("force", "true")]
         return await self._request("PATCH", kind, path, dict(manifest), query, "application/apply-patch+yaml")
 

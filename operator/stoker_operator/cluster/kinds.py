@@ -55,6 +55,10 @@ PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheus
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, POD_MONITOR, PROMETHEUS_RULE)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+# Of the custom metrics API's registration.
+SECRET = Kind("v1", "Secret", "secrets")
+API_SERVICE = Kind("apiregistration.k8s.io/v1", "APIService", "apiservices")
+CLUSTER_ROLE = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles")
 BY_NAME = {
     kind.kind: kind
     for kind in (

@@ -257,7 +257,7 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
     }
     # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
     # them.
-    return pod.base_spec(service) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    return pod.base_spec(service, settings) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
 
 
 def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:

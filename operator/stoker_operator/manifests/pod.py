@@ -29,17 +29,18 @@ def image(service: InferenceService, settings: Settings) -> str:
     return service.runtime.image or settings.runtime_image
 
 
-def base_spec(service: InferenceService) -> dict[str, Any]:
-    """The part of a pod's spec that no container decides."""
+def base_spec(service: InferenceService, settings: Settings) -> dict[str, Any]:
+    """The part of a pod's spec that no container decides. Where each namespace has users of its own, the cluster sets
+    user and group.
+    """
+    user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if settings.fixed_user else {}
     spec: dict[str, Any] = {
         "serviceAccountName": service.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
+            **user,
             # Without this the kubelet walks every file of a large cache at each pod start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},

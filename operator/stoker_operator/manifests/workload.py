@@ -138,7 +138,7 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
     # Weights that are served where they lie were hashed once; the volume is the user's.
     verified = not service.in_place or service.cache.verify == "Always"
     return (
-        pod.base_spec(service)
+        pod.base_spec(service, settings)
         | _spread(service)
         | {
             "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,

@@ -8,6 +8,7 @@ Knows nothing of metrics.
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import ACCESS_REVIEW, CONFIG_MAP
+from stoker_operator.metrics_adapter.certificate import Pair
 
 _NAMESPACE, _NAME = "kube-system", "extension-apiserver-authentication"
 VERDICT_SECONDS = 30.0
@@ -65,20 +67,31 @@ async def read_front_proxy(cluster: Cluster) -> FrontProxy | None:
     return FrontProxy(data["requestheader-client-ca-file"], names, users, groups)
 
 
-def server_context(folder: str, proxy: FrontProxy | None) -> ssl.SSLContext:
-    """TLS with the certificate of `folder`; clients may show one of the front proxy's authority and no other."""
+def server_context(pair: Pair, proxy: FrontProxy | None) -> ssl.SSLContext:
+    """TLS with the pair; clients may show a certificate of the front proxy's authority and no other.
+
+    Raises OSError (ssl.SSLError) when the pair is none.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificate(context, folder)
+    load_certificate(context, pair)
     if proxy is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL
-        context.load_verify_locations(cadata=proxy.authority)
+        trust(context, proxy)
     return context
 
 
-def load_certificate(context: ssl.SSLContext, folder: str) -> None:
-    """Serve with tls.crt and tls.key of `folder` from now on."""
-    context.load_cert_chain(f"{folder}/tls.crt", f"{folder}/tls.key")
+def trust(context: ssl.SSLContext, proxy: FrontProxy) -> None:
+    """Believe certificates of the front proxy's authority from now on."""
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_verify_locations(cadata=proxy.authority)
+
+
+def load_certificate(context: ssl.SSLContext, pair: Pair) -> None:
+    """Serve with the pair from now on. The library reads files alone; this one is on no disk."""
+    with os.fdopen(os.memfd_create("tls"), "wb") as stream:
+        stream.write(pair.key + b"\n" + pair.certificate)
+        stream.flush()
+        context.load_cert_chain(f"/proc/self/fd/{stream.fileno()}")
 
 
 class Verdicts:

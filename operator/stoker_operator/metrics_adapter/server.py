@@ -16,6 +16,7 @@ from aiohttp import web
 
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.metrics_adapter import documents
+from stoker_operator.metrics_adapter.certificate import Pair
 from stoker_operator.metrics_adapter.front_proxy import (
     FrontProxy,
     Unauthenticated,
@@ -23,19 +24,23 @@ from stoker_operator.metrics_adapter.front_proxy import (
     load_certificate,
     read_front_proxy,
     server_context,
+    trust,
 )
+from stoker_operator.metrics_adapter.registration import read_pair
 from stoker_operator.metrics_adapter.scrape import Scraper
 from stoker_operator.observe.gauges import SERIES
 from stoker_operator.settings import Settings
 
 log = logging.getLogger("stoker.operator")
 SCRAPE_SECONDS = 3.0
-AUTHORITY_SECONDS = 300.0
+# How often a renewed authority and certificate are looked for, and the first one while there is none.
+RENEWAL_SECONDS = 60.0
+FIRST_SECONDS = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Adapter:
-    """One server; `start` and `close` it."""
+    """One server; `start` and `close` it. `serving` is set once it answers, which waits for a certificate."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
@@ -43,15 +48,47 @@ class Adapter:
         self._scraper = Scraper(cluster, SCRAPE_SECONDS)
         self._verdicts = Verdicts(cluster)
         self._proxy: FrontProxy | None = None
+        self._pair: Pair | None = None
         self._runner: web.AppRunner | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._life: asyncio.Task[None] | None = None
+        self.serving = asyncio.Event()
         self.port = 0
 
-    async def start(self) -> None:
-        """Serve. Raises OSError when port or certificate cannot be used, ApiError when the API server refuses."""
-        self._proxy = await read_front_proxy(self._cluster)
-        if self._proxy is None:
-            log.warning("custom metrics API: the API server has no front proxy; nothing will be answered")
+    def start(self) -> None:
+        """Serve from the first certificate on, and take up those that follow without a restart."""
+        self._life = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        """Until cancelled. The leader makes the certificate: there may be none for a moment."""
+        context: ssl.SSLContext | None = None
+        while True:
+            try:
+                context = await self._renewed(context)
+                if context is not None and not self.serving.is_set():
+                    await self._listen(context)
+                    self.serving.set()
+            except (ApiError, OSError) as error:
+                log.warning("custom metrics API: %s", error)
+            await asyncio.sleep(RENEWAL_SECONDS if self.serving.is_set() else FIRST_SECONDS)
+
+    async def _renewed(self, context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+        """The context with what is valid now; None while there is no certificate. Raises ApiError, OSError."""
+        proxy, pair = await read_front_proxy(self._cluster), await read_pair(self._cluster, self._settings)
+        if proxy is not None and context is not None and proxy != self._proxy:
+            trust(context, proxy)
+        self._proxy = proxy or self._proxy
+        if pair is None or pair == self._pair:
+            return context
+        if context is None:
+            if proxy is None:
+                log.warning("custom metrics API: the API server has no front proxy; nothing will be answered")
+            context = server_context(pair, proxy)
+        else:
+            load_certificate(context, pair)
+        self._pair = pair
+        return context
+
+    async def _listen(self, context: ssl.SSLContext) -> None:
         app = web.Application(middlewares=[_as_documents])
         root = documents.ROOT
         app.add_routes(
@@ -63,20 +100,22 @@ class Adapter:
                 web.get(root + "/namespaces/{namespace}/pods/{pod}/{series}", self._values),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        context = server_context(self._settings.metrics_adapter_tls, self._proxy)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
         host, port = self._settings.http_host, self._settings.metrics_adapter_port
-        await web.TCPSite(self._runner, host, port, ssl_context=context).start()
-        self.port = self._runner.addresses[0][1]
-        self._renewal = asyncio.create_task(self._renew(context))
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=context).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner, self.port = runner, runner.addresses[0][1]
         log.info("custom metrics API on port %d", self.port)
 
     async def close(self) -> None:
         """Stop serving."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
         if self._runner is not None:
             server = self._runner.server
             open_ones = [connection.transport for connection in server.connections] if server is not None else []
@@ -86,19 +125,6 @@ class Adapter:
                     # A TLS connection's orderly end waits for the API server's half, which keeps its idle ones.
                     transport.abort()
             await asyncio.sleep(0)
-
-    async def _renew(self, context: ssl.SSLContext) -> None:
-        """Take up a renewed authority and a renewed serving certificate without a restart."""
-        while True:
-            await asyncio.sleep(AUTHORITY_SECONDS)
-            try:
-                fresh = await read_front_proxy(self._cluster)
-                if fresh is not None:
-                    self._proxy = fresh
-                    context.load_verify_locations(cadata=fresh.authority)
-                load_certificate(context, self._settings.metrics_adapter_tls)
-            except (ApiError, OSError) as error:
-                log.warning("custom metrics API: %s", error)
 
     def _user(self, request: web.Request) -> tuple[str, tuple[str, ...]]:
         transport = request.transport

@@ -32,13 +32,19 @@ CHILDREN = (
 )  # fmt: skip
 
 
-async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) -> Observed:
-    """Read the children by label and ask the pods that matter. Raises ApiError when the API server refuses."""
+async def observe(
+    cluster: Cluster, pods: PodClient, service: InferenceService, without: frozenset[str] = frozenset()
+) -> Observed:
+    """Read the children by label and ask the pods that matter; nobody has a right to kinds that are named in `without`.
+
+    Raises ApiError when the API server refuses.
+    """
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
-    served = await cluster.served(kinds.OPTIONAL)
+    served = await cluster.served([kind for kind in kinds.OPTIONAL if kind.kind not in without])
     wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
     if kinds.POD_MONITOR.kind in served:
         wanted += (kinds.CONFIG_MAP,)  # of the dashboard, which is made for the same clusters
+    wanted = tuple(kind for kind in wanted if kind.kind not in without)
     lists = await asyncio.gather(
         *(cluster.list_all(kind, service.namespace, ours) for kind in wanted),
         cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
@@ -67,6 +73,7 @@ async def observe(cluster: Cluster, pods: PodClient, service: InferenceService) 
         revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,
         served=served,
+        without=without,
         progress=progress,
         answer=answer,
     )

@@ -42,7 +42,8 @@ class Observed:
     `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, and `load` how many
     requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None = nobody
     looked. `served` names the optional kinds that this
-    API server knows.
+    API server knows, `without` those that the operator was not given; `metrics_api` says
+    in words where the built-in adapter stands, "" = it is off.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -56,6 +57,8 @@ class Observed:
     load: int | None = None
     gpu: Gpu | None = None
     served: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+    metrics_api: str = ""
     progress: Progress | None = None
     answer: Answer | None = None
 

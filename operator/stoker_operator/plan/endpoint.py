@@ -26,7 +26,7 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
     wanted: list[tuple[manifests.Manifest, str]] = []
     if endpoint.network_policy:
         wanted.append((manifests.network_policy(service), "pods are reached on one port and reach nothing"))
-    if endpoint.ingress is not None:
+    if endpoint.ingress is not None and "Ingress" not in observed.without:
         wanted.append((manifests.ingress(service, endpoint.ingress), "clients come from outside"))
     if endpoint.http_route is not None and "HTTPRoute" in observed.served:
         wanted.append((manifests.http_route(service, endpoint.http_route), "clients come through a Gateway"))
@@ -35,7 +35,7 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
     if watch.rules and "PrometheusRule" in observed.served:
         wanted.append((manifests.prometheus_rule(service), "Prometheus watches the service"))
     # Nothing says whether Grafana is there; where the Prometheus operator is, it usually is too.
-    if watch.dashboard and "PodMonitor" in observed.served:
+    if watch.dashboard and "PodMonitor" in observed.served and "ConfigMap" not in observed.without:
         wanted.append((manifests.dashboard(service), "Grafana shows the service"))
     return converge(observed, wanted, _KINDS, "the spec does not ask for it any more")
 
@@ -63,6 +63,8 @@ def endpoint_conditions(service: InferenceService, observed: Observed) -> list[C
 def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
     endpoint, url = service.endpoint, manifests.public_url(service)
     if endpoint.ingress is not None:
+        if "Ingress" in observed.without:
+            return off("EndpointReady", "Ingresses", "ingress")
         live = observed.children.get(("Ingress", service.name))
         addresses = ((live or {}).get("status", {}).get("loadBalancer") or {}).get("ingress")
         if addresses:
@@ -78,6 +80,8 @@ def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
 
 
 def _route_ready(service: InferenceService, observed: Observed, url: str) -> Condition:
+    if "HTTPRoute" in observed.without:
+        return off("EndpointReady", "HTTPRoutes", "gatewayApi")
     if "HTTPRoute" not in observed.served:
         text = "No API serves gateway.networking.k8s.io/v1. Install the Gateway API, or use endpoint.ingress."
         return _ready("False", "GatewayApiMissing", text)
@@ -97,16 +101,24 @@ def _ready(status: str, reason: str, message: str) -> Condition:
     return Condition("EndpointReady", status, reason, message)
 
 
+def off(condition: str, objects: str, feature: str) -> Condition:
+    """The condition where the chart gave the operator no right to what the spec asks for."""
+    text = f"The operator may not make {objects} here: the chart's features.{feature} is off."
+    return Condition(condition, "False", "FeatureOff", text)
+
+
 def _monitored(service: InferenceService, observed: Observed) -> Condition:
     watch = service.observability
     asked = {
         "PodMonitor": watch.pod_monitor,
         "PrometheusRule": watch.rules,
-        "dashboard ConfigMap": watch.dashboard,
+        "dashboard ConfigMap": watch.dashboard and "ConfigMap" not in observed.without,
     }
     names = [name for name, wanted in asked.items() if wanted]
     if not names:
         return Condition("Monitored", "False", "Off", "spec.observability turns it off.")
+    if {"PodMonitor", "PrometheusRule"} <= observed.without:
+        return off("Monitored", "PodMonitors and PrometheusRules", "prometheusOperator")
     if not {"PodMonitor", "PrometheusRule"} & observed.served:
         text = f"No API serves monitoring.coreos.com/v1, so no {listed(names, 'or')} is made"
         text += ". The pods' own /metrics is always there."

@@ -15,7 +15,7 @@ from stoker_operator import manifests
 from stoker_operator.manifests.identity import FIELD_MANAGER
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition
-from stoker_operator.plan.endpoint import converge
+from stoker_operator.plan.endpoint import converge, off
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
@@ -23,7 +23,7 @@ Object = Mapping[str, Any]
 _KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
 _ADVICE = (
     "Is the chart's metricsAdapter on, or does prometheus-adapter serve this series on custom.metrics.k8s.io? "
-    "See: kubectl get apiservice v1beta2.custom.metrics.k8s.io"
+    "See: kubectl get apiservices | grep custom.metrics.k8s.io"
 )
 
 
@@ -61,7 +61,7 @@ def _wanted(service: InferenceService, observed: Observed, settings: Settings) -
     # Two autoscalers on one Deployment fight: ours comes when the Deployment is there and goes with the spec.
     if scaling is None or ("Deployment", service.name) not in observed.children:
         return None
-    if scaling.engine == "HPA":
+    if scaling.engine == "HPA" and "HorizontalPodAutoscaler" not in observed.without:
         return manifests.pod_autoscaler(service, scaling)
     if scaling.engine == "KEDA" and "ScaledObject" in observed.served and settings.prometheus_url:
         return manifests.scaled_object(service, scaling, settings.prometheus_url)
@@ -77,11 +77,13 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
         return _active("True", "External", "Whoever writes the scale subresource sets the number of pods.")
     if service.suspend:
         return _active("False", "Suspended", "spec.suspend is true.")
+    kind = "HorizontalPodAutoscaler" if scaling.engine == "HPA" else "ScaledObject"
+    if kind in observed.without:
+        return off("AutoscalingActive", f"{kind}s", "horizontalPodAutoscaler" if scaling.engine == "HPA" else "keda")
     if scaling.engine == "KEDA" and "ScaledObject" not in observed.served:
         return _active("False", "KedaMissing", "No API serves keda.sh/v1alpha1. Install KEDA, or use engine: HPA.")
     if scaling.engine == "KEDA" and not settings.prometheus_url:
         return _active("False", "PrometheusUnknown", "Set the chart's prometheus.url, or use engine: HPA.")
-    kind = "HorizontalPodAutoscaler" if scaling.engine == "HPA" else "ScaledObject"
     live = observed.children.get((kind, service.name))
     said = {item["type"]: item for item in (live or {}).get("status", {}).get("conditions") or ()}
     verdict = said.get("ScalingActive" if scaling.engine == "HPA" else "Ready")
@@ -93,7 +95,8 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
         return _active("False", "ScaledToZero", "The Deployment's scale is 0, which autoscalers leave alone.")
     if not observed.rollout.ready:
         return _active("False", "NoPodReady", "No pod is ready, so none has a queue to go by.")
-    return _active("False", "SeriesMissing", f"{verdict.get('message', '')}. {_ADVICE}")
+    own = f"The built-in adapter: {observed.metrics_api}. " if observed.metrics_api and scaling.engine == "HPA" else ""
+    return _active("False", "SeriesMissing", f"{verdict.get('message', '')}. {own}{_ADVICE}")
 
 
 def _follows(least: int, most: int, said: Mapping[str, Object]) -> str:

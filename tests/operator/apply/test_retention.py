@@ -32,6 +32,10 @@ async def test_a_retained_volume_outlives_its_service_and_then_goes(
     name = made["metadata"]["name"]
     start = datetime.now(UTC)
 
+    await sweep(cluster, namespace, start + timedelta(days=9), without=[namespace])
+    untouched = await cluster.get(kinds.CLAIM, namespace, name)
+    assert untouched is not None, "a volume of an excluded namespace was ended"
+
     async def note(later: float) -> str | None:
         await sweep(cluster, namespace, start + timedelta(seconds=later))
         found = await cluster.get(kinds.CLAIM, namespace, name)

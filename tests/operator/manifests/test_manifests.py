@@ -171,6 +171,14 @@ def test_every_pod_meets_the_restricted_profile(
             }
 
 
+def test_no_pod_names_a_user_where_each_namespace_has_its_own(service: Build, model: FetchedModel) -> None:
+    built, settings = service(), Settings(fixed_user=False)
+    made = [manifests.prefetch_job(built, settings, "v", 1), manifests.engine_template(built, settings, model)]
+    for pod in (made[0]["spec"]["template"]["spec"], made[1]["spec"]):
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+
+
 def test_a_token_is_never_on_a_command_line(service: Build, settings: Settings) -> None:
     job = manifests.prefetch_job(service(**EVERYTHING), settings, "v", 1)
     [fetch] = containers(job)

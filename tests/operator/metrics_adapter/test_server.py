@@ -1,15 +1,16 @@
-"""The adapter behind a real kube-apiserver's aggregator, with the chart's own certificate and rights; and a real
-HorizontalPodAutoscaler controller that scales a real Deployment by it. The pods' part is played on loopback.
+"""The adapter behind a real kube-apiserver's aggregator, with a certificate of its own making and the chart's rights;
+and a real HorizontalPodAutoscaler controller that scales a real Deployment by it. The pods' part is played on loopback.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from stoker_operator import manifests
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import workload
+from stoker_operator.metrics_adapter.registration import NAME, Registration, read_pair
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.plan.rollout import first_variant
-from stoker_operator.settings import Settings
+from stoker_operator.settings import Settings, from_arguments
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
 pytestmark = pytest.mark.apiserver
@@ -49,22 +51,21 @@ def chart(namespace: str) -> list[Object]:
     from e2e.cluster.binaries import ensure
 
     command = [str(ensure(["helm"])["helm"]), "template", "stoker", str(ROOT / "charts" / "stoker")]
-    command += ["--namespace", namespace, "--set", "crds.install=false"]
+    command += ["--namespace", namespace, "--set", "crds.install=false,image.repository=r/o,runtime.image=r/e:1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [item for item in yaml.safe_load_all(done.stdout) if item]
 
 
 @pytest.fixture
-async def adapter(
+async def release(
     namespace: str, chart: list[Object], control_plane: Path, ask: Callable[..., Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Adapter]:  # fmt: skip
-    """The adapter with the chart's rights, registered as the chart registers it; the Service leads to loopback."""
-    [secret] = [item for item in chart if item["kind"] == "Secret"]
-    for name, value in secret["data"].items():
-        (tmp_path / name).write_bytes(base64.b64decode(value))
+) -> AsyncIterator[tuple[Cluster, Settings]]:  # fmt: skip
+    """What the chart makes for the adapter, a connection with its rights alone, and what it tells the operator; the
+    Service leads to loopback.
+    """
     await ask("create", "namespace", "kube-system", check=False)
-    rights = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "RoleBinding", "Role")
+    rights = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "RoleBinding", "Role", "Secret")
     for item in (item for item in chart if item["kind"] in rights):
         await ask("apply", "-n", item["metadata"].get("namespace", namespace), "-f", "-", stdin=item)
     config = yaml.safe_load(control_plane.read_text())
@@ -73,27 +74,38 @@ async def adapter(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     cluster = await Cluster.connect()
     monkeypatch.setenv("KUBECONFIG", str(control_plane))
-    port = free_port()
-    settings = Settings(metrics_adapter_port=port, metrics_adapter_tls=str(tmp_path), http_host="127.0.0.1")
-    serving = Adapter(cluster, settings)
-    await serving.start()
-    [registered] = [item for item in chart if item["kind"] == "APIService"]
-    registered["spec"]["service"]["port"] = port
-    outside = {"type": "ExternalName", "externalName": "localhost"}
-    name = registered["spec"]["service"]["name"]
-    await ask(
-        "apply",
-        "-f",
-        "-",
-        stdin={"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}} | {"spec": outside},
-    )
-    await ask("apply", "-f", "-", stdin=registered)
-    yield serving
-    await ask("delete", "apiservice", "v1beta2.custom.metrics.k8s.io", "--ignore-not-found")
+    [deployment] = [item for item in chart if item["kind"] == "Deployment"]
+    told = from_arguments(deployment["spec"]["template"]["spec"]["containers"][0]["args"][1:], {})
+    settings = replace(told, metrics_adapter_port=free_port(), http_host="127.0.0.1", identity="stoker-0")
+    outside: Object = {"type": "ExternalName", "externalName": "localhost"}
+    outside["ports"] = [{"port": settings.metrics_adapter_port}]
+    head = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": settings.metrics_adapter_service}}
+    await ask("apply", "-f", "-", stdin=head | {"spec": outside})
+    yield cluster, settings
+    await ask("delete", "apiservice", NAME, "--ignore-not-found")
     for item in (item for item in chart if item["kind"].startswith("ClusterRole")):
-        await ask("delete", item["kind"], item["metadata"]["name"])
-    await serving.close()
+        await ask("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
     await cluster.close()
+
+
+@pytest.fixture
+async def adapter(release: tuple[Cluster, Settings], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Adapter]:
+    """The adapter, started before there is a certificate, as a replica that does not lead may be."""
+    monkeypatch.setattr("stoker_operator.metrics_adapter.server.FIRST_SECONDS", 0.05)
+    serving = Adapter(*release)
+    serving.start()
+    yield serving
+    await serving.close()
+
+
+@pytest.fixture
+async def registration(release: tuple[Cluster, Settings], adapter: Adapter) -> Registration:
+    """The leader's part, done once: the certificate is made, and the API registered when the adapter serves."""
+    assert not await Registration(*release, asyncio.Event()).once(), "it was registered before anybody served"
+    await asyncio.wait_for(adapter.serving.wait(), 10)
+    made = Registration(*release, adapter.serving)
+    assert await made.once()
+    return made
 
 
 def free_port() -> int:
@@ -131,7 +143,7 @@ async def scaled(
     cluster: Cluster,
     ask: Callable[..., Any],
     engines: dict[str, float],
-    adapter: Adapter,
+    registration: Registration,
     eventually: Callable[..., Any],
 ) -> Callable[[], Any]:
     """A Deployment and its autoscaler as the operator makes them; returns how many pods the Deployment wants."""
@@ -214,7 +226,7 @@ async def test_the_real_autoscaler_follows_the_queue(
     await eventually(lambda: at(1), 30)
 
 
-async def test_a_client_that_is_not_the_api_server_learns_nothing(adapter: Adapter) -> None:
+async def test_a_client_that_is_not_the_api_server_learns_nothing(adapter: Adapter, registration: Registration) -> None:
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     url = f"https://127.0.0.1:{adapter.port}"
@@ -225,3 +237,141 @@ async def test_a_client_that_is_not_the_api_server_learns_nothing(adapter: Adapt
                 assert (await answer.json())["kind"] == "Status"
         async with session.get(f"{url}/healthz") as answer:
             assert answer.status == 200
+
+
+async def test_a_renewed_certificate_is_served_and_trusted_without_a_gap(
+    release: tuple[Cluster, Settings],
+    adapter: Adapter,
+    registration: Registration,
+    ask: Callable[..., Any],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker_operator.metrics_adapter.server.RENEWAL_SECONDS", 0.05)
+
+    async def answers() -> bool:
+        return NAME.partition(".")[0] in await ask("get", "--raw", API, check=False)
+
+    await eventually(answers)
+    before = await read_pair(*release)
+    later = datetime.now(UTC) + timedelta(days=300)
+    assert await Registration(*release, adapter.serving, clock=lambda: later).once()
+    after = await read_pair(*release)
+    assert before is not None
+    assert after is not None
+    assert before.certificate != after.certificate
+    for _ in range(20):  # those who trust it learn of it at other moments than those who serve
+        assert await answers()
+        await asyncio.sleep(0.05)
+    assert await Registration(*release, adapter.serving, clock=lambda: later).once()
+    assert await read_pair(*release) == after, "one that is not due was made anew"
+
+
+def foreign(name: str) -> Object:
+    """The registration of somebody else's adapter."""
+    version = name.partition(".")[0]
+    backend = {"name": "prometheus-adapter", "namespace": "monitoring"}
+    spec = {"group": "custom.metrics.k8s.io", "version": version, "groupPriorityMinimum": 100, "versionPriority": 100}
+    meta = {"name": name}
+    head = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": meta}
+    return head | {"spec": spec | {"service": backend, "insecureSkipTLSVerify": True}}
+
+
+@pytest.mark.parametrize("name", ["v1beta1.custom.metrics.k8s.io", NAME])
+@pytest.mark.parametrize("mode", ["Auto", "On"])
+async def test_another_adapter_keeps_what_it_serves(
+    release: tuple[Cluster, Settings], adapter: Adapter, ask: Callable[..., Any], name: str, mode: str
+) -> None:
+    cluster, settings = release
+    ours = Registration(cluster, replace(settings, metrics_adapter_mode=mode), adapter.serving)
+    await ours.once()
+    await asyncio.wait_for(adapter.serving.wait(), 10)
+
+    async def backend(of: str) -> str:
+        return str(await ask("get", "apiservice", of, "-o", "jsonpath={.spec.service.name}", "--ignore-not-found"))
+
+    try:
+        await ask("delete", "apiservice", name, "--ignore-not-found")
+        await ask("apply", "-f", "-", stdin=foreign(name))
+        beside = mode == "On" and name != NAME
+        assert await ours.once() is beside
+        assert await backend(name) == "prometheus-adapter", "it was taken over"
+        assert (await backend(NAME) == settings.metrics_adapter_service) is beside
+        assert beside or f"{name} (Service monitoring/prometheus-adapter)" in ours.state
+        await ask("delete", "apiservice", name)
+        assert await ours.once(), "the way is free, and it was not taken"
+        assert await backend(NAME) == settings.metrics_adapter_service
+        if name != NAME:
+            await ask("apply", "-f", "-", stdin=foreign(name))
+            assert await ours.once() is beside
+            assert (await backend(NAME) == settings.metrics_adapter_service) is beside
+    finally:
+        await ask("delete", "apiservice", name, "--ignore-not-found")
+
+
+async def test_the_registration_goes_with_the_release(
+    release: tuple[Cluster, Settings],
+    registration: Registration,
+    ask: Callable[..., Any],
+    eventually: Callable[..., Any],
+) -> None:
+    _, settings = release
+    await ask("delete", "clusterrole", settings.metrics_adapter_owner)
+
+    async def gone() -> bool:
+        return not await ask("get", "apiservice", NAME, "-o", "name", "--ignore-not-found")
+
+    await eventually(gone)
+
+
+@pytest.mark.parametrize("other", ["absent", "ready", "not ready", "terminating"])
+async def test_the_last_replica_takes_the_registration_back(
+    release: tuple[Cluster, Settings],
+    registration: Registration,
+    ask: Callable[..., Any],
+    other: str,
+    cluster: Cluster,
+    namespace: str,
+) -> None:
+    """Without a backend it would keep Kubernetes from deleting any namespace."""
+    _, settings = release
+    selector = {"app.kubernetes.io/name": "stoker-operator"}
+    await ask("patch", "service", settings.metrics_adapter_service, "-p", json.dumps({"spec": {"selector": selector}}))
+    if other != "absent":
+        meta = {"name": "stoker-1", "namespace": namespace, "labels": selector}
+        if other == "terminating":
+            meta["finalizers"] = ["stoker.dev/test"]  # type: ignore[assignment]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+        await cluster.apply(kinds.POD, pod | {"spec": {"containers": [{"name": "c", "image": "i"}]}})
+        ready = [{"type": "Ready", "status": str(other != "not ready")}]
+        await cluster.apply(kinds.POD, pod | {"metadata": meta, "status": {"conditions": ready}}, subresource="status")
+    if other == "terminating":
+        await ask("delete", "pod", "stoker-1", "--wait=false")
+    await registration.leave()
+    there = await ask("get", "apiservice", NAME, "-o", "name", "--ignore-not-found")
+    assert bool(there) is (other == "ready")
+    await ask("patch", "pod", "stoker-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}', check=False)
+
+
+async def test_rendering_and_applying_the_chart_again_changes_nothing(
+    release: tuple[Cluster, Settings], registration: Registration, chart: list[Object], ask: Callable[..., Any]
+) -> None:
+    """As Argo CD and `helm template | kubectl apply` do, long after the operator has filled what is its to fill."""
+    items = [item for item in chart if item["kind"] != "Service"]  # which in this test leads elsewhere
+
+    async def applied() -> list[str]:
+        """The versions of what is there after all of it was applied. kubectl calls a budget `configured` each time."""
+        where = [("-n", item["metadata"].get("namespace", "")) for item in items]
+        for item, place in zip(items, where, strict=True):
+            await ask("apply", *place, "-f", "-", stdin=item)
+        version = ("-o", "jsonpath={.metadata.uid} {.metadata.resourceVersion}")
+        return [
+            await ask("get", *place, item["kind"], item["metadata"]["name"], *version)
+            for item, place in zip(items, where, strict=True)
+        ]
+
+    first = await applied()
+    pair = await read_pair(*release)
+    assert await applied() == first
+    assert await read_pair(*release) == pair
+    assert pair is not None

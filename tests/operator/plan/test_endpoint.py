@@ -36,6 +36,25 @@ def test_what_is_made(world: Any, spec: Object, served: tuple[str, ...], kinds: 
     assert made(there) == kinds
 
 
+@pytest.mark.parametrize(
+    ("spec", "without", "kinds", "named"),
+    [
+        ({"endpoint": INGRESS}, ("Ingress",), ["PodMonitor", "PrometheusRule", "ConfigMap"], "features.ingress"),
+        ({"endpoint": ROUTE}, ("HTTPRoute",), ["PodMonitor", "PrometheusRule", "ConfigMap"], "features.gatewayApi"),
+        ({}, ("PodMonitor", "PrometheusRule"), [], "features.prometheusOperator"),
+        ({}, ("ConfigMap",), ["PodMonitor", "PrometheusRule"], "Made: PodMonitor, PrometheusRule."),
+    ],
+)
+def test_what_the_operator_was_not_given_is_said_and_not_tried(
+    world: Any, spec: Object, without: tuple[str, ...], kinds: list[str], named: str
+) -> None:
+    there = world(**spec).pod().answered()
+    there.served = frozenset({"PodMonitor", "PrometheusRule", "HTTPRoute"} - set(without))
+    there.without = frozenset(without)
+    assert made(there) == kinds
+    assert named in " ".join(item.message for item in there.plan().conditions)
+
+
 def test_what_the_spec_drops_goes(world: Any) -> None:
     there = world(endpoint=INGRESS).pod().answered()
     [action] = there.plan().actions

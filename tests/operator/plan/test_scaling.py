@@ -116,6 +116,25 @@ def test_the_condition(world: Any, case: tuple[Object, Object | None, str, str, 
         assert there.status()["scaling"] == {"desired": 3, "lastScaleTime": "2026-01-01T00:00:00Z"}
 
 
+def test_a_built_in_adapter_that_gives_way_says_so(world: Any) -> None:
+    there = world(autoscaling=HPA).pod()
+    there.children["HorizontalPodAutoscaler", "demo"] = autoscaler(ScalingActive=MISSING)
+    there.metrics_api = "it stays off, since another adapter serves v1beta1.x (Service a/b)"
+    assert "The built-in adapter: it stays off, since another adapter serves v1beta1.x" in condition(there).message
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "feature"),
+    [("HPA", "HorizontalPodAutoscaler", "horizontalPodAutoscaler"), ("KEDA", "ScaledObject", "keda")],
+)
+def test_an_autoscaler_that_the_operator_may_not_make(world: Any, engine: str, kind: str, feature: str) -> None:
+    there = world(autoscaling=HPA | {"engine": engine}).pod()
+    there.without, there.settings = frozenset({kind}), Settings(prometheus_url="http://prom")
+    assert kind not in [a.manifest["kind"] for a in there.plan().actions if isinstance(a, Apply)]
+    found = condition(there)
+    assert (found.reason, f"features.{feature}" in found.message) == ("FeatureOff", True)
+
+
 def test_the_condition_of_keda(world: Any) -> None:
     there = world(autoscaling=HPA | {"engine": "KEDA"}).pod()
     there.served = frozenset({"ScaledObject"})
