@@ -1,8 +1,8 @@
-"""Reads the header of a GGUF file: its metadata and where each tensor lies.
+"""Reads the header of a GGUF model, in one file or in parts: its metadata and where each tensor lies.
 
 Invariants: needs neither torch nor numpy nor the gguf package, so that the API process can read a tokenizer with
-it; tensor data is not touched. A header that is returned is whole: every tensor lies within the file.
-Raises ModelError naming the file, and byte counts where it is cut short.
+it; tensor data is not touched. A header that is returned is whole: every tensor lies within its file, and of a split
+model no part and no tensor is missing. Raises ModelError naming the file, and byte counts where it is cut short.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 Knows nothing of what metadata keys and tensors mean.
 """
@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 
@@ -24,6 +25,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 READ_BYTES = 4 * 1024 * 1024
 STRING_TYPE, ARRAY_TYPE = 8, 9
+SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 
 # Metadata value type → struct code.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -61,7 +63,10 @@ TENSOR_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """`metadata` maps keys to Python values (arrays are lists); `tensors` are in file order, shapes row-major."""
+    """`metadata` maps keys to Python values (arrays are lists); `tensors` are in file order, shapes row-major.
+
+    Of a split model, `path` and `metadata` are the first part's, and `tensors` those of all parts, in order.
+    """
 
     path: Path
     metadata: dict[str, Any]
@@ -69,7 +74,49 @@ class GGUFHeader:
 
 
 def read_gguf_header(path: Path) -> GGUFHeader:
-    """Read the header of `path`. Raises ModelError for anything but a whole little-endian GGUF of version 2 or 3."""
+    """Read the header of `path`, and of the other parts if it is one part of a split model.
+
+    Raises ModelError for anything but a whole little-endian GGUF of version 2 or 3.
+    """
+    header = _read_file(path)
+    count = header.metadata.get(SPLIT_COUNT, 1)
+    return _join(path, count) if isinstance(count, int) and count > 1 else header
+
+
+def _join(path: Path, count: int) -> GGUFHeader:
+    """The headers of all parts as one. Raises ModelError naming the part or the tensors that are missing."""
+    names = part_names(path.name)
+    if len(names) != count:
+        raise ModelError(
+            f"{path}: it is one of {count} parts of a split model, and its name does not say which; name the parts as "
+            f"they were written: {path.stem}-00001-of-{count:05d}.gguf and so on."
+        )
+    parts: list[GGUFHeader] = []
+    for position, name in enumerate(names):
+        part = path.with_name(name)
+        if not part.is_file():
+            raise ModelError(
+                f"{part}: this part of a split model of {count} parts is missing; put it beside the others."
+            )
+        parts.append(_read_file(part))
+        told = (parts[-1].metadata.get(SPLIT_NUMBER), parts[-1].metadata.get(SPLIT_COUNT))
+        if told != (position, count):
+            raise ModelError(
+                f"{part}: it says that it is part {told[0]} (from 0) of {told[1]}, not {position} of {count}."
+            )
+    tensors: dict[str, TensorEntry] = {}
+    for header in parts:
+        again = tensors.keys() & header.tensors.keys()
+        if again:
+            raise ModelError(f"{header.path}: tensor {min(again)} is in an earlier part, too.")
+        tensors |= header.tensors
+    promised = parts[0].metadata.get(SPLIT_TENSORS, len(tensors))
+    if promised != len(tensors):
+        raise ModelError(f"{path}: the parts hold {len(tensors)} tensors, and the first one promises {promised}.")
+    return GGUFHeader(parts[0].path, parts[0].metadata, tensors)
+
+
+def _read_file(path: Path) -> GGUFHeader:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

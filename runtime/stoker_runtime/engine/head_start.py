@@ -14,6 +14,7 @@ import os
 import threading
 from pathlib import Path
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.checkpoint.safetensors_index import checkpoint_files
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError
@@ -51,7 +52,10 @@ def weight_files(model: str) -> list[Path]:
     path = Path(model)
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
-    return [path] if path.suffix in WEIGHT_SUFFIXES and path.is_file() else []
+    if path.suffix not in WEIGHT_SUFFIXES:
+        return []
+    parts = [path.with_name(name) for name in part_names(path.name)] or [path]
+    return [part for part in parts if part.is_file()]
 
 
 def uploadable(model: str) -> list[Path]:
