@@ -4,10 +4,10 @@ only.
 
     python e2e/hub/server.py --repo ORG/NAME=FOLDER_OR_FILE [--repo …] [--port 8090] [--token TOKEN]
 
-Speaks what `stoker fetch` and huggingface_hub need: model info by revision, the tree by pages, files with
-ranges. The commit of a repository is a hash of its content: change a file and `main` moves. `--repo
-ORG/NAME@BRANCH=FOLDER` adds a branch. Large and binary files are LFS files: they come with a SHA-256, and
-with `--redirect` from another origin, as hubs' content networks do.
+Speaks what huggingface_hub needs: model info by revision, the tree by pages, files with ranges and the headers
+that describe them, access to Xet's storage where a test has filled one. The commit of a repository is a hash of its
+content: change a file and `main` moves. `--repo ORG/NAME@BRANCH=FOLDER` adds a branch. Large and binary files are LFS
+files: they come with a SHA-256, and with `--redirect` from another origin, as hubs' content networks do.
 
 For tests: `GET /_log` tells what was asked, `POST /_faults` sets faults (the fields of `Faults`).
 
@@ -114,6 +114,12 @@ class Hub(ThreadingHTTPServer):
         self.token = token
         self.redirect = redirect
         self.page = 1000
+        self.gated: set[str] = set()
+        """Repositories whose terms no token has accepted: they are listed, and their files refused."""
+        self.cas = ""
+        """Where Xet's chunks lie, for hf_xet: `local:///FOLDER`, or a server."""
+        self.xet: dict[str, str] = {}
+        """SHA-256 of a file → its hash in Xet; such files are offered by Xet too."""
         self.faults = Faults()
         self.log: list[dict[str, str]] = []
         self.mutex = threading.Lock()
@@ -215,6 +221,8 @@ class Handler(BaseHTTPRequestHandler):
         elif not rest or rest[0] == "revision":
             names = [{"rfilename": name} for name in branch.entries()]
             self._json(200, {"id": repo, "modelId": repo, "sha": branch.commit(), "siblings": names})
+        elif rest[0] == "xet-read-token" and self.server.cas:
+            self._xet_token()
         elif rest[0] == "tree":
             self._tree(repo, branch, int(query.get("cursor", ["0"])[0]))
         else:
@@ -226,6 +234,8 @@ class Handler(BaseHTTPRequestHandler):
             item: dict[str, Any] = {"type": "file", "oid": entry.blob, "size": entry.size, "path": name}
             if entry.lfs:
                 item["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": 134}
+            if entry.sha256 in self.server.xet:
+                item["xetHash"] = self.server.xet[entry.sha256]
             entries.append(item)
         end = start + self.server.page
         headers = {}
@@ -239,16 +249,40 @@ class Handler(BaseHTTPRequestHandler):
         repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
         branch = self.server.find(repo, revision)
         entry = branch.entries().get(name) if branch else None
-        if branch is None or entry is None:
+        if repo in self.server.gated:
+            self._json(403, {"error": f"Access to model {repo} is restricted."}, {"X-Error-Code": "GatedRepo"})
+        elif branch is None or entry is None:
             code = "EntryNotFound" if branch else "RevisionNotFound"
             self._json(404, {"error": "Entry not found"}, {"X-Error-Code": code})
         elif self.server.redirect and entry.lfs and not through_cdn:
             place = quote(f"/cdn/{repo}/resolve/{branch.commit()}/{name}")
-            self._empty(302, {"Location": f"http://localhost:{self.server.port}{place}?signature=secret"})
+            where = {"Location": f"http://localhost:{self.server.port}{place}?signature=secret"}
+            self._empty(302, where | self._described(repo, branch.commit(), entry))
         else:
-            self._send(entry, branch.commit())
+            self._send(entry, self._described(repo, branch.commit(), entry))
 
-    def _send(self, entry: Entry, commit: str) -> None:
+    def _described(self, repo: str, commit: str, entry: Entry) -> dict[str, str]:
+        """What the answer for a file says of it: huggingface_hub asks by HEAD, and looks at a redirect itself."""
+        etag = f'"{entry.sha256 if entry.lfs else entry.blob}"'
+        found = {"ETag": etag, "X-Repo-Commit": commit}
+        if entry.lfs:
+            found |= {"X-Linked-Etag": etag, "X-Linked-Size": str(entry.size)}
+        if entry.sha256 in self.server.xet:
+            route = f"{self.server.url}/api/models/{repo}/xet-read-token/{commit}"
+            found |= {"X-Xet-Hash": self.server.xet[entry.sha256], "Link": f'<{route}>; rel="xet-auth"'}
+        return found
+
+    def _xet_token(self) -> None:
+        """Access to Xet's storage for an hour."""
+        end = int(time.time()) + 3600
+        headers = {
+            "X-Xet-Cas-Url": self.server.cas,
+            "X-Xet-Access-Token": "xet-token",
+            "X-Xet-Token-Expiration": str(end),
+        }
+        self._json(200, {"casUrl": self.server.cas, "accessToken": "xet-token", "exp": end}, headers)
+
+    def _send(self, entry: Entry, described: dict[str, str]) -> None:
         faults, start = self.server.faults, 0
         asked = self.headers.get("range", "")
         if asked.startswith("bytes=") and not faults.ignore_ranges:
@@ -262,8 +296,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(entry.size - start))
         self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("ETag", f'"{entry.sha256 if entry.lfs else entry.blob}"')
-        self.send_header("X-Repo-Commit", commit)
+        for name, value in described.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self._body(entry, start)

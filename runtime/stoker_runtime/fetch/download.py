@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from stoker_runtime.fetch.errors import ChecksumMismatch, FetchFailed, HubUnreachable, Interrupted
+from stoker_runtime.fetch.contain import open_own
+from stoker_runtime.fetch.errors import ChecksumMismatch, FetchFailed, HubUnreachable, Interrupted, VolumeFull
 from stoker_runtime.fetch.manifest import ManifestFile
 from stoker_runtime.fetch.progress import Progress, size
 from stoker_runtime.fetch.source import Source, SourceFile, Transient
-from stoker_runtime.fetch.volume import os_errors
+from stoker_runtime.fetch.volume import free_bytes, os_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class _Part:
         if self.path.exists() and (not self._file.identity or self.path.stat().st_size > self._file.size):
             self.path.unlink()
         if self.path.exists():
-            with open(self.path, "rb", buffering=0) as stream:
+            with open(self.path, "rb", buffering=0, opener=open_own) as stream:
                 while block := stream.read(1 << 20):
                     if stop.is_set():
                         raise Interrupted("Stopped while reading a partial file.")
@@ -98,7 +99,7 @@ class _Part:
             raise ChecksumMismatch(f"{self._file.name} arrived with sha256 {found} instead of {self._file.sha256}.")
         if self._file.git_blob and self._git.hexdigest() != self._file.git_blob:
             raise ChecksumMismatch(f"{self._file.name} arrived with other bytes than the commit's.")
-        with open(self.path, "rb") as stream:
+        with open(self.path, "rb", opener=open_own) as stream:
             os.fsync(stream.fileno())
         return ManifestFile(found, self.bytes, self.path.stat().st_mtime_ns)
 
@@ -127,6 +128,7 @@ class Downloader:
         # on.
         self._stop = stop
         self._deadline = 0.0
+        self._room = 0
 
     def present(self, files: Sequence[SourceFile]) -> int:
         """How many bytes of `files` earlier runs left here that may be continued."""
@@ -141,6 +143,7 @@ class Downloader:
         total = sum(max(file.size, 0) for file in files)
         self._progress.enter("download", total)
         self._deadline = time.monotonic() + self._patience.deadline(total)
+        self._room = free_bytes(self._work)
         # Large files first: the last one to finish is then a small one.
         ordered = sorted(files, key=lambda file: -file.size)
         with ThreadPoolExecutor(parallel, thread_name_prefix="fetch") as pool:
@@ -186,10 +189,11 @@ class Downloader:
         with self._source.open(file, part.bytes) as body:
             if body.offset != part.bytes:
                 self._drop(part)
-            handle = os.open(part.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            handle = open_own(part.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 for block in body.chunks:
                     self._check_time(file)
+                    self._check_size(file, part, len(block))
                     part.append(handle, block)
                     self._progress.moved(len(block))
             finally:
@@ -198,8 +202,6 @@ class Downloader:
             raise Transient(
                 HubUnreachable(f"{file.name}: the connection ended after {size(part.bytes)} of {size(file.size)}.")
             )
-        if file.size >= 0 and part.bytes > file.size:
-            raise ChecksumMismatch(f"{file.name} arrived with {part.bytes} bytes instead of {file.size}.")
 
     def _check_time(self, file: SourceFile) -> None:
         if self._stop.is_set():
@@ -208,6 +210,14 @@ class Downloader:
             raise FetchFailed(
                 f"{file.name} is not there in the time that its size allows; the next run goes on from here."
             )
+
+    def _check_size(self, file: SourceFile, part: _Part, more: int) -> None:
+        """A body ends where the listing said; one of unknown length before it has filled the volume."""
+        if 0 <= file.size < part.bytes + more:
+            raise ChecksumMismatch(f"{file.name} arrived with more than the {file.size} bytes that were promised.")
+        if file.size < 0 and part.bytes + more > self._room:
+            self._drop(part)
+            raise VolumeFull(f"{file.name}, of which its server tells no size, is larger than the volume's free space.")
 
     def _sleep(self, seconds: float) -> None:
         if self._stop.wait(min(seconds, max(self._deadline - time.monotonic(), 0.0))):

@@ -14,6 +14,7 @@ from pathlib import Path
 from stoker_runtime.fetch.errors import FetchFailed, ModelNotFound
 from stoker_runtime.fetch.reference import Reference, relative_path
 from stoker_runtime.fetch.source import Body, Listing, SourceFile, Transient
+from stoker_runtime.weights.gguf_split import part_names
 
 _BLOCK = 1 << 20
 
@@ -32,7 +33,7 @@ class Folder:
         del revision
         try:
             if self._path.is_file():
-                return Listing("", (self._file(self._path, self._path.name),))
+                return Listing("", tuple(self._parts()))
             if not self._path.is_dir():
                 raise ModelNotFound(f"{self._text}: there is no file or folder {self._path}.")
             return Listing("", tuple(self._walk()))
@@ -50,6 +51,14 @@ class Folder:
                 yield Body(offset, iter(lambda: stream.read(_BLOCK), b""))
         except FileNotFoundError:
             raise ModelNotFound(f"{file.place} went away while it was copied.") from None
+
+    def _parts(self) -> Iterator[SourceFile]:
+        """The file alone, or with the other parts when it is one of a split GGUF model."""
+        for name in part_names(self._path.name) or (self._path.name,):
+            path = self._path.with_name(name)
+            if not path.is_file():
+                raise ModelNotFound(f"{self._text}: the split model lacks its part {path}.")
+            yield self._file(path, name)
 
     def _walk(self) -> Iterator[SourceFile]:
         for folder, folders, names in os.walk(self._path):

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.fetch.errors import ChecksumMismatch, NotPublished
+from stoker_runtime.fetch.contain import open_own
+from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, NotPublished
+from stoker_runtime.fetch.reference import relative_path
 
 NAME = "stoker-manifest.json"
 
@@ -63,7 +65,8 @@ class Manifest:
             },
         }
         staged = folder / f".{NAME}"
-        with open(staged, "w") as stream:
+        staged.unlink(missing_ok=True)
+        with open(staged, "w", opener=open_own) as stream:
             json.dump(document, stream, indent=1)
             stream.write("\n")
             stream.flush()
@@ -81,7 +84,7 @@ def read(folder: Path) -> Manifest:
         manifest = _parse(document)
     except (FileNotFoundError, NotADirectoryError):
         raise NotPublished(f"{folder} holds no published model: there is no {NAME}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, BadRequest):
         raise ChecksumMismatch(f"{folder / NAME} is damaged.") from None
     if manifest.digest != document["digest"]:
         raise ChecksumMismatch(f"{folder / NAME} is damaged: its files do not add up to its digest.")
@@ -99,7 +102,9 @@ def sync_folder(folder: Path) -> None:
 
 def _parse(document: dict[str, Any]) -> Manifest:
     files = {
-        str(name): ManifestFile(str(file["sha256"]), int(file["bytes"]), int(file.get("mtimeNs", 0)))
+        relative_path(str(name), NAME): ManifestFile(
+            str(file["sha256"]), int(file["bytes"]), int(file.get("mtimeNs", 0))
+        )
         for name, file in document["files"].items()
     }
     return Manifest(str(document["uri"]), str(document["resolvedRevision"]), files)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.download import Downloader, Patience
 from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFailed, Interrupted, NotPublished
 from stoker_runtime.fetch.folder import Folder
-from stoker_runtime.fetch.hub import Hub
 from stoker_runtime.fetch.manifest import Manifest
 from stoker_runtime.fetch.progress import Progress, files, size
 from stoker_runtime.fetch.reference import Reference, parse
@@ -97,14 +97,11 @@ class Prefetch:
         """
         key = hashlib.sha256(self._order.uri.encode()).hexdigest()[:16]
         self._volume.prepare()
-        sent = self._reference.scheme == "hf" or self._order.send_token
-        web = Web(self._order.token if sent else "", connections=self._order.parallel + 2)
-        source = self._source(web)
-        try:
-            with self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting):
-                return self._answered(source, key) or self._fetch(source, key)
-        finally:
-            web.close()
+        with (
+            self._opened() as source,
+            self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
+        ):
+            return self._answered(source, key) or self._fetch(source, key)
 
     def _answered(self, source: Source, key: str) -> Published | None:
         """The folder an earlier run published for this order, mended where a file is damaged; None when
@@ -165,28 +162,47 @@ class Prefetch:
         return downloader.fetch(wanted, self._order.parallel)
 
     def _list(self, source: Source, revision: str) -> Listing:
-        """The source's listing, with retries."""
-        failures = 0
-        while True:
-            try:
-                return source.listing(revision)
-            except Transient as trouble:
-                failures += 1
-                if failures >= self._patience.failures:
-                    raise trouble.error from None
-                self._say(f"{trouble} Trying again.")
-                if self._stop.wait(self._patience.wait(failures, trouble.after)):
-                    raise Interrupted("Stopped while the source was not answering.") from None
+        return patient_listing(source, revision, self._patience, self._stop, self._say)
 
-    def _source(self, web: Web) -> Source:
-        if self._reference.scheme == "hf":
-            return Hub(self._reference, web, self._order.endpoint)
-        if self._reference.scheme == "https":
-            return WebFile(self._reference, web)
-        return Folder(self._reference, self._order.mount_root)
+    @contextmanager
+    def _opened(self) -> Iterator[Source]:
+        """The order's source; its connections are closed at the end."""
+        order, reference = self._order, self._reference
+        if reference.scheme == "hf":
+            # Importing huggingface_hub takes a third of a second, which the other sources need not wait for.
+            from stoker_runtime.fetch.hub.session import Session
+            from stoker_runtime.fetch.hub.source import Hub
+
+            with Session(order.endpoint, order.token) as session:
+                yield Hub(reference.place, session)
+        elif reference.scheme == "https":
+            web = Web(order.token if order.send_token else "", connections=order.parallel + 2)
+            try:
+                yield WebFile(reference, web)
+            finally:
+                web.close()
+        else:
+            yield Folder(reference, order.mount_root)
 
     def _waiting(self) -> None:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
+
+
+def patient_listing(
+    source: Source, revision: str, patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> Listing:
+    """A source's listing, asked for again while that may help. Raises FetchError."""
+    failures = 0
+    while True:
+        try:
+            return source.listing(revision)
+        except Transient as trouble:
+            failures += 1
+            if failures >= patience.failures:
+                raise trouble.error from None
+            say(f"{trouble} Trying again.")
+            if stop.wait(patience.wait(failures, trouble.after)):
+                raise Interrupted("Stopped while the source was not answering.") from None
 
 
 def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceFile]:

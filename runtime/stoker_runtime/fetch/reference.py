@@ -15,12 +15,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import unquote
 
 from stoker_runtime.fetch.errors import BadRequest
 
 SCHEMES = ("hf", "https", "http", "file", "pvc")
 _PLANNED = ("modelscope", "s3", "gs", "oci")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+# The longest name of a file, or of a folder, that Linux' file systems take.
+_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,16 @@ def parse(text: str) -> Reference:
 
 def relative_path(name: str, where: str) -> str:
     """Return `name` if it is a safe relative POSIX path, else raise: a listing must not write outside the
-    destination.
+    destination. What is judged is the name as it will be written: decode before, never after.
     """
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or str(path) != name:
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or str(path) != name:
         raise BadRequest(f"{where} names the file {name!r}, which is no plain relative path.")
-    if path.parts[0] == ".stoker" or name == "stoker-manifest.json":
+    if any(ord(c) < 32 or ord(c) == 127 or "\ud800" <= c <= "\udfff" for c in name):
+        raise BadRequest(f"{where} names the file {name!r}, which holds control characters or no valid Unicode.")
+    if max(map(len, (part.encode() for part in path.parts))) > _NAME_BYTES:
+        raise BadRequest(f"{where} names the file {name[:80]!r}…, a name that no file system takes.")
+    if path.parts[0].startswith(".stoker") or name == "stoker-manifest.json":
         raise BadRequest(f"{where} names the file {name!r}, a name that stoker keeps for itself.")
     return name
 
@@ -78,14 +85,17 @@ def _hub(text: str, rest: str) -> Reference:
 
 def _web(text: str, rest: str) -> Reference:
     host, _, path = rest.partition("/")
-    name = PurePosixPath(path.partition("?")[0]).name
-    if not host or not name:
-        raise BadRequest(f"{text!r} names no file; a web address must end in a file's name.")
     if "@" in host:
         raise BadRequest(
             "A web address must not hold a user name or password; a token is given in HF_TOKEN, with --send-token."
         )
-    return Reference("https", text, relative_path(name, text), text.partition("?")[0])
+    shown = text.partition("?")[0].partition("#")[0]
+    name = unquote(path.partition("?")[0].partition("#")[0].rpartition("/")[2])
+    if not host or not name:
+        raise BadRequest(f"{shown!r} names no file; a web address must end in a file's name.")
+    if "/" in name:
+        raise BadRequest(f"{shown!r} ends in the name {name!r}, which is no plain file name.")
+    return Reference("https", text, relative_path(name, shown), shown)
 
 
 def _claim(text: str, rest: str) -> Reference:

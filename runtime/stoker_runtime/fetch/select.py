@@ -10,11 +10,11 @@ the files. Globs match the whole path, `*` crosses `/`. Does no I/O.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from stoker_runtime.fetch.errors import BadRequest, ModelNotFound
+from stoker_runtime.weights.gguf_split import part_names
 
 DEFAULT_ALLOW = (
     "*.safetensors",
@@ -27,7 +27,6 @@ DEFAULT_ALLOW = (
 )
 # Other frameworks' exports of the same weights, in folders of their own.
 _EXPORTS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "flax/*", "gguf/*")
-_SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<total>\d{5})\.gguf")
 
 
 def select(
@@ -75,11 +74,7 @@ def _default(names: Sequence[str], where: str) -> list[str]:
 
 def _parts(file: str, names: Sequence[str]) -> list[str]:
     """The file, or all parts of the split GGUF it belongs to."""
-    match = _SPLIT.fullmatch(file)
-    if match is None:
-        return [file]
-    stem, total = match["stem"], match["total"]
-    parts = [f"{stem}-{number:05d}-of-{total}.gguf" for number in range(1, int(total) + 1)]
+    parts = list(part_names(file)) or [file]
     missing = [part for part in parts if part not in names]
     if missing:
         raise ModelNotFound(f"The split model {file!r} lacks its part {missing[0]!r}.")

@@ -7,10 +7,12 @@ error. Knows nothing of destinations, retries or progress.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+from stoker_runtime.fetch.errors import FetchFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,32 @@ class Body:
 
     offset: int
     chunks: Iterator[bytes]
+
+
+class Bounded:
+    """An answer's bytes, of which more than `most` are an error: nobody reads a listing into memory without end.
+
+    Mixed with the stream class of an HTTP client.
+    """
+
+    def __init__(self, stream: Iterable[bytes], most: int, where: str) -> None:
+        self._stream = stream
+        self._most = most
+        self._where = where
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = 0
+        for block in self._stream:
+            count += len(block)
+            if count > self._most:
+                raise FetchFailed(f"{self._where} answered with more than {self._most:,} bytes where few are expected.")
+            yield block
+
+    def close(self) -> None:
+        """Close the connection below."""
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
 
 
 class Transient(Exception):

@@ -6,7 +6,7 @@
     ROOT/.orders/KEY               which published folder answers an order, so that a second run asks no one
 
 Invariants: a folder named sha256-… is complete from the moment it has that name; work and result are on one
-file system, so publishing is one rename.
+file system, so publishing is one rename; a link that stands where a file or folder of ours belongs is refused.
 Knows nothing of sources.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import threading
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker_runtime.fetch.contain import inside, open_own, own_folder
 from stoker_runtime.fetch.errors import FetchError, FetchFailed, Interrupted, VolumeFull
 from stoker_runtime.fetch.manifest import Manifest, sync_folder
 from stoker_runtime.fetch.progress import size
@@ -29,6 +31,7 @@ from stoker_runtime.fetch.progress import size
 # Directory entries, the manifest and the file system's own growth.
 _SPARE_BYTES = 1 << 20
 _LOCK_POLL_SECONDS = 0.2
+_PUBLISHED = re.compile(r"sha256-[0-9a-f]{64}")
 
 
 class Volume:
@@ -46,8 +49,7 @@ class Volume:
         """The work folder of one source, made if need be."""
         path = self.root / f".partial-{key}"
         with os_errors(path):
-            path.mkdir(exist_ok=True)
-        return path
+            return own_folder(path)
 
     def folder(self, manifest: Manifest) -> Path:
         """Where a manifest's files are, or will be, published."""
@@ -61,7 +63,7 @@ class Volume:
         """
         path = self.root / f".lock-{key}"
         end = time.monotonic() + seconds
-        with os_errors(path), open(path, "a") as stream:
+        with os_errors(path), open(path, "a", opener=open_own) as stream:
             told = False
             while not _try_lock(stream.fileno()):
                 if not told:
@@ -75,13 +77,13 @@ class Volume:
 
     def require(self, count: int) -> None:
         """Raise VolumeFull unless `count` more bytes fit."""
-        with os_errors(self.root):
+        free = free_bytes(self.root)
+        if count > free:
             stat = os.statvfs(self.root)
-        free = stat.f_bavail * stat.f_frsize
-        if count + _SPARE_BYTES > free:
             raise VolumeFull(
-                f"The volume at {self.root} has {size(free)} free of {size(stat.f_blocks * stat.f_frsize)}; "
-                f"{size(count + _SPARE_BYTES)} more are needed. Use a larger volume or remove another model."
+                f"The volume at {self.root} has {size(free + _SPARE_BYTES)} free of "
+                f"{size(stat.f_blocks * stat.f_frsize)}; {size(count + _SPARE_BYTES)} more are needed. "
+                "Use a larger volume or remove another model."
             )
 
     def publish(self, key: str, manifest: Manifest, parts: dict[str, Path]) -> Path:
@@ -107,8 +109,7 @@ class Volume:
         """Put verified files in the place of bad ones; readers that have the old one open keep it."""
         with os_errors(folder):
             for name, part in parts.items():
-                target = folder / name
-                target.parent.mkdir(parents=True, exist_ok=True)
+                target = inside(folder, name)
                 part.rename(target)
                 sync_folder(target.parent)
             manifest.write(folder)
@@ -118,7 +119,9 @@ class Volume:
         path = self.root / ".orders" / order
         staged = path.with_suffix(".new")
         with os_errors(path):
-            staged.write_text(f"{folder.name}\n{pin}\n")
+            staged.unlink(missing_ok=True)
+            with open(staged, "w", opener=open_own) as stream:
+                stream.write(f"{folder.name}\n{pin}\n")
             staged.rename(path)
 
     def recall(self, order: str) -> tuple[Path, str] | None:
@@ -127,7 +130,14 @@ class Volume:
             name, pin = (self.root / ".orders" / order).read_text().splitlines()
         except (FileNotFoundError, ValueError):
             return None
-        return self.root / name, pin
+        return (self.root / name, pin) if _PUBLISHED.fullmatch(name) else None
+
+
+def free_bytes(folder: Path) -> int:
+    """What the volume of `folder` has room for, beside the little that publishing itself takes."""
+    with os_errors(folder):
+        stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize - _SPARE_BYTES
 
 
 @contextmanager
@@ -140,6 +150,8 @@ def os_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise VolumeFull(f"The volume at {path} became full while it was written; use a larger one.") from None
+        if error.errno == errno.ELOOP:
+            raise FetchFailed(f"{error.filename or path} is a symbolic link; remove it and fetch again.") from None
         raise FetchFailed(
             f"{error.filename or path}: {error.strerror}; the destination must be a writable folder."
         ) from None
@@ -148,9 +160,7 @@ def os_errors(path: Path) -> Iterator[None]:
 def _build(tree: Path, manifest: Manifest, parts: dict[str, Path]) -> None:
     tree.mkdir()
     for name, part in parts.items():
-        target = tree / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.rename(target)
+        part.rename(inside(tree, name))
     for folder in {(tree / name).parent for name in parts} - {tree}:
         sync_folder(folder)
     manifest.write(tree)

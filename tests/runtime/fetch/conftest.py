@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import random
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -82,7 +85,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def fetch(hub: Any, tmp_path: Path, said: list[str]) -> Fetch:
+def fetch(hub: Any, hub_cache: Path, tmp_path: Path, said: list[str]) -> Fetch:
     """Carry out an order; keyword arguments change it."""
 
     def run(**changes: Any) -> Published:
@@ -92,6 +95,46 @@ def fetch(hub: Any, tmp_path: Path, said: list[str]) -> Fetch:
         return Prefetch(Order(**fields), progress, stop, said.append, QUICK).run()
 
     return run
+
+
+Answer = Callable[[str, socket.socket], None]
+"""What a server does with a request: it gets its first line and the connection."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], str]]:
+    """Start web servers that answer as a function likes, byte for byte; gives their address."""
+    servers: list[socketserver.ThreadingTCPServer] = []
+
+    def start(answer: Answer) -> str:
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                head = b""
+                while b"\r\n\r\n" not in head and (block := self.request.recv(65536)):
+                    head += block
+                with contextlib.suppress(OSError):
+                    answer(head.decode("latin-1").partition("\r\n")[0], self.request)
+
+        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache of this test's own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+    return tmp_path / "hf" / "hub"
 
 
 @pytest.fixture
