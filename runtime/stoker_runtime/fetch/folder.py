@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.fetch.errors import FetchFailed, ModelNotFound
 from stoker_runtime.fetch.reference import Reference, relative_path
 from stoker_runtime.fetch.source import Body, Listing, SourceFile, Transient
-from stoker_runtime.weights.gguf_split import part_names
 
 _BLOCK = 1 << 20
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.fetch.errors import BadRequest, ModelNotFound
-from stoker_runtime.weights.gguf_split import part_names
 
 DEFAULT_ALLOW = (
     "*.safetensors",

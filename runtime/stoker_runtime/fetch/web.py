@@ -16,10 +16,10 @@ from urllib.parse import quote, unquote
 
 import httpx
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.fetch.errors import FetchFailed, HubUnreachable, ModelNotFound, TokenRejected
 from stoker_runtime.fetch.reference import Reference
 from stoker_runtime.fetch.source import Body, Bounded, Listing, SourceFile, Transient
-from stoker_runtime.weights.gguf_split import part_names
 
 # A server that sends nothing for this long is treated as gone; the download goes on in a new connection.
 STALL_SECONDS = 60.0
