@@ -1,23 +1,33 @@
 """The vocabulary of a request: what crosses from the API to the engine and back.
 
 Invariants: everything here is plain data without torch, text or HTTP; a `Request` holds token ids only.
-`SamplingParams` is validated where it is made (`validate`), so the engine never checks again.
+`SamplingParams.validate` says what no model could do; what this model cannot, `scheduler.limits` says. Both are asked
+where a request is made, for its answer, and once more at the engine's door, for the engine's life.
 Knows nothing of pages, slots or kernels.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Integral, Real
 
 from stoker_runtime.errors import RequestError
 
-# What a slot's biases on the device have room for, shared out: stoker_kernels.sampling.state.MAX_BIAS in all.
+# What a slot's biases on the device have room for, shared out: `MAX_ADJUSTED` in all.
 MAX_BIASED = 300
 MAX_STOP_IDS = 64
 MAX_BAD_TOKENS = 128
 MAX_WORD = 64
 """Tokens of one bad word."""
+MAX_ADJUSTED = 512
+"""What a slot holds of them together, the ids that end a sequence and may not come yet included."""
+MAX_LOGPROBS = 20
+MAX_BIAS = 1e30
+MAX_REPETITION = 1e4
+"""Beyond these, products and sums of logits leave the range of fp32."""
 
 
 UNMET = "The constraint cannot be met: "
@@ -106,36 +116,99 @@ class SamplingParams:
 
     def validate(self) -> SamplingParams:
         """Return self, or raise RequestError naming the field and its range."""
-        checks = [
-            (self.max_tokens >= 0, "max_tokens", self.max_tokens, "at least 0"),
-            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "between 0 and max_tokens"),
-            (0.0 <= self.temperature <= 2.0, "temperature", self.temperature, "between 0 and 2"),
-            (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0 and at most 1"),
-            (self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for all tokens"),
-            (0.0 < self.typical_p <= 1.0, "typical_p", self.typical_p, "greater than 0 and at most 1"),
-            (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1"),
-            (self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "greater than 0"),
-            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "between -2 and 2"),
-            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "between -2 and 2"),
-            (self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "between 0 and 20"),
-            (len(self.logit_bias) <= MAX_BIASED, "logit_bias", len(self.logit_bias), f"of at most {MAX_BIASED} tokens"),
-            (
-                len(self.stop_token_ids) <= MAX_STOP_IDS,
-                "stop_token_ids",
-                len(self.stop_token_ids),
-                f"at most {MAX_STOP_IDS} ids",
-            ),
-            (
-                all(0 < len(word) <= MAX_WORD for word in self.bad_words),
-                "bad_words",
-                max(map(len, self.bad_words), default=0),
-                f"of 1 to {MAX_WORD} tokens each",
-            ),
-        ]
-        for good, name, value, rule in checks:
-            if not good:
-                raise RequestError(f"{name} must be {rule}; got {value}.", param=name)
+        for name in _INTEGERS:
+            _require_integer(name, getattr(self, name))
+        for name in _OPTIONAL_INTEGERS:
+            if getattr(self, name) is not None:
+                _require_integer(name, getattr(self, name))
+        for name in _NUMBERS:
+            _require_number(name, getattr(self, name))
+        for name in _LISTS:
+            _require_list(name, getattr(self, name))
+        for name, holds, rule in _RULES:
+            if not holds(self):
+                value = getattr(self, name)
+                shown = len(value) if isinstance(value, tuple | list) else value
+                raise RequestError(f"{name} must be {rule}; got {shown}.", param=name)
         return self
+
+
+_INTEGERS = ("max_tokens", "min_tokens", "top_k")
+_OPTIONAL_INTEGERS = ("seed", "logprobs", "prompt_logprobs")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words")
+
+_RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
+    ("max_tokens", lambda p: p.max_tokens >= 0, "at least 0"),
+    ("min_tokens", lambda p: 0 <= p.min_tokens <= p.max_tokens, "between 0 and max_tokens"),
+    ("temperature", lambda p: 0.0 <= p.temperature <= 2.0, "between 0 and 2"),
+    ("top_p", lambda p: 0.0 < p.top_p <= 1.0, "greater than 0 and at most 1"),
+    ("top_k", lambda p: p.top_k >= -1, "at least 1, or 0 or -1 for all tokens"),
+    ("typical_p", lambda p: 0.0 < p.typical_p <= 1.0, "greater than 0 and at most 1"),
+    ("min_p", lambda p: 0.0 <= p.min_p <= 1.0, "between 0 and 1"),
+    ("repetition_penalty", lambda p: 0.0 < p.repetition_penalty <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"),
+    ("frequency_penalty", lambda p: -2.0 <= p.frequency_penalty <= 2.0, "between -2 and 2"),
+    ("presence_penalty", lambda p: -2.0 <= p.presence_penalty <= 2.0, "between -2 and 2"),
+    ("logprobs", lambda p: p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
+    (
+        "prompt_logprobs",
+        lambda p: p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= MAX_LOGPROBS,
+        f"between 0 and {MAX_LOGPROBS}",
+    ),
+    ("logit_bias", lambda p: len(p.logit_bias) <= MAX_BIASED, f"of at most {MAX_BIASED} tokens"),
+    ("logit_bias", lambda p: all(_is_bias(each) for each in p.logit_bias), "pairs of a token id and a finite number"),
+    ("stop_token_ids", lambda p: len(p.stop_token_ids) <= MAX_STOP_IDS, f"at most {MAX_STOP_IDS} ids"),
+    ("stop_token_ids", lambda p: all(map(_is_integer, p.stop_token_ids)), "token ids"),
+    ("allowed_token_ids", lambda p: all(map(_is_integer, p.allowed_token_ids)), "token ids"),
+    ("bad_words", lambda p: all(_is_word(each) for each in p.bad_words), f"of 1 to {MAX_WORD} token ids each"),
+    ("constraint", lambda p: p.constraint is None or _is_constraint(p.constraint), "a kind and its text"),
+)
+
+
+def _is_integer(value: object) -> bool:
+    """Whole numbers of any library, but truth values, which Python counts as such."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_bias(entry: object) -> bool:
+    return (
+        isinstance(entry, tuple | list)
+        and len(entry) == 2
+        and _is_integer(entry[0])
+        and isinstance(entry[1], Real)
+        and abs(float(entry[1])) <= MAX_BIAS
+    )
+
+
+def _is_word(word: object) -> bool:
+    return isinstance(word, tuple | list) and 0 < len(word) <= MAX_WORD and all(map(_is_integer, word))
+
+
+def _is_constraint(constraint: Constraint) -> bool:
+    return isinstance(constraint.text, str) and isinstance(constraint.lead, str)
+
+
+def _require_integer(name: str, value: object) -> None:
+    if not _is_integer(value):
+        raise RequestError(f"{name} must be an integer; got {value!r:.100}.", param=name)
+
+
+def _require_number(name: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number; got {value!r:.100}.", param=name)
+
+
+def _require_list(name: str, value: object) -> None:
+    if not isinstance(value, tuple | list):
+        raise RequestError(f"{name} must be a list; got {value!r:.100}.", param=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ Knows nothing of devices, text or processes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ WORTH_THREADS = 4
 """Fewer grammars than this advance faster one after the other than by waking threads."""
 COMPILE_WAIT_SECONDS = 0.005
 """How long a loop without other work waits for a grammar before it looks for messages again."""
+
+log = logging.getLogger(__name__)
 
 
 class Constraints:
@@ -90,10 +93,8 @@ class Constraints:
             if error is None:
                 self._matchers[sequence] = compiling.result().deep_copy()
                 sequence.held = False
-            elif isinstance(error, StokerError):
-                self._refuse(sequence, error.message, output)
             else:
-                raise error
+                self._refuse(sequence, _why(sequence, error), output)
 
     def _advance(self, output: StepOutput) -> None:
         matchers = self._matchers
@@ -202,3 +203,11 @@ class Constraints:
         self.forget(sequence)
         sequence.error = f"{UNMET}{message}"
         self._scheduler.end(sequence, FinishReason.ERROR, output)
+
+
+def _why(sequence: Sequence, error: BaseException) -> str:
+    """Why a grammar was not compiled. A defect of the compiler, a panic too, costs the request that met it."""
+    if isinstance(error, StokerError):
+        return error.message
+    log.error("the constraint of %s broke its compiler", sequence.request.id, exc_info=error)
+    return f"its compiler broke on it: {type(error).__name__}: {error}"

@@ -41,6 +41,7 @@ from stoker_runtime.engine.messages import (
     Started,
     Step,
     Stop,
+    Unreadable,
     decode,
     encode,
 )
@@ -100,11 +101,21 @@ class EngineCore:
         ready = self._socket.poll(int(HEARTBEAT_SECONDS * 1000) if wait else 0)
         while ready:
             identity, data = self._socket.recv_multipart()
-            self._handle(identity, decode(data))
+            client = self._clients.get(identity) or self._meet(identity)
+            try:
+                self._handle(client, decode(data))
+            except Unreadable as error:
+                self._disregard(client, error)
             ready = self._socket.poll(0)
 
-    def _handle(self, identity: bytes, message: Message) -> None:
-        client = self._clients.get(identity) or self._meet(identity)
+    def _disregard(self, client: Client, error: Unreadable) -> None:
+        """No message ends the engine: what cannot be read is refused where it has a handle, and else dropped."""
+        log.error("a message of an API process is disregarded: %s", error.message)
+        if error.handle is not None:
+            client.received += 1
+            self._send(client, Refused(error.handle, error))
+
+    def _handle(self, client: Client, message: Message) -> None:
         match message:
             case Add():
                 self._add(client, message)
@@ -117,7 +128,7 @@ class EngineCore:
             case Stop():
                 self._stopped = True
             case _:
-                raise EngineError(f"A client sent {type(message).__name__}, which only the engine sends.")
+                raise Unreadable(f"A client sent {type(message).__name__}, which only the engine sends.")
 
     def _meet(self, identity: bytes) -> Client:
         client = Client(identity, len(self._by_index))

@@ -148,7 +148,12 @@ class AsyncEngine:
             raise UnavailableError("The server is shutting down and takes no new requests.")
         for request in requests:
             self._ledger.refuse_running(request)
-            refuse_impossible(request, max_tokens=self.max_model_len, vocab_size=self.vocab_size)
+            refuse_impossible(
+                request,
+                max_tokens=self.max_model_len,
+                vocab_size=self.vocab_size,
+                eos_ids=len(self.ready.eos_token_ids),
+            )
         self._ledger.refuse_beyond(self.ready.max_queued, len(requests))
         named = [(self._ledger.new_handle(), request) for request in requests]
         # Encoded before anything is recorded: what cannot be encoded leaves no trace.

@@ -11,6 +11,7 @@ Knows nothing of sockets or of who sends what.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
@@ -167,17 +168,42 @@ def encode(message: Message) -> bytes:
     return packed
 
 
+class Unreadable(errors.EngineError):
+    """Bytes that are no message. `handle` is that of the request they were to be, where that much can be read."""
+
+    handle: int | None = None
+
+
 def decode(data: bytes) -> Message:
-    """The message that these bytes are. Raises EngineError for a kind that does not exist."""
-    kind, *values = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+    """The message that these bytes are. Raises Unreadable for everything else, whatever it is."""
+    values: Any = ()
+    try:
+        values = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        return _from_wire(*values)
+    except errors.EngineError:
+        raise
+    except Exception as error:
+        unreadable = Unreadable(f"A message of the other process cannot be read: {type(error).__name__}: {error}")
+        if isinstance(values, tuple) and len(values) > 1 and values[0] == Kind.ADD and _is_handle(values[1]):
+            unreadable.handle = values[1]
+        raise unreadable from error
+
+
+def _is_handle(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _from_wire(kind: int, *values: Any) -> Message:
     match kind:
         case Kind.STEP:
             return _step_from_wire(values)
         case Kind.ADD:
             handle, *request = values
+            if not _is_handle(handle):
+                raise ValueError(f"{handle!r:.40} is no handle")
             return Add(handle, _request_from_wire(request))
         case Kind.ABORT:
-            return Abort(values[0])
+            return Abort(tuple(handle for handle in values[0] if _is_handle(handle)))
         case Kind.REFUSED:
             return Refused(values[0], _error_from_wire(values[1]))
         case Kind.READY:
@@ -188,7 +214,7 @@ def decode(data: bytes) -> Message:
             return Hello()
         case Kind.STOP:
             return Stop()
-    raise errors.EngineError(f"A message of the unknown kind {kind!r} came from the other process.")
+    raise Unreadable(f"A message of the unknown kind {kind!r} came from the other process.")
 
 
 def _to_wire(message: Message) -> tuple[Any, ...]:
@@ -227,7 +253,7 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
     )
 
 
-def _request_from_wire(values: list[Any]) -> Request:
+def _request_from_wire(values: Sequence[Any]) -> Request:
     name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling = values
     tokens = array("i")
     tokens.frombytes(prompt)
@@ -256,7 +282,7 @@ def _step_to_wire(step: Step) -> tuple[Any, ...]:
     )
 
 
-def _step_from_wire(values: list[Any]) -> Step:
+def _step_from_wire(values: Sequence[Any]) -> Step:
     stats, received, handles, tokens, started, finished, logprobs, prompt_logprobs, vectors = values
     step = Step(EngineStats(*stats), received)
     step.handles.frombytes(handles)

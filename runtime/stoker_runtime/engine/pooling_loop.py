@@ -69,8 +69,7 @@ class PoolingLoop:
         if request.pooling is None:
             raise RequestError("This model does not generate text.")
         refuse_impossible(request, max_tokens=self.max_tokens, vocab_size=executor.vocab_size)
-        if not 0 < (request.pooling.dimensions or executor.size) <= executor.size:
-            raise RequestError(f"dimensions must be between 1 and {executor.size}.", param="dimensions")
+        _check_pooling(request.pooling, executor.size, len(request.prompt_token_ids))
         self._admissions.require_room(len(self._waiting), self.max_queued, time.monotonic())
         length = len(request.prompt_token_ids)
         sequence = Sequence(request, limit=length, stops=frozenset(), seed=0, root=b"")
@@ -179,3 +178,12 @@ def finish_vector(row: NDArray[np.float32], params: PoolingParams, spec: Pooling
 def _row(request: Request) -> PoolRow:
     pooling = request.pooling
     return PoolRow(request.prompt_token_ids, pooling.second_segment if pooling is not None else 0)
+
+
+def _check_pooling(pooling: PoolingParams, size: int, length: int) -> None:
+    """Raise RequestError for what no vector of `size` and no text of `length` tokens has."""
+    dimensions, second = pooling.dimensions, pooling.second_segment
+    if dimensions is not None and not (type(dimensions) is int and 0 < dimensions <= size):
+        raise RequestError(f"dimensions must be between 1 and {size}.", param="dimensions")
+    if type(second) is not int or not 0 <= second <= length:
+        raise RequestError(f"second_segment must be between 0 and {length}.", param="second_segment")

@@ -109,7 +109,12 @@ def load_trie(executor: Executor, config: EngineConfig) -> LLTokenizer:
     from stoker_runtime.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(config.tokenizer or config.model)
-    return build_tokenizer(tokenizer, executor.vocab_size, executor.eos_token_ids)
+    return build_tokenizer(tokenizer, executor.vocab_size, reachable_ends(executor))
+
+
+def reachable_ends(executor: Executor) -> tuple[int, ...]:
+    """The ids that end a text, but for those that the model cannot write."""
+    return tuple(token for token in executor.eos_token_ids if 0 <= token < executor.vocab_size)
 
 
 def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfig:
@@ -123,7 +128,7 @@ def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfi
         max_model_len=executor.max_model_len,
         max_num_batched_tokens=executor.max_num_batched_tokens,
         vocab_size=executor.vocab_size,
-        eos_token_ids=tuple(executor.eos_token_ids),
+        eos_token_ids=reachable_ends(executor),
         policy=config.scheduling_policy,
         max_queued=config.max_queued,
         prefix_caching=config.enable_prefix_caching,

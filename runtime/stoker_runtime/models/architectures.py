@@ -7,6 +7,7 @@ Knows nothing of file formats beyond the two vocabularies of tensor names, Huggi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,8 @@ from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, left_dense, read_fp8
 from stoker_runtime.models.rope_config import max_position, read_rope
 from stoker_runtime.models.spec import ModelSpec, Role
+
+log = logging.getLogger(__name__)
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -184,7 +187,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
         raise ModelError(f"{source.name}: the configuration lacks {error}.", param=str(error.args[0])) from error
     except (TypeError, ValueError) as error:
         raise ModelError(f"{source.name}: the configuration is not usable: {error}.") from error
-    spec = replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source))
+    spec = replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source, spec.vocab))
     return spec if checkpoint is None else _quantized(spec, checkpoint, row)
 
 
@@ -219,11 +222,17 @@ def read_dtype(config: Mapping[str, Any]) -> str:
     return dtype
 
 
-def _eos_ids(source: ModelSource) -> tuple[int, ...]:
-    """The union of config.json's and generation_config.json's: either may name only one of a chat model's ends."""
+def _eos_ids(source: ModelSource, vocab: int) -> tuple[int, ...]:
+    """The union of config.json's and generation_config.json's: either may name only one of a chat model's ends.
+
+    Without those that the model cannot write, because its vocabulary ends before them.
+    """
     ids: list[int] = []
     for config in (source.config, source.generation):
         value = config.get("eos_token_id")
         values = value if isinstance(value, list) else [value]
         ids += [int(token) for token in values if token is not None and int(token) not in ids]
-    return tuple(ids)
+    beyond = [token for token in ids if not 0 <= token < vocab]
+    if beyond:
+        log.warning("%s: eos_token_id %s lies beyond the vocabulary of %d; it is left out", source.name, beyond, vocab)
+    return tuple(token for token in ids if token not in beyond)

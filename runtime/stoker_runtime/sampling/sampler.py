@@ -25,6 +25,7 @@ from stoker_kernels.sampling import (
     sample,
     typical_mask,
 )
+from stoker_kernels.sampling.state import FOREVER
 from stoker_runtime.sampling.masks import ALL, TokenMasks
 from stoker_runtime.step.batch import SlotAssign
 
@@ -57,7 +58,7 @@ class Sampler:
         updates = []
         for assign in assigns:
             slot, params = assign.slot, assign.params
-            update = slot_sampling(assign)
+            update = slot_sampling(assign, self._vocab)
             need = ADJUST if update.adjusted else GREEDY if params.temperature == 0.0 else SAMPLE
             self._typical.discard(slot)
             if params.typical_p < 1.0 and params.temperature > 0.0:
@@ -111,7 +112,7 @@ class Sampler:
         return sample(logits, self._state, row_slots, positions, adjust=mode not in (GREEDY, SAMPLE), bitmask=bitmask)
 
 
-def slot_sampling(assign: SlotAssign) -> SlotSampling:
+def slot_sampling(assign: SlotAssign, vocab: int) -> SlotSampling:
     """What the device has to know of a sequence's parameters.
 
     Until `min_tokens` are out, the ids that would end the sequence are impossible, and so are bad tokens at any time.
@@ -120,11 +121,12 @@ def slot_sampling(assign: SlotAssign) -> SlotSampling:
     params = assign.params
     suppressed = () if params.masked else assign.stop_token_ids
     bad = () if params.masked else tuple((token, -math.inf) for token in params.bad_tokens)
-    first_free = assign.prompt_length + params.min_tokens - 1 if params.min_tokens else 0
+    # Device words hold 32 bits; what is beyond the longest text and the vocabulary means the same as they do.
+    first_free = min(assign.prompt_length + params.min_tokens - 1, FOREVER) if params.min_tokens else 0
     return SlotSampling(
         slot=assign.slot,
         temperature=params.temperature,
-        top_k=params.top_k,
+        top_k=params.top_k if params.top_k < vocab else 0,
         top_p=params.top_p,
         min_p=params.min_p,
         typical_p=params.typical_p,

@@ -1,16 +1,22 @@
 """The sizes that bound every schedule, and the requests that they rule out.
 
 Invariants: all values are decided (no zeros); a request that passes `refuse_impossible` can finish when it runs
-alone, so no sequence waits for ever.
+alone and says nothing that a step could stumble over, so no sequence waits for ever and none ends the engine.
 Knows nothing of the state of the queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from stoker_runtime.errors import ConfigError, RequestError
-from stoker_runtime.request import Request
+from stoker_runtime.request import MAX_ADJUSTED, Request, SamplingParams
+
+MAX_PRIORITY = 1 << 53
+MAX_ARRIVAL = 1e15
+"""Seconds. Orders are compared as fp64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,74 @@ class SchedulerConfig:
         return min(self.max_model_len, self.num_pages * self.page_size)
 
 
-def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int) -> None:
-    """Raise RequestError for a request that no waiting can help: it would not fit even if it ran alone."""
+def refuse_impossible(request: Request, *, max_tokens: int, vocab_size: int, eos_ids: int = 0) -> None:
+    """Raise RequestError for a request that no waiting can help, whatever it holds: the door of every engine.
+
+    It would not fit even if it ran alone, or names what this model does not have. `eos_ids` end the model's texts.
+    """
+    _check_names(request)
     prompt = request.prompt_token_ids
     if not prompt:
         raise RequestError("The prompt is empty; it needs at least one token.", param="prompt")
-    if max(prompt) >= vocab_size or min(prompt) < 0:
-        raise RequestError(
-            f"The prompt holds token ids outside 0…{vocab_size - 1}, the model's vocabulary.", param="prompt"
-        )
+    _check_ids("prompt", prompt, vocab_size)
+    request.params.validate()
     if len(prompt) + min(1, request.params.max_tokens) > max_tokens:
         raise RequestError(
             f"The prompt has {len(prompt)} tokens; this server holds at most {max_tokens} per sequence, "
             "those to generate included.",
             param="prompt",
             code="context_length_exceeded",
+        )
+    _check_params(request.params, vocab_size, eos_ids)
+
+
+def _check_names(request: Request) -> None:
+    for name in ("id", "cache_salt", "family", "session"):
+        value = getattr(request, name)
+        if not isinstance(value, str) or not _is_unicode(value):
+            raise RequestError(f"{name} must be text; got {value!a:.100}.", param=name)
+    priority: object = request.priority
+    if not isinstance(priority, Integral) or not -MAX_PRIORITY <= int(priority) <= MAX_PRIORITY:
+        raise RequestError(f"priority must be an integer of at most 2^53; got {priority!r:.100}.", param="priority")
+    arrival: object = request.arrival
+    if not isinstance(arrival, Real) or not -MAX_ARRIVAL <= float(arrival) <= MAX_ARRIVAL:
+        raise RequestError(f"arrival must be in seconds of the clock; got {arrival!r:.100}.", param="arrival")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_params(params: SamplingParams, vocab_size: int, eos_ids: int) -> None:
+    """What these parameters name is in the vocabulary, and fits into a slot together."""
+    _check_ids("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    for word in params.bad_words:
+        _check_ids("bad_words", word, vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > vocab_size:
+            raise RequestError(f"{name} must be at most {vocab_size}, the model's tokens.", param=name)
+    bad = 0 if params.masked else len(params.bad_tokens)
+    late = 0 if params.masked or not params.min_tokens else len(params.stop_token_ids) + eos_ids
+    if len(params.logit_bias) + bad + late > MAX_ADJUSTED:
+        raise RequestError(
+            f"logit_bias, bad_words and the {late} ids that min_tokens puts off are more than {MAX_ADJUSTED} tokens.",
+            param="logit_bias",
+        )
+
+
+def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError unless every id is one of the model's."""
+    # By kinds of numbers, which is fast: a prompt may have a hundred thousand.
+    if not all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in set(map(type, ids))):
+        raise RequestError(f"{field} must hold token ids, which are integers.", param=field)
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise RequestError(
+            f"{field} holds the token id {wrong}, outside 0…{vocab_size - 1}, the model's vocabulary.", param=field
         )

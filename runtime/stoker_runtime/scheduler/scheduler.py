@@ -72,7 +72,12 @@ class Scheduler:
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
         config, params = self.config, request.params
-        refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size)
+        refuse_impossible(
+            request,
+            max_tokens=config.max_tokens,
+            vocab_size=config.vocab_size,
+            eos_ids=len(config.eos_token_ids),
+        )
         self._admissions.require_room(len(self._waiting), config.max_queued, self._clock())
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:

@@ -202,7 +202,7 @@ def test_complete_grammar_ends_whatever_min_tokens_says() -> None:
 
 def test_stop_token_that_is_text_is_put_off_only_while_there_is_a_choice() -> None:
     wanted = Constraint(ConstraintKind.REGEX, "ab{3}c")
-    sequence, text = one(loop_over(), wanted, stop_token_ids=(ord("b"), 10_000), min_tokens=3)
+    sequence, text = one(loop_over(), wanted, stop_token_ids=(ord("b"), 250), min_tokens=3)
     assert sequence.finish is FinishReason.STOP
     assert (sequence.stop_token, text) == (ord("b"), "abb")
 
