@@ -154,7 +154,11 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
     ("top_k", lambda p: p.top_k >= -1, "at least 1, or 0 or -1 for all tokens"),
     ("typical_p", lambda p: 0.0 < p.typical_p <= 1.0, "greater than 0 and at most 1"),
     ("min_p", lambda p: 0.0 <= p.min_p <= 1.0, "between 0 and 1"),
-    ("repetition_penalty", lambda p: 0.0 < p.repetition_penalty <= MAX_REPETITION, f"in (0, {MAX_REPETITION:g}]"),
+    (
+        "repetition_penalty",
+        lambda p: 1 / MAX_REPETITION <= p.repetition_penalty <= MAX_REPETITION,
+        f"greater than 0: {1 / MAX_REPETITION:g} to {MAX_REPETITION:g}",
+    ),
     ("frequency_penalty", lambda p: -2.0 <= p.frequency_penalty <= 2.0, "between -2 and 2"),
     ("presence_penalty", lambda p: -2.0 <= p.presence_penalty <= 2.0, "between -2 and 2"),
     ("logprobs", lambda p: p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),

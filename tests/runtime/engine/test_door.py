@@ -151,7 +151,7 @@ requests = st.builds(
         },
     ),
 )
-LAX = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAX = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @LAX
