@@ -49,7 +49,7 @@ def anchors(page: Path) -> set[str]:
 def exists(name: str, page: str) -> bool:
     """Whether a file or folder of this name is in the repository, or for a folder's own page, in that folder."""
     wanted = name.rstrip("/")
-    home = str(PurePosixPath(page).parent)
+    home = "." if page.startswith("docs/") else str(PurePosixPath(page).parent)
     for known in files():
         path = PurePosixPath(known)
         if not (name.startswith(("tests/", "test_")) or home == "." or known.startswith((f"{home}/", "tests/"))):

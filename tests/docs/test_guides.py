@@ -148,9 +148,17 @@ def test_manifests_are_taken(page: str) -> None:
                     parse_service(manifest)
 
 
+def test_the_session_of_the_readme_is_one_that_was_run() -> None:
+    """A golden file of the cluster's scenario, which writes it from what the commands print."""
+    golden = (ROOT / "e2e/scenarios/install/golden/session.txt").read_text("utf-8")
+    kept = {" ".join(line.split()) for line in golden.splitlines()}
+    shown = [line for block in blocks("README.md") if block.language == "console" for line in block.text.splitlines()]
+    assert shown
+    assert [line for line in shown if " ".join(line.split()) not in kept] == []
+
+
 def test_a_block_says_how_it_is_tried() -> None:
     """A shell block of the guides that neither runs here nor says why stands in no test."""
-    ours = ("quickstart", "serve", "benchmark")
-    for page in (f"docs/{name}.md" for name in ours):
-        assert {block.how for block in blocks(page) if block.language in ("sh", "python")} <= {"here", "gpu", "setup"}
+    for page in ("README.md", "docs/quickstart.md", "docs/serve.md", "docs/benchmark.md"):
+        assert {block.how for block in blocks(page) if block.language == "sh"} <= {"here", "gpu", "setup"}
     assert {"docs/quickstart.md", "docs/serve.md", "docs/benchmark.md"} <= set(RUN)

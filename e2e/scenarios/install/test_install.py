@@ -1,6 +1,6 @@
 """Scenario 1: install, apply, fetch, ready, a streamed chat, scale, upgrade, delete, uninstall; the texts on the way.
 
-The terminal session in README.md is the golden file `session.txt` of this scenario.
+The terminal session of which README.md shows the beginning is the golden file `session.txt` of this scenario.
 """
 
 from __future__ import annotations
