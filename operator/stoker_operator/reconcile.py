@@ -19,7 +19,7 @@ from stoker_operator.apply.children import carry_out
 from stoker_operator.apply.status import write_status
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
-from stoker_operator.observe.observe import gpu_to_get, load, observe, spare_gpu
+from stoker_operator.observe.observe import gpu_to_get, load, observe, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Finding
@@ -90,8 +90,8 @@ class Reconciler:
             observed = replace(observed, load=await load(self.pods, observed))
         if plan.asks_gpu and not self.settings.namespaces:
             observed = replace(observed, gpu=await gpu_to_get(self.cluster, service))
-        if plan.asks_capacity and not self.settings.namespaces:
-            observed = replace(observed, spare_gpu=await spare_gpu(self.cluster, service))
+        if plan.asks_room is not None and not self.settings.namespaces:
+            observed = replace(observed, room=await room_for(self.cluster, observed, plan.asks_room))
         return observed
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:

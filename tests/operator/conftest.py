@@ -23,6 +23,7 @@ from stoker_operator import manifests
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import INFERENCE_SERVICE
 from stoker_operator.manifests.revision import Record
+from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.rollout import read
@@ -135,7 +136,7 @@ class World:
         self.served: frozenset[str] = frozenset()
         self.without: frozenset[str] = frozenset()
         self.metrics_api = ""
-        self.spare_gpu: bool | None = None
+        self.room: Room | None = None
         self.load: int | None = None
         self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
@@ -145,7 +146,11 @@ class World:
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
         name = f"p{len(self.pods)}"
         found = {"phase": "Running", "conditions": conditions} | pod_status
-        self.pods.append({"metadata": {"name": name, "labels": labels}, "status": found})
+        live = self.children["Deployment", self.service.name]["spec"]["template"]["spec"]
+        spec = {key: live[key] for key in live if key != "volumes"}
+        spec |= {"nodeName": "n1"} if found["phase"] == "Running" else {}
+        metadata = {"name": name, "uid": f"uid-{name}", "labels": labels}
+        self.pods.append({"metadata": metadata, "spec": spec, "status": found})
         return self
 
     def answered(self, error: str = "") -> World:
@@ -168,7 +173,7 @@ class World:
             served=self.served,
             without=self.without,
             metrics_api=self.metrics_api,
-            spare_gpu=self.spare_gpu,
+            room=self.room,
             load=self.load,
             gpu=self.gpu,
             answer=self.answer,

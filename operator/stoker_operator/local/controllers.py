@@ -29,6 +29,9 @@ from stoker_operator.spec.service import InferenceService
 
 _JOB_BACK_OFF_SECONDS = 2.0
 
+# Where every pod runs that has what it needs.
+NODE_NAME = "this-machine"
+
 
 class Controllers:
     """Keeps pods running for the workloads in the store. `gpus` are the indices of this machine's GPUs."""
@@ -154,6 +157,7 @@ class Controllers:
             if gpus is None:
                 return
             self._used_gpus[uid] = gpus
+            pod["spec"]["nodeName"] = NODE_NAME
             local = LocalPod(self._store, pod, self._machine_for(pod, gpus))
             self.pods[uid] = local
             self._tasks[uid] = asyncio.create_task(self._live(uid, local), name=local.name)

@@ -1,47 +1,140 @@
-"""Whether a node has a GPU to spare for one more pod of a service.
+"""Whether a node takes one more pod: as things are, and once a pod that runs there is gone.
 
-Invariants: pure; pods that terminate count, since they hold their GPUs until they are gone; a doubt is a no.
-Knows nothing of the rest of scheduling: the scheduler's own word comes later and is heeded too.
+Invariants: pure; pods that terminate count, since they hold what they have until they are gone; a doubt is a no.
+Knows nothing of the rest of scheduling (volumes, spreading, other pods' wishes): the scheduler's own word comes later
+and is heeded too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from stoker_operator.observe.gpu import PRODUCT
 from stoker_operator.observe.rollout import is_finished
 from stoker_operator.spec.quantity import quantity
-from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 MOST_NODES = 50
+_COMPARED = {
+    "In": lambda there, values: there in values,
+    "NotIn": lambda there, values: there not in values,
+    "Exists": lambda there, values: there is not None,
+    "DoesNotExist": lambda there, values: there is None,
+    "Gt": lambda there, values: str(there).isdigit() and int(there) > int(values[0]),
+    "Lt": lambda there, values: str(there).isdigit() and int(there) < int(values[0]),
+}
 
 
-def candidates(service: InferenceService, nodes: Iterable[Object]) -> list[Object]:
-    """The nodes that a pod of this service may run on and that have GPUs at all."""
-    return [node for node in nodes if _eligible(service, node)][:MOST_NODES]
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where one more pod could go. `spare`: a node takes it as things are; `freed`: one takes it once a pod of the same
+    service that runs there is gone.
+    """
+
+    spare: bool
+    freed: bool
 
 
-def has_room(service: InferenceService, node: Object, pods: Iterable[Object]) -> bool:
-    """Whether `node`, with all of its `pods`, has enough GPUs left."""
-    resource = service.resources.gpu_resource
-    held = sum(_asked(pod, resource) for pod in pods if not is_finished(pod))
-    return _allocatable(node, resource) - held >= service.resources.gpus
+def candidates(pod_spec: Object, nodes: Iterable[Object]) -> list[Object]:
+    """The nodes that such a pod may run on, were they empty of others."""
+    return [node for node in nodes if _may_run(pod_spec, node)][:MOST_NODES]
 
 
-def _eligible(service: InferenceService, node: Object) -> bool:
+def has_room(pod_spec: Object, node: Object, pods: Iterable[Object]) -> bool:
+    """Whether `node`, with these `pods` on it, has what such a pod asks for."""
+    there = [requests(pod["spec"]) for pod in pods if not is_finished(pod)]
+    asked = requests(pod_spec) | {"pods": Decimal(1)}
+    for resource, amount in asked.items():
+        held = sum((pod.get(resource, Decimal(0)) for pod in there), Decimal(0))
+        held = Decimal(len(there)) if resource == "pods" else held
+        if _allocatable(node, resource) - held < amount:
+            return False
+    return True
+
+
+def allocatable_gpus(node: Object, resource: str) -> int:
+    """How many GPUs a node has in all."""
+    return int(_allocatable(node, resource))
+
+
+def takes_the_place_of(pod_spec: Object, old: Object) -> bool:
+    """Whether such a pod surely finds room where `old`, a pod's spec, leaves: it asks for no more, is no choosier."""
+    where = ("nodeSelector", "affinity", "topologySpreadConstraints")
+    same = all((pod_spec.get(key) or None) == (old.get(key) or None) for key in where)
+    usual = "default-scheduler"
+    scheduler = (pod_spec.get("schedulerName") or usual) == (old.get("schedulerName") or usual)
+    # A live pod carries tolerations of Kubernetes' own, too.
+    kept = all(item in (pod_spec.get("tolerations") or ()) for item in _own_tolerations(old))
+    held = requests(old)
+    return same and scheduler and kept and all(held.get(key, 0) >= amount for key, amount in requests(pod_spec).items())
+
+
+def requests(pod_spec: Object) -> dict[str, Decimal]:
+    """What a pod holds of its node: its containers together, or its largest init container."""
+    running = [_of(container) for container in pod_spec.get("containers") or ()]
+    first = [_of(container) for container in pod_spec.get("initContainers") or ()]
+    # An init container that is restarted runs beside the others for good.
+    running += [_of(item) for item in pod_spec.get("initContainers") or () if item.get("restartPolicy") == "Always"]
+    names = {name for part in (*running, *first) for name in part}
+    found = {}
+    for name in names:
+        total = sum((part.get(name, Decimal(0)) for part in running), Decimal(0))
+        found[name] = max([total, *(part.get(name, Decimal(0)) for part in first)])
+    for name, value in (pod_spec.get("overhead") or {}).items():
+        found[name] = found.get(name, Decimal(0)) + _amount(value)
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def _of(container: Object) -> dict[str, Decimal]:
+    resources = container.get("resources") or {}
+    asked = dict(resources.get("limits") or {}) | dict(resources.get("requests") or {})
+    return {name: _amount(value) for name, value in asked.items()}
+
+
+def _amount(value: object) -> Decimal:
+    try:
+        return quantity(str(value))
+    except ValueError:
+        return Decimal("Infinity")  # a notation that we do not read: a doubt
+
+
+def _own_tolerations(pod_spec: Object) -> list[Object]:
+    added = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    return [item for item in pod_spec.get("tolerations") or () if item.get("key") not in added]
+
+
+def _may_run(pod_spec: Object, node: Object) -> bool:
     spec, labels = node.get("spec", {}), node["metadata"].get("labels") or {}
-    products = service.resources.gpu_products
     conditions = node.get("status", {}).get("conditions") or ()
     return (
         not spec.get("unschedulable")
         and any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
-        and service.placement.node_selector.items() <= labels.items()
-        and (not products or labels.get(PRODUCT) in products)
-        and all(_tolerated(taint, service.placement.tolerations) for taint in spec.get("taints") or ())
-        and _allocatable(node, service.resources.gpu_resource) > 0
+        and (pod_spec.get("nodeSelector") or {}).items() <= labels.items()
+        and _affine(pod_spec, node, labels)
+        and all(_tolerated(taint, pod_spec.get("tolerations") or ()) for taint in spec.get("taints") or ())
     )
+
+
+def _affine(pod_spec: Object, node: Object, labels: Mapping[str, str]) -> bool:
+    affinity = ((pod_spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if affinity is None:
+        return True
+    fields = {"metadata.name": node["metadata"]["name"]}
+    for term in affinity.get("nodeSelectorTerms") or ():
+        rules = [(labels, rule) for rule in term.get("matchExpressions") or ()]
+        rules += [(fields, rule) for rule in term.get("matchFields") or ()]
+        if rules and all(_matches(there.get(str(rule["key"])), rule) for there, rule in rules):
+            return True
+    return False
+
+
+def _matches(value: str | None, rule: Object) -> bool:
+    compare = _COMPARED.get(str(rule.get("operator")))
+    return compare is not None and bool(compare(value, rule.get("values") or ()))
 
 
 def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
@@ -55,16 +148,9 @@ def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     return False
 
 
-def _allocatable(node: Object, resource: str) -> int:
-    return int(quantity(str(node.get("status", {}).get("allocatable", {}).get(resource, "0"))))
-
-
-def _asked(pod: Object, resource: str) -> int:
-    """What a pod holds of an extended resource: its containers together, or its largest init container."""
-
-    def of(containers: Iterable[Object]) -> list[int]:
-        limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
-        return [int(quantity(str(item.get(resource, "0")))) for item in limits]
-
-    spec = pod["spec"]
-    return max([sum(of(spec["containers"])), *of(spec.get("initContainers") or ())])
+def _allocatable(node: Object, resource: str) -> Decimal:
+    value = node.get("status", {}).get("allocatable", {}).get(resource, "0")
+    try:
+        return quantity(str(value))
+    except ValueError:
+        return Decimal(0)

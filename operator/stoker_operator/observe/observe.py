@@ -16,8 +16,10 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
+from stoker_operator.manifests.pod import base_spec
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
 from stoker_operator.observe import capacity, rollout
+from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.pod_http import PodClient, pod_address
@@ -79,17 +81,31 @@ async def observe(
     )
 
 
-async def spare_gpu(cluster: Cluster, service: InferenceService) -> bool:
-    """Whether one more pod of this service would find a GPU. Raises ApiError."""
-    for node in capacity.candidates(service, await cluster.list_all(kinds.NODE, "")):
-        if capacity.has_room(service, node, await cluster.pods_on(node["metadata"]["name"])):
-            return True
-    return False
+async def room_for(cluster: Cluster, observed: Observed, pod_spec: Object) -> Room | None:
+    """Where a pod of this spec could go, beside the pods that run or in the place of one; None where nobody tells of
+    nodes. Raises ApiError.
+    """
+    nodes = await cluster.list_all(kinds.NODE, "")
+    if not nodes:
+        return None
+    running = [pod for pod in observed.engine_pods if not rollout.is_terminating(pod) and not rollout.is_finished(pod)]
+    mine = {pod["metadata"]["uid"]: pod["spec"].get("nodeName", "") for pod in running}
+    freed = False
+    for node in capacity.candidates(pod_spec, nodes):
+        name = node["metadata"]["name"]
+        pods = await cluster.pods_on(name)
+        if capacity.has_room(pod_spec, node, pods):
+            return Room(spare=True, freed=True)
+        leaving = [uid for uid, where in mine.items() if where == name]
+        others = ([pod for pod in pods if pod["metadata"]["uid"] != uid] for uid in leaving)
+        freed = freed or any(capacity.has_room(pod_spec, node, left) for left in others)
+    return Room(spare=False, freed=freed)
 
 
 async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:
     """The largest GPU of the nodes that a pod of this service may run on. Raises ApiError."""
-    return largest_gpu(capacity.candidates(service, await cluster.recent(kinds.NODE)))
+    nodes = capacity.candidates(base_spec(service), await cluster.recent(kinds.NODE))
+    return largest_gpu(node for node in nodes if capacity.allocatable_gpus(node, service.resources.gpu_resource))
 
 
 async def load(pods: PodClient, observed: Observed) -> int:

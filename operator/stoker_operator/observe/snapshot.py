@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.rollout import Rollout
 
@@ -39,11 +40,10 @@ class Answer:
 class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
 
-    `revisions` are the ControllerRevisions; `spare_gpu` says whether one more pod would find a GPU, and `load` how many
-    requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None = nobody
-    looked. `served` names the optional kinds that this
-    API server knows, `without` those that the operator was not given; `metrics_api` says
-    in words where the built-in adapter stands, "" = it is off.
+    `revisions` are the ControllerRevisions; `room` says where one more pod of the wanted template could go, `load` how
+    many requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None =
+    nobody looked. `served` names the optional kinds that this API server knows, `without` those that the operator was
+    not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Observed:
     jobs: tuple[Object, ...] = ()
     rollout: Rollout = field(default_factory=Rollout)
     revisions: tuple[Object, ...] = ()
-    spare_gpu: bool | None = None
+    room: Room | None = None
     load: int | None = None
     gpu: Gpu | None = None
     served: frozenset[str] = frozenset()

@@ -1,6 +1,7 @@
 """Pure: (spec, observed, settings, now) → actions with reasons, conditions, when to look again.
 
-`plan.py` reads the parts in order: `cache.py` (volume and prefetch), `rollout.py` (Deployment and revisions),
+`plan.py` reads the parts in order: `cache.py` (volume and prefetch; `jobs.py` reads Jobs), `rollout.py` (Deployment
+and revisions; `placing.py`: beside the old pods or in their place), `left.py` (what an earlier source left behind),
 `pods.py` (why pods are not what is asked for), `scaling.py`, `endpoint.py`, `conditions.py`. `drift.py` compares,
 `diagnose.py` explains a pod, `fit.py` does the sums, `retention.py` plans for volumes that no service uses.
 Must never know: how a plan is carried out. No I/O and no clock.

@@ -31,13 +31,15 @@ _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 class Trouble:
     """What is wrong with a pod. `permanent`: waiting alone does not help, somebody has to change something.
 
-    `advice` holds good while the pod is there; `said` stays true when it is gone.
+    `advice` holds good while the pod is there; `said` stays true when it is gone. `lacking`: the resources of which no
+    node that would do has enough.
     """
 
     reason: str
     said: str
     permanent: bool
     advice: str = ""
+    lacking: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:
@@ -242,4 +244,5 @@ def _unschedulable(pod: str, text: str) -> Trouble:
         what, advice = "the scheduler found no node", "See the scheduler's own words"
     # What the scheduler thought of evicting others is nothing that the reader can change.
     words = short(re.split(r" (?:no new claims to deallocate|preemption:)", text)[0])
-    return Trouble("Unschedulable", f"Pod {pod} waits for a node: {what}. {advice}. ({words})", False)
+    said = f"Pod {pod} waits for a node: {what}. {advice}. ({words})"
+    return Trouble("Unschedulable", said, False, lacking=tuple(lacking))

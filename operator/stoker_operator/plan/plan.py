@@ -9,8 +9,10 @@ Knows nothing of how actions are carried out or how a status is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.observe.rollout import Rollout
@@ -38,7 +40,7 @@ _SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
 class Plan:
     """What one reconcile decided. `answered` is the revision of which a pod answered a completion, `rolled_out` the
     current one if all of its pods were there once, "" = none; `previous` the one before that served, `failed` the one
-    that was given up.
+    that was given up. `asks_room` is the spec of a pod of which it matters where it could go.
     """
 
     actions: tuple[Action, ...]
@@ -51,7 +53,7 @@ class Plan:
     rolled_out: str = ""
     previous: str = ""
     failed: str = ""
-    asks_capacity: bool = False
+    asks_room: Mapping[str, Any] | None = None
     asks_load: bool = False
     asks_gpu: bool = False
     waiting_since: str = ""
@@ -59,7 +61,7 @@ class Plan:
     @property
     def asks_more(self) -> bool:
         """Whether something was not looked at on which this plan depends."""
-        return self.asks_capacity or self.asks_load or self.asks_gpu
+        return self.asks_room is not None or self.asks_load or self.asks_gpu
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -108,7 +110,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rolled_out=done,
         previous=rolling.previous,
         failed=rolling.failed,
-        asks_capacity=rolling.asks_capacity,
+        asks_room=rolling.asks_room,
         asks_load=rolling.asks_load,
         asks_gpu=cache.model is not None and gpu is None and asks_gpu(service),
         waiting_since=rolling.waiting_since,

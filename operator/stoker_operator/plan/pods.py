@@ -12,11 +12,12 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.manifests.revision import read_record
+from stoker_operator.observe.capacity import requests
 from stoker_operator.observe.rollout import Rollout, is_finished, is_terminating, template_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Finding
 from stoker_operator.plan.diagnose import Trouble
-from stoker_operator.plan.wording import counted
+from stoker_operator.plan.wording import counted, listed
 from stoker_operator.spec.service import InferenceService
 
 # What passes by itself, and does not make a service unready that has as many ready pods as it needs without this one.
@@ -52,8 +53,9 @@ def pods_finding(
     state = observed.rollout
     if workload:
         return _written(observed, workload, done)
-    if trouble is not None and trouble.reason == "Unschedulable" and state.terminating:
-        holds = "holds its GPU until it is" if state.terminating == 1 else "hold their GPUs until they are"
+    held = _held(service, observed, trouble) if trouble is not None else ""
+    if trouble is not None and held:
+        holds = f"holds its {held} until it is" if state.terminating == 1 else f"hold their {held} until they are"
         text = f"{counted(state.terminating, 'pod')} on the way out {holds} gone; then a new pod starts"
         return Finding("PodsStarting" if done else "RollingOut", f"{text}. {trouble.message}")
     if trouble is not None and not (state.settled and trouble.reason in PASSING):
@@ -63,6 +65,13 @@ def pods_finding(
     if state.settled:
         return Finding("ScaledToZero", "No replicas are asked for.") if state.desired == 0 else None
     return _unsettled(service, observed, done)
+
+
+def _held(service: InferenceService, observed: Observed, trouble: Trouble) -> str:
+    """What a pod that waits for a node lacks and pods on the way out still hold; "" = nothing."""
+    leaving = [requests(pod.get("spec") or {}) for pod in observed.engine_pods if is_terminating(pod)]
+    names = sorted(name for name in trouble.lacking if any(name in held for held in leaving))
+    return listed(["GPU" if name == service.resources.gpu_resource else name for name in names], "and") if names else ""
 
 
 def _troubled(trouble: Trouble) -> Finding:

@@ -1,41 +1,40 @@
 """Plans the Deployment: its revision, how a change of it goes about the GPUs, and the way back from one that fails.
 
 Invariants: pure. A revision is known by its pod template; the record of it (a ControllerRevision) says whether it ever
-served or was given up. Only a revision that never served is given up, and only for one that did. A change surges only
-onto a GPU that is free, and falls back to going in place when the scheduler says otherwise; settled, nothing of the
-strategy is ever rewritten.
+served or was given up. Only a revision that never served is given up, and only for one that did: when its time is over,
+or earlier where nothing serves any more and nothing but a person's change would let it run.
 While there is nothing newer to roll out yet, the number of pods is followed all the same.
 Knows nothing of the cache and of who sets the number of pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.manifests.revision import Record, read_record
-from stoker_operator.observe.rollout import is_finished, is_terminating, template_hash
+from stoker_operator.observe.rollout import template_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Delete, Finding, ensure
-from stoker_operator.plan.diagnose import first_trouble, trouble_of
+from stoker_operator.plan.diagnose import first_trouble
+from stoker_operator.plan.placing import IN_PLACE, asks_room, strategy
 from stoker_operator.plan.scaling import sets_replicas, wanted_replicas
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
 Object = Mapping[str, Any]
-IN_PLACE = (0, 1)
-SURGE = (1, 0)
 KEPT_RECORDS = 5
+HOPELESS_AFTER = timedelta(seconds=90)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
     """What to do for the Deployment. `finding` is why its newest revision is not the one that runs, if it is not.
 
-    `asks_capacity`: whether a GPU is free would change the plan, and was not looked at.
+    `asks_room`: the spec of a pod of which it would change the plan where it could go, and nobody looked.
     """
 
     workload: tuple[Action, ...] = ()
@@ -43,7 +42,7 @@ class RolloutPlan:
     finding: Finding | None = None
     previous: str = ""
     failed: str = ""
-    asks_capacity: bool = False
+    asks_room: Object | None = None
     asks_load: bool = False
     waiting_since: str = ""
 
@@ -79,7 +78,7 @@ def plan_rollout(
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
     wanted = manifests.engine_template(service, settings, model)
     key = manifests.template_key(wanted)
-    failed = _given_up(service, observed, records, key)
+    failed = _given_up(service, observed, records, key, now)
     good = next((record for record in reversed(records) if record.served and record.key != key), None)
     back = good if failed is not None and service.rollout.auto_rollback else None
     template = back.template if back is not None else wanted
@@ -88,7 +87,8 @@ def plan_rollout(
         waiting = _wait_for_idle(service, observed, now)
         if waiting is not None:
             return waiting
-    variant = manifests.Variant(wanted_replicas(service, live), *_strategy(service, observed, live, changes), template)
+    surge, unavailable = strategy(service, observed, live, changes, template)
+    variant = manifests.Variant(wanted_replicas(service, live), surge, unavailable, template)
     manifest = manifests.deployment(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
     kept = _records(service, observed, records, template, settled_on=not workload, failed=failed if back else None)
@@ -99,7 +99,7 @@ def plan_rollout(
         finding=_finding(service, observed, records, key, failed, back),
         previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""),
         failed=failed.hash if failed is not None and back is not None else "",
-        asks_capacity=changes and _auto_with_gpus(service) and not service.suspend and observed.spare_gpu is None,
+        asks_room=asks_room(service, observed, changes, template),
     )
 
 
@@ -120,7 +120,7 @@ def _wait_for_idle(service: InferenceService, observed: Observed, now: datetime)
 
 def first_variant(service: InferenceService) -> manifests.Variant:
     """What a Deployment is made with when there is none yet."""
-    return manifests.Variant(wanted_replicas(service, None), *_strategy(service, Observed(), None, False))
+    return manifests.Variant(wanted_replicas(service, None), *strategy(service, Observed(), None, False, {}))
 
 
 def _why(model: FetchedModel, back: Record | None) -> str:
@@ -129,7 +129,9 @@ def _why(model: FetchedModel, back: Record | None) -> str:
     return f"revision {model.resolved_revision} is published and verified"
 
 
-def _given_up(service: InferenceService, observed: Observed, records: list[Record], key: str) -> Record | None:
+def _given_up(
+    service: InferenceService, observed: Observed, records: list[Record], key: str, now: datetime
+) -> Record | None:
     """The record of the wanted template if that failed earlier, or fails now: no pod of it ever became ready in time.
 
     Raised to life again by nobody but a person: see the finding's message.
@@ -141,10 +143,21 @@ def _given_up(service: InferenceService, observed: Observed, records: list[Recor
     if service.suspend or not state.desired:
         return None  # no pod is asked for, so none is late
     current = next((record for record in records if record.hash == state.current and record.key == key), None)
-    if current is None or current.served or not state.deadline_exceeded:
+    if current is None or current.served:
         return None
-    trouble = first_trouble(pod for pod in observed.engine_pods if template_hash(pod) == state.current)
+    pods = [pod for pod in observed.engine_pods if template_hash(pod) == state.current]
+    trouble = first_trouble(pods)
+    # It went in place, and cannot run: the one that served comes back without waiting for the deadline.
+    hopeless = trouble is not None and trouble.permanent and not state.ready and _old_enough(pods, now)
+    if not state.deadline_exceeded and not hopeless:
+        return None
     return current.failing(trouble.said if trouble is not None else state.failed)
+
+
+def _old_enough(pods: Sequence[Object], now: datetime) -> bool:
+    """Whether the pods had time for what passes by itself: a registry that answers again, a Secret that comes late."""
+    made = [str(pod["metadata"].get("creationTimestamp", "")) for pod in pods]
+    return bool(made) and all(text and now - datetime.fromisoformat(text) >= HOPELESS_AFTER for text in made)
 
 
 def _finding(
@@ -201,32 +214,3 @@ def _records(
         meta = live[manifests.record_name(service, record.hash)]["metadata"]
         actions.append(Delete("ControllerRevision", meta["name"], meta["uid"], "newer ones are kept"))
     return actions
-
-
-def _strategy(service: InferenceService, observed: Observed, live: Object | None, changes: bool) -> tuple[int, int]:
-    """(maxSurge, maxUnavailable) of the Deployment."""
-    policy = service.rollout
-    if policy.strategy == "RollingUpdate":
-        return policy.max_surge, policy.max_unavailable
-    if live is None or changes:
-        spare = observed.spare_gpu if service.resources.gpus else True
-        return SURGE if spare else IN_PLACE
-    if _surge_is_stuck(observed):
-        return IN_PLACE
-    there = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
-    kept = (there.get("maxSurge"), there.get("maxUnavailable"))
-    return kept if kept in (SURGE, IN_PLACE) else IN_PLACE if service.resources.gpus else SURGE
-
-
-def _auto_with_gpus(service: InferenceService) -> bool:
-    return service.rollout.strategy == "Auto" and service.resources.gpus > 0
-
-
-def _surge_is_stuck(observed: Observed) -> bool:
-    """Whether a new pod finds no node while old ones hold what it needs."""
-    live = [pod for pod in observed.engine_pods if not is_terminating(pod) and not is_finished(pod)]
-    new = [pod for pod in live if template_hash(pod) == observed.rollout.current]
-    if not observed.rollout.current or len(new) == len(live):
-        return False
-    troubles = map(trouble_of, new)
-    return any(trouble is not None and trouble.reason == "Unschedulable" for trouble in troubles)

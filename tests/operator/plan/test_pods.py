@@ -46,7 +46,9 @@ NO_GPU = [{"type": "PodScheduled", "status": "False", "message": "1 Insufficient
 
 def leaving(there: Any, template: str = "new") -> Any:
     labels = {"pod-template-hash": template}
-    there.pods.append({"metadata": {"name": "gone", "labels": labels, "deletionTimestamp": "t"}, "status": {}})
+    holding = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    metadata = {"name": "gone", "labels": labels, "deletionTimestamp": "t"}
+    there.pods.append({"metadata": metadata, "spec": holding, "status": {}})
     return there
 
 

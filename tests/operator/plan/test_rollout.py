@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from stoker_operator import manifests
+from stoker_operator.observe.capacity import Room
 from stoker_operator.plan.actions import Apply, Condition, Delete
 
 Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 IN_PLACE = {"maxSurge": 0, "maxUnavailable": 1}
 SURGE = {"maxSurge": 1, "maxUnavailable": 0}
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "message": "0/1: 1 Insufficient nvidia.com/gpu."}]
@@ -49,52 +52,104 @@ def ready(there: Any) -> Condition:
     return found
 
 
-CHANGES: dict[str, tuple[int, bool | None, Object]] = {
-    "a GPU is free": (1, True, SURGE),
-    "no GPU is free": (1, False, IN_PLACE),
-    "nobody may look": (1, None, IN_PLACE),
-    "no GPU is needed": (0, None, SURGE),
+SPARE, FREED, NONE = Room(spare=True, freed=True), Room(spare=False, freed=True), Room(spare=False, freed=False)
+BIGGER = {"gpus": 1, "memory": "900Gi"}
+CHANGES: dict[str, tuple[int, Room | None, Object, Object]] = {
+    # name: (GPUs, what the nodes say, what changes besides, how it goes)
+    "a GPU is free": (1, SPARE, {}, SURGE),
+    "no GPU is free": (1, FREED, {}, IN_PLACE),
+    "no node would do, whoever leaves": (1, NONE, {}, SURGE),
+    "nobody may look": (1, None, {}, IN_PLACE),
+    "nobody may look, and it asks for more": (1, None, {"resources": BIGGER}, SURGE),
+    "nobody may look, and it is choosier": (1, None, {"placement": {"nodeSelector": {"a": "b"}}}, SURGE),
+    "no GPU is needed": (0, None, {}, SURGE),
+    "no GPU is needed, and no node would do": (0, NONE, {}, SURGE),
 }
 
 
 @pytest.mark.parametrize("case", CHANGES.values(), ids=CHANGES)
-def test_a_change_surges_only_onto_a_free_gpu(world: Any, case: tuple[int, bool | None, Object]) -> None:
-    gpus, spare, expected = case
+def test_a_change_takes_an_old_pods_place_only_where_that_makes_room(
+    world: Any, service: Any, case: tuple[int, Room | None, Object, Object]
+) -> None:
+    gpus, room, change, expected = case
     there = changed(world(resources={"gpus": gpus}).pod())
-    there.spare_gpu = spare
+    if change:
+        wanted = service(**({"resources": {"gpus": gpus}} | change))
+        there.service = replace(there.service, resources=wanted.resources, placement=wanted.placement)
+    there.room = room
     [deployment] = written(there, "Deployment")
     assert deployment["spec"]["strategy"]["rollingUpdate"] == expected
-    assert there.plan().asks_capacity is (gpus > 0 and spare is None)
+    asked = there.plan().asks_room
+    assert (asked is not None) is (gpus > 0 and room is None)
+    assert asked is None or asked == deployment["spec"]["template"]["spec"]
 
 
-def test_capacity_is_asked_for_changes_alone(world: Any) -> None:
-    assert world(resources={"gpus": 1}).pod().plan().asks_capacity is False
+def test_where_nothing_serves_nothing_is_lost(world: Any) -> None:
+    there = changed(world(resources={"gpus": 1}).pod(ready=False))
+    there.room = NONE
+    assert written(there, "Deployment")[0]["spec"]["strategy"]["rollingUpdate"] == IN_PLACE
+
+
+def test_room_is_asked_for_changes_alone(world: Any) -> None:
+    assert world(resources={"gpus": 1}).pod().plan().asks_room is None
     explicit = changed(world(resources={"gpus": 1}, rollout={"strategy": "RollingUpdate"}).pod())
-    assert explicit.plan().asks_capacity is False
+    assert explicit.plan().asks_room is None
 
 
-def test_a_surge_that_finds_no_node_goes_in_place(world: Any) -> None:
-    there = world(resources={"gpus": 1}, rollout={"strategy": "Auto"})
+def unplaced(text: str) -> list[Object]:
+    return [{"type": "PodScheduled", "status": "False", "message": f"0/3 nodes are available: {text}."}]
+
+
+GPU, MEMORY = "3 Insufficient nvidia.com/gpu", "3 Insufficient memory"
+STUCK: dict[str, tuple[int, int, str, Room | None, bool]] = {
+    # name: (GPUs, ready old pods, what the scheduler says, what the nodes say, whether an old pod gives way)
+    "the old pod holds the GPU": (1, 1, GPU, FREED, True),
+    "nobody may look at nodes": (1, 1, GPU, None, True),
+    "no node would do, whoever leaves": (1, 1, MEMORY, NONE, False),
+    "a selector": (1, 1, "3 node(s) didn't match Pod's node affinity/selector", FREED, False),
+    "a taint": (1, 1, "3 node(s) had untolerated taint {a: b}", FREED, False),
+    "a volume": (1, 1, "3 node(s) had volume node affinity conflict", FREED, False),
+    "partly a selector": (1, 1, f"1 node(s) didn't match Pod's node affinity/selector, 2 {GPU[2:]}", FREED, True),
+    "the one answering pod on a CPU": (0, 1, MEMORY, FREED, False),
+    "one of two answering pods on CPUs": (0, 2, MEMORY, FREED, True),
+    "the one answering pod on a CPU, nobody may look": (0, 1, MEMORY, None, False),
+}
+
+
+@pytest.mark.parametrize("case", STUCK.values(), ids=STUCK)
+def test_a_new_pod_that_finds_no_node_ends_an_old_one_only_where_that_makes_room(
+    world: Any, case: tuple[int, int, str, Room | None, bool]
+) -> None:
+    gpus, old, said, room, gives_way = case
+    there = world(resources={"gpus": gpus}, rollout={"strategy": "Auto"}, replicas=old)
     deployment = there.children["Deployment", "demo"]
     surging = manifests.deployment(
-        there.service, there.settings, there.model, manifests.Variant(None, 1, 0, deployment["spec"]["template"])
+        there.service, there.settings, there.model, manifests.Variant(old, 1, 0, deployment["spec"]["template"])
     )
     live = there.live(surging) | {"status": {"observedGeneration": 1}}
     live["metadata"]["annotations"] |= {"deployment.kubernetes.io/revision": "1"}
-    live["spec"]["replicas"] = 1
     there.children["Deployment", "demo"] = live
-    there.pod("old").pod("new", ready=False, phase="Pending")
+    for _ in range(old):
+        there.pod("old")
+    there.pod("new", ready=False, phase="Pending")
+    there.room = room
     assert not written(there, "Deployment")  # as it went, so it goes on
-    there.pods[1]["status"]["conditions"] = UNSCHEDULABLE
-    [fallback] = written(there, "Deployment")
-    assert fallback["spec"]["strategy"]["rollingUpdate"] == IN_PLACE
-    there.pods.pop(0)
+    there.pods[-1]["status"]["conditions"] = unplaced(said)
+    found = written(there, "Deployment")
+    assert [item["spec"]["strategy"]["rollingUpdate"] for item in found] == ([IN_PLACE] if gives_way else [])
+    assert ready(there).reason == ("RollingOut" if gives_way else "Unschedulable")
+    there.pod("old", deletionTimestamp="t")
+    there.pods[-1]["metadata"]["deletionTimestamp"] = "t"
+    assert not written(there, "Deployment")  # one is on its way out already
+    del there.pods[-1], there.pods[:old]
     assert not written(there, "Deployment")  # no old pod holds anything: surge is not what keeps it
 
 
 def test_terminating_pods_hold_their_gpus(world: Any) -> None:
     there = world(resources={"gpus": 1}).pod("new", ready=False, phase="Pending", conditions=UNSCHEDULABLE)
     there.pods.append({"metadata": {"name": "gone", "labels": {}, "deletionTimestamp": "t"}, "status": {}})
+    assert ready(there).reason == "Unschedulable"  # who leaves holds nothing of what is missing
+    there.pods[-1]["spec"] = there.pods[0]["spec"]
     found = ready(there)
     assert found.reason == "RollingOut"
     assert "1 pod on the way out holds its GPU until it is gone" in found.message
@@ -152,6 +207,31 @@ def test_a_revision_that_never_becomes_ready_is_rolled_back(world: Any) -> None:
     assert (found.reason, found.status) == ("RolledBack", "False")
     assert "kubectl delete controllerrevision demo-new" in found.message
     assert there.status()["revisions"] == {"current": "new", "previous": "good", "failed": "new"}
+
+
+PULL = [{"name": "engine", "image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}]
+HOPELESS: dict[str, tuple[int, bool, list[Object], bool]] = {
+    # name: (seconds since the pod was made, whether an old one serves, its containers, whether it is given up)
+    "it went in place and cannot run": (91, False, PULL, True),
+    "it may pass by itself": (30, False, PULL, False),
+    "the old one serves": (91, True, PULL, False),
+    "it only takes its time": (91, False, [], False),
+}
+
+
+@pytest.mark.parametrize("case", HOPELESS.values(), ids=HOPELESS)
+def test_who_cannot_run_does_not_keep_the_place_of_who_served(
+    world: Any, case: tuple[int, bool, list[Object], bool]
+) -> None:
+    age, serves, containers, given_up = case
+    there = world().pod("new", ready=False, phase="Pending", containerStatuses=containers)
+    there.pods[0]["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    there.record("new", 2).record("good", 1, key="good", served=True)
+    if serves:
+        there.pod("good")
+    back = [item["spec"]["template"]["metadata"]["labels"] for item in written(there, "Deployment")]
+    assert back == ([{"was": "good"}] if given_up else [])
+    assert (ready(there).reason == "RolledBack") is given_up
 
 
 def rolled_back(there: Any) -> Any:

@@ -42,6 +42,11 @@ class Node:
         patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
         self.kubectl("patch", "pod", pod["metadata"]["name"], *patch, check=check)
 
+    def bind(self, pod: Object, node: str) -> None:
+        """What the scheduler does."""
+        head = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod["metadata"]["name"]}}
+        self.kubectl("create", "-f", "-", stdin=head | {"target": {"apiVersion": "v1", "kind": "Node", "name": node}})
+
     def run(self, pod: Object, *, check: bool = True) -> None:
         status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
         self.patch(pod, status | {"conditions": [{"type": "Ready", "status": "True"}]}, check=check)

@@ -91,8 +91,7 @@ async def test_a_deleted_volume_goes_while_finished_fetch_pods_name_it(
     await create("demo", placement=UNSCHEDULED)
     await look("Fetching")
     [pod] = await eventually(lambda: node.pods("fetch"))
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod["metadata"]["name"]}}
-    kubectl("create", "-f", "-", stdin=binding | {"target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}})
+    node.bind(pod, "n1")
     node.end(pod, 3, {"reason": "VolumeFull", "message": "no space"})
     full = await look("VolumeFull")
     claim = full["status"]["cache"]["claim"]

@@ -1,0 +1,92 @@
+"""Changes on a real API server with nodes that are full: who serves goes only for who can take the place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.operator.reconcile.kubelet import UNSCHEDULED, Node, condition
+
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import Cluster
+
+pytestmark = pytest.mark.apiserver
+Object = dict[str, Any]
+
+
+@pytest.fixture
+async def full_node(cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> AsyncIterator[str]:
+    """A node with one GPU."""
+    name = f"node-{namespace}"
+    head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    kubectl("create", "-f", "-", stdin=head)
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "1"}
+    status = {"allocatable": amounts, "capacity": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    kubectl("taint", "node", name, "node.kubernetes.io/not-ready:NoSchedule-", check=False)
+    yield name
+    kubectl("delete", "node", name)
+
+
+async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    node: Node,
+    full_node: str,
+    cluster: Cluster,
+    namespace: str,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    engine: list[Object],
+) -> None:
+    gpu = {"gpus": 1, "memory": "4Gi"}
+    await create("demo", placement=UNSCHEDULED, resources=gpu)
+    await look("Fetching")
+    await node.fetch_all()
+    await look("RollingOut")
+    [old] = await eventually(lambda: node.pods("engine"))
+    node.bind(old, full_node)
+    node.run(old)
+    await look("Serving")
+
+    def change(spec: Object) -> None:
+        kubectl("patch", "infsvc", "demo", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    async def strategy() -> Object:
+        found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
+        assert found is not None
+        return dict(found["spec"]["strategy"]["rollingUpdate"])
+
+    async def waits(said: str) -> Object:
+        """Plays the scheduler's part: the new pod finds no node."""
+
+        async def new() -> Object | None:
+            there = await node.pods("engine")
+            return next((pod for pod in there if pod["metadata"]["name"] != old["metadata"]["name"]), None)
+
+        pod = await eventually(new)
+        message = f"0/1 nodes are available: {said}."
+        node.patch(pod, {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]})
+        return await look("Unschedulable")  # type: ignore[no-any-return]
+
+    for spec, said in (
+        ({"placement": UNSCHEDULED | {"nodeSelector": {"no": "node"}}}, "1 node(s) didn't match Pod's node selector"),
+        ({"placement": UNSCHEDULED | {"nodeSelector": None}, "resources": gpu | {"memory": "900Gi"}},
+         "1 Insufficient memory"),
+    ):  # fmt: skip
+        change(spec)
+        await look("RollingOut")
+        found = await waits(said)
+        assert condition(found, "Servable")["status"] == "True"
+        assert await strategy() == {"maxSurge": 1, "maxUnavailable": 0}
+        assert old["metadata"]["name"] in {pod["metadata"]["name"] for pod in await node.pods("engine")}
+    change({"resources": gpu | {"memory": "5Gi"}})
+    await look("RollingOut")
+    assert await strategy() == {"maxSurge": 0, "maxUnavailable": 1}  # its GPU is what the new one lacks
+
+    async def gone() -> bool:
+        return old["metadata"]["name"] not in {pod["metadata"]["name"] for pod in await node.pods("engine")}
+
+    assert await eventually(gone)
