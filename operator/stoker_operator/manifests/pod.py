@@ -46,17 +46,23 @@ def base_spec(service: InferenceService, settings: Settings) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    where = service.placement
     optional: dict[str, Any] = {
-        "nodeSelector": dict(where.node_selector),
-        "tolerations": [dict(item) for item in where.tolerations],
-        "affinity": _affinity(service),
-        "runtimeClassName": where.runtime_class_name,
-        "priorityClassName": where.priority_class_name,
-        "schedulerName": where.scheduler_name,
+        "runtimeClassName": service.placement.runtime_class_name,
+        "priorityClassName": service.placement.priority_class_name,
+        "schedulerName": service.placement.scheduler_name,
         "imagePullSecrets": [{"name": name} for name in service.pod_template.image_pull_secrets],
     }
-    return spec | {key: value for key, value in optional.items() if value}
+    return spec | placement(service) | {key: value for key, value in optional.items() if value}
+
+
+def placement(service: InferenceService) -> dict[str, Any]:
+    """The part of a pod's spec that says on which nodes it may run."""
+    wanted = {
+        "nodeSelector": dict(service.placement.node_selector),
+        "tolerations": [dict(item) for item in service.placement.tolerations],
+        "affinity": _affinity(service),
+    }
+    return {key: value for key, value in wanted.items() if value}
 
 
 def engine_metadata(service: InferenceService) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
-from stoker_operator.manifests.pod import base_spec
+from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
 from stoker_operator.observe import capacity, rollout
 from stoker_operator.observe.capacity import Room
@@ -104,7 +104,7 @@ async def room_for(cluster: Cluster, observed: Observed, pod_spec: Object) -> Ro
 
 async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:
     """The largest GPU of the nodes that a pod of this service may run on. Raises ApiError."""
-    nodes = capacity.candidates(base_spec(service), await cluster.recent(kinds.NODE))
+    nodes = capacity.candidates(placement(service), await cluster.recent(kinds.NODE))
     return largest_gpu(node for node in nodes if capacity.allocatable_gpus(node, service.resources.gpu_resource))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.manifests.pod import base_spec
+from stoker_operator.manifests.pod import placement
 from stoker_operator.observe.capacity import candidates, has_room, requests, takes_the_place_of
 from stoker_operator.spec.service import InferenceService
 
@@ -101,7 +101,7 @@ ELIGIBLE: dict[str, tuple[Object, Object, bool]] = {
 @pytest.mark.parametrize("case", ELIGIBLE.values(), ids=ELIGIBLE)
 def test_candidates(service: Callable[..., InferenceService], case: tuple[Object, Object, bool]) -> None:
     spec, there, expected = case
-    assert bool(candidates(base_spec(service(**({"resources": {"gpus": 1}} | spec))), [there])) is expected
+    assert bool(candidates(placement(service(**({"resources": {"gpus": 1}} | spec))), [there])) is expected
 
 
 def test_a_node_that_is_not_ready_is_none() -> None:
