@@ -40,6 +40,7 @@ class Running:
     """A server under test. `call` runs a function in its event loop."""
 
     url: str
+    app: Application
     state: ServerState
     engine: FakeEngine
     loop: asyncio.AbstractEventLoop
@@ -74,7 +75,8 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
 def serve(state: ServerState, engine: FakeEngine, tls: ssl.SSLContext | None = None) -> Iterator[Running]:
     """Run a server in a thread of its own for as long as the iterator lives."""
     listener = open_port("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn_config(Application(state), tls))
+    app = Application(state)
+    server = uvicorn.Server(uvicorn_config(app, tls))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
@@ -88,7 +90,7 @@ def serve(state: ServerState, engine: FakeEngine, tls: ssl.SSLContext | None = N
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.started, "the server did not start"
-    yield Running(url, state, engine, loops[0])
+    yield Running(url, app, state, engine, loops[0])
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive(), "the server did not stop"

@@ -14,7 +14,6 @@ from api_server import Running, make_state, serve, wait_until
 from calling_server import TEMPLATE, LongEngine
 from openai.types import Batch
 
-from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.runner import BatchRunner
 
 CHAT = "/v1/chat/completions"
@@ -27,7 +26,7 @@ def batch_server(folder: Path, start: bool = True, **settings: object) -> Iterat
     engine = LongEngine()
     state = make_state(engine, TEMPLATE, batch_dir=str(folder), **settings)
     for running in serve(state, engine):
-        runner = runner_of(state)
+        runner = runner_of(running)
         runner.poll_seconds = 0.02
         if start:
             running.call(runner.start)
@@ -37,9 +36,9 @@ def batch_server(folder: Path, start: bool = True, **settings: object) -> Iterat
             asyncio.run_coroutine_threadsafe(runner.stop(), running.loop).result(10)
 
 
-def runner_of(state: ServerState) -> BatchRunner:
-    assert state.batches is not None
-    return state.batches
+def runner_of(server: Running) -> BatchRunner:
+    assert server.app.batches is not None
+    return server.app.batches
 
 
 def client_of(server: Running) -> openai.OpenAI:

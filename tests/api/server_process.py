@@ -6,12 +6,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 from api_server import CLIENT, wait_until
 
 ROOT = Path(__file__).parents[2]
+UNIFORM = Path(__file__).parent / "uniform_server.py"
+FRESH = {"connection": "close"}
 
 
 class ServerProcess:
@@ -65,3 +68,22 @@ class ServerProcess:
         self._reader.join(5)
         assert self.popen.stderr is not None
         self.popen.stderr.close()
+
+
+def fleet(mode: str, *flags: str) -> ServerProcess:
+    """A server with two API processes whose engine behaves as `mode` says."""
+    return ServerProcess([sys.executable, str(UNIFORM), mode], "--api-server-count", "2", *flags)
+
+
+def children(pid: int) -> dict[str, int]:
+    """The processes that a server started, by the last word of their command."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    api = [each for each in found if b"stoker_runtime.serve.api_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    engines = [each for each in found if each not in api]
+    return {f"api {at}": int(each) for at, each in enumerate(api)} | {"engine": int(engines[0])}
+
+
+def figures(url: str) -> dict[str, float]:
+    """What a scrape over a new connection shows."""
+    lines = CLIENT.get(f"{url}/metrics", headers=FRESH).text.splitlines()
+    return {name: float(value) for line in lines if line[0] != "#" for name, value in [line.rsplit(" ", 1)]}

@@ -155,7 +155,8 @@ class Server:
         self._seat = seat
         self._board = seat.board if seat else Board()
         metrics = ServerMetrics(config.model_names[0], self._board)
-        self.state = ServerState(config, metrics, store=seat.responses if seat else None)
+        self.state = ServerState(config, metrics)
+        self.app: Application | None = None
         self._start_engine = start_engine
         self._engine: OwnedEngine | None = None
         self._stop = asyncio.Event()
@@ -167,7 +168,8 @@ class Server:
         """
         self._catch_signals()
         tls = tls_context(self.config)
-        http = HttpServer(uvicorn_config(Application(self.state), tls))
+        self.app = Application(self.state, self._seat.responses if self._seat else None)
+        http = HttpServer(uvicorn_config(self.app, tls))
         listener = self._seat.listener if self._seat else open_port(self.config.host, self.config.port)
         if self._seat is None:
             log.info("listening on %s", address(self.config, listener))
@@ -254,8 +256,8 @@ class Server:
         gc.freeze()
         self.state.phase = Phase.READY
         self.state.detail = ""
-        if self.state.batches is not None:
-            self.state.batches.start()
+        if self.app is not None and self.app.batches is not None:
+            self.app.batches.start()
         if service.pooling is None:
             dialect = service.dialect
             log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
@@ -282,9 +284,9 @@ class Server:
     async def _drain(self, patience: float) -> None:
         state = self.state
         state.phase, state.detail = Phase.DRAINING, "it is shutting down"
-        if state.batches is not None:
+        if self.app is not None and self.app.batches is not None:
             # Their lines run again at the next start, so nobody need wait for them.
-            await state.batches.stop()
+            await self.app.batches.stop()
         if state.load:
             log.info("draining: %d requests are running, they have %.0f s", state.load, patience)
         if not await _empty(state, patience):

@@ -33,7 +33,7 @@ def test_a_full_disk_is_waited_for(
 ) -> None:
     full = threading.Event()
     full.set()
-    runner_of(batch_host.state).retry_seconds = 0.01
+    runner_of(batch_host).retry_seconds = 0.01
     real = ResultFile.append
 
     def append(self: ResultFile, custom_id: str, result: dict[str, Any]) -> None:

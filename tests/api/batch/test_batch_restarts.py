@@ -102,8 +102,8 @@ def test_servers_share_a_folder(tmp_path: Path) -> None:
         batch_client.batches.cancel(cancelled)
         wait_for(other, cancelled, "cancelled")
         assert wait_until(lambda: completed(batch_client, name) > 0)
-        asyncio.run_coroutine_threadsafe(runner_of(second.state).stop(), second.loop).result(10)
-        first.call(runner_of(first.state).start)
+        asyncio.run_coroutine_threadsafe(runner_of(second).stop(), second.loop).result(10)
+        first.call(runner_of(first).start)
         batch = wait_for(other, name, "completed")
         found = [entry["custom_id"] for entry in results(other, batch.output_file_id)]
         assert sorted(found) == [line["custom_id"] for line in asked]

@@ -90,7 +90,7 @@ def test_embeddings(tmp_path: Path) -> None:
     engine = PoolingEngine()
     state = make_pooling_state(engine, PoolingSpec(Task.EMBED, Pooling.MEAN, normalize=True), batch_dir=str(tmp_path))
     for running in serve(state, engine):
-        running.call(runner_of(state).start)
+        running.call(runner_of(running).start)
         url = "/v1/embeddings"
         asked = [{"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, "input": ["abc"]}}]
         with client_of(running) as batch_client:
@@ -100,7 +100,7 @@ def test_embeddings(tmp_path: Path) -> None:
             (refused,) = results(batch_client, wrong.error_file_id)
         assert len(found["response"]["body"]["data"][0]["embedding"]) == 4
         assert refused["response"]["body"]["error"]["code"] == "model_does_not_generate"
-        asyncio.run_coroutine_threadsafe(runner_of(state).stop(), running.loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner_of(running).stop(), running.loop).result(10)
 
 
 def test_lines_are_checked_before_any_runs(batch_host: Running, batch_client: openai.OpenAI) -> None:
@@ -157,10 +157,10 @@ def test_cancel(batch_host: Running, batch_client: openai.OpenAI) -> None:
 def test_a_deadline_that_has_passed(tmp_path: Path) -> None:
     with batch_server(tmp_path, start=False) as batch_host, client_of(batch_host) as batch_client:
         name = begin(batch_client, [request_line("a"), request_line("b")]).id
-        store = runner_of(batch_host.state).batches
+        store = runner_of(batch_host).batches
         store.save({**store.get(name), "expires_at": 1})
         batch_host.engine.delay = 5
-        batch_host.call(runner_of(batch_host.state).start)
+        batch_host.call(runner_of(batch_host).start)
         batch = wait_for(batch_client, name, "expired")
         found = results(batch_client, batch.error_file_id)
         assert [entry["custom_id"] for entry in found] == ["a", "b"]
@@ -208,7 +208,7 @@ def test_forms_that_are_wrong(tmp_path: Path) -> None:
 
         part = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
         assert send(b"{}", {"content-type": "application/json"})[0] == 400
-        assert send(b"rubbish", form) == (400, "The body is not a valid multipart form.")
+        assert send(b"rubbish", form) == (400, "The body is not a valid multipart form: Invalid multipart data.")
         assert send(part + b"abc", form) == (400, "The form ends before its last boundary.")
         assert send(part + b"a" * 2000, form)[0] == 413
         assert send(part * 2, form)[0] == 400

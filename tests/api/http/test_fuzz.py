@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 from api_server import CLIENT, Running, wait_until
+from fastapi.routing import iter_route_contexts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker_runtime.api.app import ROUTES
+from stoker_runtime.api.app import KEYED
+from stoker_runtime.api.http.fields import Body
+from stoker_runtime.api.http.routing import body_of
 
-POSTS = sorted({route.path.replace("*", "x") for route in ROUTES if route.method == "POST" and route.body is not None})
+BODIES: dict[str, type[Body]] = {
+    route.path: body
+    for router in KEYED
+    for route in iter_route_contexts(router.routes)
+    if route.path is not None and route.endpoint is not None and (body := body_of(route.endpoint)) is not None
+}
+POSTS = sorted(BODIES)
 DEEP = 100_000
 BROKEN: dict[str, bytes] = {
     "nothing": b"",
@@ -76,7 +85,7 @@ def test_broken_bodies(server: Running, path: str, name: str) -> None:
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_wrong_values_in_known_fields(server: Running, path: str, data: st.DataObject) -> None:
-    body_class = next(route.body for route in ROUTES if route.path == path and route.body is not None)
+    body_class = BODIES[path]
     names = st.sampled_from(sorted(body_class.model_fields))
     body: dict[str, Any] = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user"}]}
     body |= data.draw(st.dictionaries(names, VALUES, max_size=5)) | {"max_tokens": 3}

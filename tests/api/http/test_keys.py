@@ -22,8 +22,8 @@ class Clock:
         return self.now
 
 
-def bearer(key: str) -> dict[bytes, bytes]:
-    return {b"authorization": b"Bearer " + key.encode()}
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def test_no_keys_means_open() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from api_server import CLIENT, wait_until
-from server_process import ServerProcess
-from tests.api.serve.test_fleet import FRESH, children, figures, fleet
+from server_process import FRESH, ServerProcess, children, figures, fleet
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}!{% endfor %}"
 RUNNING = 'vllm:num_requests_running{model_name="uniform"}'

@@ -112,7 +112,7 @@ def test_failed_in_the_background(calling: Running, client: openai.OpenAI) -> No
         ("stream=true", "stream"),
         ("starting_after=3", "starting_after"),
         ("stream=maybe", "stream"),
-        ("stream=true&starting_after=x", "stream"),
+        ("stream=true&starting_after=x", "starting_after"),
     ],
 )
 def test_what_cannot_be_streamed(calling: Running, client: openai.OpenAI, query: str, param: str) -> None:
@@ -135,4 +135,4 @@ def test_nothing_is_left_over(calling: Running, client: openai.OpenAI) -> None:
     says(calling, "x")
     made: Any = [client.responses.create(model=MODEL, input="a", background=True).id for _ in range(5)]
     assert wait_until(lambda: all(client.responses.retrieve(name).status == "completed" for name in made))
-    assert wait_until(lambda: not calling.state.jobs)
+    assert wait_until(lambda: not calling.app.shelf.jobs)

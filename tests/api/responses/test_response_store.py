@@ -30,7 +30,7 @@ def test_store_is_bounded_and_can_be_off() -> None:
             client.responses.retrieve(made[-1])
             with pytest.raises(openai.NotFoundError):
                 client.responses.retrieve(made[0])
-            state.responses.max_bytes = 0
+            running.app.shelf.store.max_bytes = 0
             assert client.responses.create(model=MODEL, input="a", max_output_tokens=2).model_extra is not None
             for fields in ({"store": True}, {"background": True}, {"previous_response_id": made[-1]}):
                 with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):

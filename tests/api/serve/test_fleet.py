@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from api_server import CLIENT, wait_until
-from server_process import ServerProcess
+from server_process import FRESH, ServerProcess, children, figures, fleet
 
 from stoker_runtime.bench import http_load
 from stoker_runtime.config import EngineConfig, ServerConfig
@@ -25,14 +25,7 @@ from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.process.board import WARM
 from stoker_runtime.serve.fleet import MOST_DEATHS, Fleet
 
-SCRIPT = Path(__file__).parents[1] / "uniform_server.py"
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "ignore_eos": True, "max_tokens": 5}
-FRESH = {"connection": "close"}
-
-
-def fleet(mode: str, *flags: str) -> ServerProcess:
-    """A server with two API processes whose engine behaves as `mode` says."""
-    return ServerProcess([sys.executable, str(SCRIPT), mode], "--api-server-count", "2", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +33,6 @@ def slow() -> Iterator[ServerProcess]:
     server = fleet("slow")
     yield server.wait_ready()
     server.close()
-
-
-def children(pid: int) -> dict[str, int]:
-    """The processes that a server started, by the last word of their command."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    api = [each for each in found if b"stoker_runtime.serve.api_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    engines = [each for each in found if each not in api]
-    return {f"api {at}": int(each) for at, each in enumerate(api)} | {"engine": int(engines[0])}
-
-
-def figures(url: str) -> dict[str, float]:
-    """What a scrape over a new connection shows."""
-    lines = CLIENT.get(f"{url}/metrics", headers=FRESH).text.splitlines()
-    return {name: float(value) for line in lines if line[0] != "#" for name, value in [line.rsplit(" ", 1)]}
 
 
 def count_of(found: dict[str, float], name: str) -> float:

@@ -1,123 +1,93 @@
-"""What every generating route does with a request before the engine: read it, name it, and make its `Work`.
+"""What FastAPI hands to a route: the server's state, or all of a request that was let in, read and checked.
 
-Invariants: the whole request is checked before anything is submitted.
-Knows nothing of how answers look.
+Invariants: a body is read only for a caller who was let in. Whatever its bytes, the outcome is a body or a
+RequestError; a body's id and time are the request's own where it names none.
+Knows nothing of what bodies ask for.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeVar
+import json
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from stoker_runtime.api.answering.state import ServerState, Service
-from stoker_runtime.api.generate.generation import BeamPlan, Prompt, Work
-from stoker_runtime.api.generate.sampling import build_params, check_beams, spellings
-from stoker_runtime.api.http.fields import MAX_SEQUENCES, MAX_TIMEOUT, Body, SamplingFields
-from stoker_runtime.api.http.http import Request
+from fastapi import Depends, Request
+
+from stoker_runtime.api.answering.state import ServerState
+from stoker_runtime.api.http import reading
+from stoker_runtime.api.http.caller import Caller, let_in
+from stoker_runtime.api.http.fields import Body, TimedBody
+from stoker_runtime.api.http.routing import Reads
 from stoker_runtime.api.http.validation import parse_body
-from stoker_runtime.api.pooling.bodies import PoolingFields
-from stoker_runtime.errors import RequestError
-from stoker_runtime.request import Constraint
 
 B = TypeVar("B", bound=Body)
-TIMEOUT_HEADER = b"x-request-timeout"
+T = TypeVar("T")
 
 
-async def read_request(state: ServerState, request: Request, model: type[B]) -> B:
-    """The body of `request`. Raises RequestError, TooLargeError or ClientGone.
+class Ask(NamedTuple, Generic[T]):
+    """What is asked, by whom and of which server; `body` as the route reads it."""
 
-    Where the body names no id, its answer carries the request's. Of the times that the body, the header and the server
+    state: ServerState
+    caller: Caller
+    body: T
+
+
+def server_state(request: Request) -> ServerState:
+    """The state of the server that got `request`."""
+    found: ServerState = request.app.state.server
+    return found
+
+
+async def _state(request: Request) -> ServerState:
+    return server_state(request)
+
+
+State = Annotated[ServerState, Depends(_state)]
+
+
+class ReadRaw(Reads):
+    """Reads the bytes of a body of a class. Raises TooLargeError or ClientDisconnect."""
+
+    async def __call__(self, request: Request) -> Ask[bytes]:
+        """The request with its bytes."""
+        # One dependency gives all that a route needs: FastAPI takes longer for three than a small answer does.
+        state, caller = server_state(request), let_in(request)
+        return Ask(state, caller, await reading.whole(request, state.config.max_body_bytes))
+
+
+class ReadBody(Reads, Generic[B]):
+    """Reads a body of a class. Raises RequestError, TooLargeError or ClientDisconnect."""
+
+    model: type[B]
+
+    def __init__(self, model: type[B]) -> None:
+        super().__init__(model)
+
+    async def __call__(self, request: Request) -> Ask[B]:
+        """The request with its body, checked."""
+        state, caller = server_state(request), let_in(request)
+        raw = await reading.whole(request, state.config.max_body_bytes)
+        return ask(raw, self.model, state, caller)
+
+
+def ask(raw: bytes, model: type[B], state: ServerState, caller: Caller) -> Ask[B]:
+    """The request whose body `raw` holds. Raises RequestError.
+
+    Where it names no id, its answer carries the request's. Of the times that the body, the header and the server
     allow, the shortest holds.
     """
-    body = parse_body(await request.body(state.config.max_body_bytes), model)
-    if isinstance(body, SamplingFields):
-        body.request_id = body.request_id or request.request_id
-    if isinstance(body, SamplingFields | PoolingFields):
-        limits = (body.timeout, timeout_header(request), state.config.request_timeout or None)
+    body = parse_body(raw, model)
+    if isinstance(body, TimedBody):
+        body.request_id = body.request_id or caller.request_id
+        limits = (body.timeout, caller.timeout, state.config.request_timeout or None)
         body.timeout = min((limit for limit in limits if limit is not None), default=None)
-    return body
+    return Ask(state, caller, body)
 
 
-def timeout_header(request: Request) -> float | None:
-    """The seconds that the request may take, as its header says. Raises RequestError."""
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_TIMEOUT:
-        raise RequestError(
-            f"The header {TIMEOUT_HEADER.decode()} must be a number of seconds, at most {MAX_TIMEOUT:g}."
-        )
-    return seconds
+def ask_within(payload: Any, model: type[B], state: ServerState, caller: Caller) -> Ask[B]:
+    """The request that `payload` makes, read and checked as if it had come over HTTP. Raises RequestError."""
+    return ask(raw_of(payload), model, state, caller)
 
 
-def public_id(prefix: str, body: SamplingFields) -> str:
-    """The id of the answer: the client's own `request_id`, or a new one."""
-    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
-
-
-def check_stream_options(body: SamplingFields) -> None:
-    """Raise RequestError for stream options without a stream."""
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
-
-
-def make_work(
-    service: Service,
-    body: SamplingFields,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    logprobs: int | None,
-    label: str,
-    constraint: Constraint | None = None,
-) -> Work:
-    """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
-    words = spellings(body.bad_words or (), service.tokenizer)
-    params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
-    n = body.n or 1
-    if constraint is not None:
-        params = replace(params, constraint=constraint)
-    plan = None
-    if body.use_beam_search:
-        check_beams(body, params)
-        plan = BeamPlan(_penalty(body), frozenset(params.stop_token_ids) | _eos_ids(body, service))
-    elif body.length_penalty not in (None, 1.0):
-        raise RequestError("length_penalty is only allowed with use_beam_search.", param="length_penalty")
-    tried = max(n, body.best_of or n)
-    if len(prompts) * tried > MAX_SEQUENCES:
-        raise RequestError(
-            f"{len(prompts)} prompts with {tried} choices each are too many; at most {MAX_SEQUENCES} choices in all.",
-            param="n",
-        )
-    if tried > n and params.logprobs is None:
-        # The best are known by their log-probabilities.
-        params = replace(params, logprobs=0)
-    return Work(
-        prompts=tuple(prompts),
-        params=params,
-        n=tried,
-        keep=n,
-        beams=plan,
-        stops=body.stop,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special=body.skip_special_tokens is not False,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        session=body.session_id or "",
-        label=label,
-        deadline=body.timeout,
-        interval=body.stream_interval or 1,
-    )
-
-
-def _penalty(body: SamplingFields) -> float:
-    return 1.0 if body.length_penalty is None else body.length_penalty
-
-
-def _eos_ids(body: SamplingFields, service: Service) -> frozenset[int]:
-    return frozenset() if body.ignore_eos else frozenset(service.limits.eos_token_ids)
+def raw_of(payload: Any) -> bytes:
+    """`payload` as a client would send it."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

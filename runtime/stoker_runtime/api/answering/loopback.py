@@ -2,7 +2,7 @@
 
 The routes that speak other dialects (responses, Anthropic's messages, batches) translate a request, ask the chat
 route, and translate its answer back; prompts, sampling, tools, cancellation and errors are the chat route's alone.
-Invariants: the inner request is read and checked as if it had come over HTTP; the client's disconnect is the inner
+Invariants: the inner body is read and checked as if it had come over HTTP; the client's disconnect is the inner
 request's too, so it aborts the generation; no task and no queue stand between the inner stream and the outer one.
 Knows nothing of what is asked or answered.
 """
@@ -10,44 +10,20 @@ Knows nothing of what is asked or answered.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Message, Receive, Request, Response, Send
-from stoker_runtime.api.http.sse import HEADERS, EventStream
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from stoker_runtime.api.answering.streams import EventStream
+from stoker_runtime.api.http.edge import direct
+from stoker_runtime.api.http.sse import Events, part
 from stoker_runtime.errors import StokerError
 
-Handler = Callable[[ServerState, Request], Awaitable[object]]
-"""What answers a route."""
 Names = Iterable[tuple[str, str]]
 """Pairs of an inner field and the field of the outer request that it came from."""
-
-# What describes the outer body, and not the inner one.
-BODY_HEADERS = (b"content-length", b"content-type", b"transfer-encoding", b"content-encoding")
-
-
-class _Replay:
-    """A receive channel that gives one body, and then what the client does."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        body, self._body = self._body, None
-        if body is None:
-            return await self._receive()
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
-def inner_request(outer: Request, path: str, payload: Any, receive: Receive | None = None) -> Request:
-    """POST `payload` to `path` on behalf of `outer`, whose client (or else `receive`) decides when it is cancelled."""
-    body = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    headers = [(name, value) for name, value in outer.headers.items() if name not in BODY_HEADERS]
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
-    return Request(scope, _Replay(body, receive or outer.receive), outer.request_id)
 
 
 @contextmanager
@@ -66,18 +42,16 @@ def renamed(names: Names) -> Iterator[None]:
         raise
 
 
-async def ask(handler: Handler, state: ServerState, request: Request) -> dict[str, Any]:
-    """The whole answer of `handler`. Raises what it raises."""
-    answer = await handler(state, request)
-    if not isinstance(answer, Response):
+def whole(answer: Response) -> dict[str, Any]:
+    """What a route answered that was not asked for a stream."""
+    if isinstance(answer, Events):
         raise TypeError("A stream came where a whole answer was asked for.")
-    found: dict[str, Any] = json.loads(answer.body)
+    found: dict[str, Any] = json.loads(bytes(answer.body))
     return found
 
 
-async def ask_stream(handler: Handler, state: ServerState, request: Request) -> EventStream:
-    """The stream of `handler`, not begun yet; what is wrong with the request is raised here."""
-    answer = await handler(state, request)
+def streamed(answer: Response) -> EventStream:
+    """The stream of a route that was asked for one, not begun yet."""
     if not isinstance(answer, EventStream):
         raise TypeError("A whole answer came where a stream was asked for.")
     return answer
@@ -128,31 +102,24 @@ class Translation:
         return "".join(events)
 
 
-class TranslatedStream:
-    """A response that is another route's stream in other words."""
+class TranslatedStream(Events):
+    """An answer that is another route's stream in other words."""
 
-    def __init__(self, inner: EventStream, request: Request, translator: Translator) -> None:
-        self.status = 200
-        self.headers = list(HEADERS)
+    def __init__(self, inner: EventStream, translator: Translator) -> None:
+        super().__init__()
         self._inner = inner
-        self._request = request
         self._translation = Translation(translator)
 
-    async def send(self, request: Request, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the translated events. Raises StokerError when the inner request fails before its first token."""
+        straight = direct(scope, send)
+
+        async def begin(_: Message) -> None:
+            await send(self.start)
 
         async def forward(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await send({**message, "headers": self.headers})
-                return
-            more = message.get("more_body", False)
             body = await self._translation(message["body"])
-            if body or not more:
-                await send({"type": "http.response.body", "body": body.encode(), "more_body": more})
+            if body or not message["more_body"]:
+                await straight(part(body.encode(), message["more_body"]))
 
-        await self._inner.send(self._request, forward)
-
-
-def named_event(name: str, payload: Any, line: Callable[[Any], str]) -> str:
-    """One event with its name, its payload written by `line`."""
-    return f"event: {name}\ndata: {line(payload)}\n\n"
+        await self._inner.run(receive, begin, forward)

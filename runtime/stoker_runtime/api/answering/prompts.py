@@ -12,11 +12,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker_runtime.api.answering.chat_message import ChatMessage
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.generate.generation import Prompt
 from stoker_runtime.api.generate.sampling import check_ids
 from stoker_runtime.api.http.fields import SamplingFields
-from stoker_runtime.api.openai.protocol import ChatMessage
 from stoker_runtime.api.tools.dialect import CallHistory
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.text.chat_template import ChatTemplate

@@ -7,22 +7,19 @@ Knows nothing of routes or sockets.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.constraints.constraint_checker import ConstraintChecker
 from stoker_runtime.api.generate.beam_generation import BeamGeneration
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import Answers, Generation, Work
 from stoker_runtime.api.generate.request_log import log_end, log_start
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
-from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
@@ -73,10 +70,7 @@ class Service:
 
 @dataclass(slots=True)
 class ServerState:
-    """The one mutable object of the API process. `detail` says in words what the phase waits for.
-
-    `jobs` are the responses that this process makes in the background.
-    """
+    """What is true now of the server in this process. `detail` says in words what the phase waits for."""
 
     config: ServerConfig
     metrics: ServerMetrics
@@ -85,14 +79,6 @@ class ServerState:
     service: Service | None = None
     active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
-    # What clients may ask for again; it may be shared with other processes. Without one given this process is alone.
-    store: InitVar[ResponseStore | None] = None
-    responses: ResponseStore = field(init=False)
-    jobs: set[asyncio.Task[None]] = field(default_factory=set)
-    batches: BatchRunner | None = None
-
-    def __post_init__(self, store: ResponseStore | None) -> None:
-        self.responses = store or ResponseStore(self.config.response_store_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -8,17 +8,27 @@ Knows nothing of files or of other lines.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from stoker_runtime.api.answering.loopback import Handler, inner_request
+from starlette.responses import Response
+from starlette.types import Message
+
+from stoker_runtime.api.answering.intake import Ask, ask_within, raw_of
+from stoker_runtime.api.answering.loopback import whole
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.batch.lines import Line
-from stoker_runtime.api.http.edge import error_body
-from stoker_runtime.api.http.http import Message, Request, Response
+from stoker_runtime.api.http.caller import Caller
+from stoker_runtime.api.http.errors import error_body
+from stoker_runtime.api.openai.chat import create_chat_completion
+from stoker_runtime.api.openai.completions import create_completion
+from stoker_runtime.api.openai.protocol import ChatBody, CompletionBody
+from stoker_runtime.api.pooling.bodies import EmbeddingBody
+from stoker_runtime.api.pooling.embeddings import create_embedding
+from stoker_runtime.api.responses.background import Shelf
+from stoker_runtime.api.responses.routes import create_response
 from stoker_runtime.errors import CapacityError, EngineDeadError, EngineError, RequestError, StokerError
 
 log = logging.getLogger(__name__)
@@ -35,11 +45,11 @@ async def _nobody_leaves() -> Message:
 
 
 class LineExecutor:
-    """Runs lines on the handlers of one server."""
+    """Runs lines on the routes of one server."""
 
-    def __init__(self, state: ServerState, handlers: Mapping[str, Handler]) -> None:
-        self.handlers = handlers
+    def __init__(self, state: ServerState, shelf: Shelf) -> None:
         self._state = state
+        self._shelf = shelf
 
     async def __call__(self, endpoint: str, line: Line) -> dict[str, Any]:
         """The entry of `line` in the results."""
@@ -62,14 +72,10 @@ class LineExecutor:
 
     async def _answer(self, endpoint: str, line: Line, request_id: str) -> tuple[int, Any]:
         """Status and body. Raises CapacityError and EngineDeadError."""
-        scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": []}
-        outer = Request(scope, _nobody_leaves, request_id)
+        caller = Caller(request_id, _nobody_leaves)
         try:
-            payload = self._payload(endpoint, line.body)
-            answer = await self.handlers[endpoint](self._state, inner_request(outer, endpoint, payload))
-            if not isinstance(answer, Response):
-                raise TypeError(f"{endpoint} answered a line with a stream.")
-            return answer.status, json.loads(answer.body)
+            answer = await self._ask(endpoint, caller, self._payload(endpoint, line.body))
+            return answer.status_code, whole(answer)
         except (CapacityError, EngineDeadError):
             raise
         except StokerError as error:
@@ -78,6 +84,16 @@ class LineExecutor:
             log.exception("A line of a batch failed.", extra={"request_id": request_id})
             failure = EngineError("The server failed on this request.")
             return failure.status, error_body(failure)
+
+    async def _ask(self, endpoint: str, caller: Caller, payload: dict[str, Any]) -> Response:
+        state = self._state
+        if endpoint == "/v1/chat/completions":
+            return await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+        if endpoint == "/v1/completions":
+            return await create_completion(ask_within(payload, CompletionBody, state, caller))
+        if endpoint == "/v1/embeddings":
+            return await create_embedding(ask_within(payload, EmbeddingBody, state, caller))
+        return await create_response(Ask(state, caller, raw_of(payload)), self._shelf)
 
     def _payload(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The body as it runs. Raises RequestError for what makes no sense in a batch."""

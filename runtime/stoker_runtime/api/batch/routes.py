@@ -9,22 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from stoker_runtime.api.answering.intake import read_request
-from stoker_runtime.api.answering.state import ServerState
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody, State
 from stoker_runtime.api.batch.execute import ENDPOINTS
 from stoker_runtime.api.batch.file_store import read_pieces
 from stoker_runtime.api.batch.records import BatchBody, new_batch
 from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.batch.upload import read_upload
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.caller import check_key, let_in
+from stoker_runtime.api.http.edge import direct
 from stoker_runtime.api.http.fields import Body
-from stoker_runtime.api.http.http import Header, Request, Response, Send, json_response
-from stoker_runtime.api.http.paging import page, page_query
+from stoker_runtime.api.http.paging import DEFAULT_LIMIT, PageFields, PageQuery, page
+from stoker_runtime.api.http.routing import Reads, Route
+from stoker_runtime.api.http.sse import part
 from stoker_runtime.errors import NotFoundError, RequestError, UnsupportedError
 
+router = APIRouter(route_class=Route)
 MOST_FILES = 10_000
-FILES_QUERY = {**page_query(MOST_FILES), "purpose": {"type": "string"}}
 PURPOSES = ("batch",)
 
 
@@ -37,15 +45,40 @@ class FileBody(Body):
     MEDIA_TYPE: ClassVar = "multipart/form-data"
 
 
-def _batches(state: ServerState) -> BatchRunner:
-    if state.batches is None:
+class FilesQuery(PageFields):
+    """Which files, and which page of them."""
+
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=MOST_FILES)
+    purpose: str | None = None
+
+
+async def _batches(request: Request) -> BatchRunner:
+    # Said before a body is read, but to nobody who may not ask.
+    check_key(request)
+    runner: BatchRunner | None = request.app.state.batches
+    if runner is None:
         raise UnsupportedError("Files and batches need a server that runs with --batch-dir FOLDER.")
-    return state.batches
+    return runner
 
 
-async def upload_file(state: ServerState, request: Request) -> Response:
+Runner = Annotated[BatchRunner, Depends(_batches)]
+
+
+class _ReadForm(Reads):
+    """Hands the request to a handler that reads its form."""
+
+    async def __call__(self, request: Request) -> Request:
+        """The request, of which nothing was read."""
+        let_in(request)
+        return request
+
+
+@router.post("/v1/files")
+async def upload_file(
+    state: State, runner: Runner, request: Annotated[Request, Depends(_ReadForm(FileBody))]
+) -> Response:
     """POST /v1/files: keep a file of batch requests. Raises RequestError, TooLargeError or StorageError."""
-    files = _batches(state).files
+    files = runner.files
     temporary = files.temporary()
     try:
         form = await read_upload(request, temporary, state.config.max_file_bytes)
@@ -55,26 +88,28 @@ async def upload_file(state: ServerState, request: Request) -> Response:
         purpose = form.fields.get("purpose")
         if purpose not in PURPOSES:
             raise RequestError(f"purpose must be {' or '.join(PURPOSES)}.", param="purpose")
-        return json_response(await asyncio.to_thread(files.add, temporary, form.filename or "upload", purpose))
+        return JsonAnswer(await asyncio.to_thread(files.add, temporary, form.filename, purpose))
     finally:
         temporary.unlink(missing_ok=True)
 
 
-async def list_files(state: ServerState, request: Request) -> Response:
+@router.get("/v1/files")
+async def list_files(runner: Runner, query: Annotated[FilesQuery, Query()]) -> Response:
     """GET /v1/files."""
-    found = await asyncio.to_thread(_batches(state).files.records, request.query.get("purpose"))
-    return json_response(page(request, found, MOST_FILES))
+    return JsonAnswer(page(query, await asyncio.to_thread(runner.files.records, query.purpose)))
 
 
-async def get_file(state: ServerState, request: Request) -> Response:
+@router.get("/v1/files/{name}")
+async def get_file(runner: Runner, name: str) -> Response:
     """GET /v1/files/ID. Raises NotFoundError."""
-    return json_response(await asyncio.to_thread(_batches(state).files.get, request.name))
+    return JsonAnswer(await asyncio.to_thread(runner.files.get, name))
 
 
-async def delete_file(state: ServerState, request: Request) -> Response:
+@router.delete("/v1/files/{name}")
+async def delete_file(runner: Runner, name: str) -> Response:
     """DELETE /v1/files/ID. Raises NotFoundError, StorageError, or RequestError for the input of a running batch."""
-    await asyncio.to_thread(_delete, _batches(state), request.name)
-    return json_response({"id": request.name, "object": "file", "deleted": True})
+    await asyncio.to_thread(_delete, runner, name)
+    return JsonAnswer({"id": name, "object": "file", "deleted": True})
 
 
 def _delete(runner: BatchRunner, name: str) -> None:
@@ -85,29 +120,27 @@ def _delete(runner: BatchRunner, name: str) -> None:
     runner.files.delete(name)
 
 
-class FileContent:
+class FileContent(Response):
     """An answer that is a file, sent piece by piece."""
 
     def __init__(self, path: Path, size: int) -> None:
-        self.status = 200
-        self.headers: list[Header] = [
-            (b"content-type", b"application/octet-stream"),
-            (b"content-length", b"%d" % size),
-        ]
+        super().__init__(headers={"content-length": str(size)}, media_type="application/octet-stream")
         self._path = path
 
-    async def send(self, request: Request, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""
-        pieces = read_pieces(self._path)
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        while piece := await asyncio.to_thread(next, pieces, b""):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        content = read_pieces(self._path)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = direct(scope, send)
+        while piece := await asyncio.to_thread(next, content, b""):
+            await send(part(piece))
+        await send(part(b"", more=False))
 
 
-async def get_file_content(state: ServerState, request: Request) -> FileContent:
+@router.get("/v1/files/{name}/content")
+async def get_file_content(runner: Runner, name: str) -> Response:
     """GET /v1/files/ID/content. Raises NotFoundError."""
-    path = await asyncio.to_thread(_batches(state).files.path, request.name)
+    path = await asyncio.to_thread(runner.files.path, name)
     return FileContent(path, path.stat().st_size)
 
 
@@ -116,10 +149,10 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "ending"}
 
 
-async def create_batch(state: ServerState, request: Request) -> Response:
+@router.post("/v1/batches")
+async def create_batch(runner: Runner, ask: Annotated[Ask[BatchBody], Depends(ReadBody(BatchBody))]) -> Response:
     """POST /v1/batches. Raises RequestError, NotFoundError or StorageError."""
-    runner = _batches(state)
-    body = await read_request(state, request, BatchBody)
+    body = ask.body
     if body.endpoint not in ENDPOINTS:
         raise RequestError(
             f"endpoint is {body.endpoint[:60]!r}; it must be one of {', '.join(ENDPOINTS)}.", param="endpoint"
@@ -133,20 +166,23 @@ async def create_batch(state: ServerState, request: Request) -> Response:
     record = new_batch(body)
     await asyncio.to_thread(runner.batches.add, record)
     runner.wake()
-    return json_response(shown(record))
+    return JsonAnswer(shown(record))
 
 
-async def list_batches(state: ServerState, request: Request) -> Response:
+@router.get("/v1/batches")
+async def list_batches(runner: Runner, query: PageQuery) -> Response:
     """GET /v1/batches."""
-    found = await asyncio.to_thread(_batches(state).batches.records)
-    return json_response(page(request, [shown(record) for record in found]))
+    found = await asyncio.to_thread(runner.batches.records)
+    return JsonAnswer(page(query, [shown(record) for record in found]))
 
 
-async def get_batch(state: ServerState, request: Request) -> Response:
+@router.get("/v1/batches/{name}")
+async def get_batch(runner: Runner, name: str) -> Response:
     """GET /v1/batches/ID. Raises NotFoundError."""
-    return json_response(shown(await asyncio.to_thread(_batches(state).batches.get, request.name)))
+    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.get, name)))
 
 
-async def cancel_batch(state: ServerState, request: Request) -> Response:
+@router.post("/v1/batches/{name}/cancel")
+async def cancel_batch(runner: Runner, name: str) -> Response:
     """POST /v1/batches/ID/cancel: finished lines keep their results, no other one runs. Raises NotFoundError."""
-    return json_response(shown(await asyncio.to_thread(_batches(state).batches.cancel, request.name)))
+    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.cancel, name)))

@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.constraints.constraint_checker import ConstraintChecker
 from stoker_runtime.api.constraints.structural_tags import structural_tag
 from stoker_runtime.api.http.fields import ResponseFormat, SamplingFields, Schema, StructuredOutputs
 from stoker_runtime.errors import RequestError
@@ -24,16 +24,16 @@ Asked = tuple[str, Constraint]
 """A field and the constraint that it asks for."""
 
 
-async def read_constraint(service: Service, body: SamplingFields) -> Constraint | None:
+async def read_constraint(checker: ConstraintChecker, tokenizer: Tokenizer, body: SamplingFields) -> Constraint | None:
     """The constraint of `body`, checked. Raises RequestError for two at once, and for what cannot be enforced."""
-    asked = asked_constraints(service, body)
-    return await checked(service, asked) if asked else None
+    asked = asked_constraints(tokenizer, body)
+    return await checked(checker, tokenizer, asked) if asked else None
 
 
-async def checked(service: Service, asked: list[Asked], lead: str = "") -> Constraint:
+async def checked(checker: ConstraintChecker, tokenizer: Tokenizer, asked: list[Asked], lead: str = "") -> Constraint:
     """The one constraint that was asked for, with what may come around it. Raises as `read_constraint` does."""
     param, constraint = single(asked)
-    return await service.constraints.check(replace(constraint, lead=lead), service.tokenizer, param)
+    return await checker.check(replace(constraint, lead=lead), tokenizer, param)
 
 
 def single(asked: list[Asked]) -> Asked:
@@ -43,12 +43,12 @@ def single(asked: list[Asked]) -> Asked:
     return asked[0]
 
 
-def asked_constraints(service: Service, body: SamplingFields) -> list[Asked]:
+def asked_constraints(tokenizer: Tokenizer, body: SamplingFields) -> list[Asked]:
     """Every constraint that a field of `body` asks for, unchecked."""
     return [
-        *_of_response_format(body.response_format, service.tokenizer),
-        *(structured_outputs(body.structured_outputs, service.tokenizer) if body.structured_outputs else ()),
-        *_of_guided(body, service.tokenizer),
+        *_of_response_format(body.response_format, tokenizer),
+        *(structured_outputs(body.structured_outputs, tokenizer) if body.structured_outputs else ()),
+        *_of_guided(body, tokenizer),
     ]
 
 

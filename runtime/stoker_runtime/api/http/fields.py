@@ -34,6 +34,13 @@ class Body(BaseModel):
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
 
 
+class TimedBody(Body):
+    """A body of a request that has an id, and may take only so many seconds."""
+
+    request_id: Annotated[str, Field(max_length=128)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+
+
 def _as_integer(value: Any) -> Any:
     """A number without a fraction is an integer, however it is written: JSON knows no difference."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -166,7 +173,7 @@ class StructuredOutputs(Body):
     disable_additional_properties: bool | None = None
 
 
-class SamplingFields(Body):
+class SamplingFields(TimedBody):
     """What every generating route knows of sampling; None means the model's or the server's default."""
 
     model: str | None = None
@@ -214,9 +221,7 @@ class SamplingFields(Body):
     guided_whitespace_pattern: str | None = None
     structural_tag: dict[str, Any] | str | None = None
     priority: Annotated[Integer, Field(ge=-(2**31), lt=2**31)] | None = None
-    request_id: Annotated[str, Field(max_length=128)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -46,7 +46,7 @@ class KeyRing:
         self._seen = _stamp(self._file)
         self._from_file = [_digest(key.encode()) for key in read_keys(self._file)] if self._file else []
 
-    def allows(self, headers: Mapping[bytes, bytes]) -> bool:
+    def allows(self, headers: Mapping[str, str]) -> bool:
         """Compare with every key, so that the time taken says nothing about which one was near.
 
         The key comes as `authorization: Bearer KEY`, or as `x-api-key: KEY`, which Anthropic's clients send.
@@ -56,10 +56,11 @@ class KeyRing:
         digests = self._fixed + self._from_file
         if not digests:
             return True
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = headers.get(b"x-api-key", b"")
-        given = _digest(key.strip())
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
+        # Header bytes come decoded as latin-1.
+        given = _digest(key.strip().encode("latin-1", "replace"))
         found = False
         for digest in digests:
             found |= hmac.compare_digest(given, digest)

@@ -1,23 +1,24 @@
-"""The OpenAPI document, made from the table of routes and the bodies they read.
+"""The OpenAPI document: FastAPI's of the routes, with the bodies that they read.
 
-Invariants: what it says of a body is what the validator checks, because both come from the same class.
-Knows nothing of handlers beyond their names and docstrings.
+Invariants: every body class that a route reads stands among the schemas.
+Knows nothing of what routes do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import iter_route_contexts
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
-from stoker_runtime.api.http.fields import Body
-from stoker_runtime.version import VERSION
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.routing import REFERENCE, Route, body_of
 
-Query = Mapping[str, dict[str, Any]]
-"""The fields of a query and their schemas."""
-Described = tuple[str, str, Callable[..., Any], type[Body] | None, Query]
-REFERENCE = "#/components/schemas/"
+document_route = APIRouter(route_class=Route)
+
 ERROR = {
     "type": "object",
     "properties": {
@@ -36,46 +37,28 @@ ERROR = {
 }
 
 
-def openapi_document(routes: Iterable[Described]) -> dict[str, Any]:
-    """The document of (method, path, handler, body, query) routes."""
-    listed = list(routes)
-    bodies = dict.fromkeys(body for *_, body, _ in listed if body is not None)
+@document_route.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """GET /openapi.json: what this server understands."""
+    return JsonAnswer(document(request.app))
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of `app`, made once."""
+    if app.openapi_schema is None:
+        app.openapi_schema = _document(app)
+    return app.openapi_schema
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    endpoints = [found.endpoint for found in iter_route_contexts(app.routes) if found.endpoint is not None]
+    bodies = dict.fromkeys(body for endpoint in endpoints if (body := body_of(endpoint)) is not None)
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE + "{model}")
-    paths: dict[str, dict[str, Any]] = {}
-    for method, path, handler, body, query in listed:
-        spelled = path.replace("*", "{name}")
-        operation = _operation(handler, spelled, method, body)
-        parameters = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-        parameters = parameters if "{name}" in spelled else []
-        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
-        paths.setdefault(spelled, {})[method.lower()] = operation | ({"parameters": parameters} if parameters else {})
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Stoker", "version": VERSION},
-        "paths": paths,
-        "components": {
-            "schemas": {**schemas.get("$defs", {}), "Error": ERROR},
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            },
-        },
-        "security": [{}, {"bearer": []}, {"key": []}],
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    components = found.setdefault("components", {})
+    components.setdefault("schemas", {}).update({**schemas.get("$defs", {}), "Error": ERROR})
+    components["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
-
-
-def _operation(handler: Callable[..., Any], path: str, method: str, body: type[Body] | None) -> dict[str, Any]:
-    error = {"description": "an error", "content": _json({"$ref": f"{REFERENCE}Error"})}
-    operation: dict[str, Any] = {
-        "operationId": f"{handler.__name__}_{method.lower()}_{path.strip('/').replace('/', '_')}",
-        "summary": (handler.__doc__ or "").split("\n")[0].partition(" Raises ")[0],
-        "responses": {"200": {"description": "the answer"}, "default": error},
-    }
-    if body is not None:
-        schema = {"$ref": REFERENCE + body.__name__}
-        operation["requestBody"] = {"required": True, "content": {body.MEDIA_TYPE: {"schema": schema}}}
-    return operation
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+    return {**found, "security": [{}, {"bearer": []}, {"key": []}]}

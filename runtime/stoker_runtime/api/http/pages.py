@@ -13,14 +13,17 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Header, Request, Response
+from fastapi import APIRouter
+from starlette.responses import Response
 
+from stoker_runtime.api.http.routing import OpenRoute
+
+router = APIRouter(route_class=OpenRoute)
 SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 @cache
-def _page(name: str) -> tuple[bytes, list[Header]]:
+def _page(name: str) -> tuple[bytes, dict[str, str]]:
     """A page, and the headers that go with it."""
     body = files("stoker_runtime.api").joinpath("static", name).read_bytes()
     digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in SCRIPT.findall(body)]
@@ -29,26 +32,26 @@ def _page(name: str) -> tuple[bytes, list[Header]]:
         f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return body, [
-        (b"content-security-policy", policy.encode()),
-        (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"cache-control", b"no-cache"),
-    ]
+    return body, {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
 
 
 def _answer(name: str) -> Response:
     body, headers = _page(name)
-    response = Response(body, b"text/html; charset=utf-8")
-    response.headers += headers
-    return response
+    return Response(body, headers=headers, media_type="text/html")
 
 
-async def chat_page(_: ServerState, request: Request) -> Response:
+@router.get("/")
+async def chat_page() -> Response:
     """GET /: a page to talk to the model."""
     return _answer("chat.html")
 
 
-async def docs_page(_: ServerState, request: Request) -> Response:
+@router.get("/docs")
+async def docs_page() -> Response:
     """GET /docs: the routes and their fields, for people."""
     return _answer("docs.html")

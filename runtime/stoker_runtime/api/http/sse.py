@@ -1,8 +1,6 @@
-"""Server-sent events written straight to ASGI: no task, no model object and no copy per token.
+"""Server-sent events: how they are written, and how a client that goes away is noticed.
 
-Invariants: the response starts with the first news of the engine, so what fails before it is an ordinary error
-response; after that an error is an event; `[DONE]` comes last in either case. A client that goes away aborts
-the generation.
+Invariants: an event is never cut by a client that splits lines in its own way; writing one makes no model object.
 Knows nothing of what events hold.
 """
 
@@ -10,21 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from json.encoder import encode_basestring
 from typing import Any, Protocol
 
-from stoker_runtime.api.answering.state import ServerState, Service
-from stoker_runtime.api.generate.generation import Answers, Delta, Work, gathered
-from stoker_runtime.api.http.edge import error_body
-from stoker_runtime.api.http.http import Header, Message, Receive, Request, Send
-from stoker_runtime.errors import EngineError, StokerError, UnavailableError
+from starlette.responses import Response
+from starlette.types import Message, Receive
 
-log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
-HEADERS: list[Header] = [
+HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -52,86 +45,54 @@ def event(payload: Any) -> bytes:
     return f"data: {json_line(payload)}\n\n".encode()
 
 
-class EventFormat(Protocol):
-    """How one route writes deltas as events."""
+def named_event(name: str, payload: Any) -> str:
+    """One event with its name."""
+    return f"event: {name}\ndata: {json_line(payload)}\n\n"
 
-    def events(self, deltas: Sequence[Delta]) -> bytes:
-        """The events of these deltas, joined; may be empty."""
+
+def part(body: bytes, more: bool = True) -> Message:
+    """A piece of an answer."""
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+class Events(Response):
+    """An answer that is a stream of events; `__call__` is for those who make one."""
+
+    def __init__(self) -> None:
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = list(HEADERS)
+
+    @property
+    def start(self) -> Message:
+        """What goes out first."""
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+class Abortable(Protocol):
+    """What a client's disconnect ends."""
+
+    def abort(self, reason: str = ...) -> None:
+        """End it."""
         ...
 
-    def closing(self) -> bytes:
-        """The events after the last delta, without `[DONE]`; may be empty."""
-        ...
 
-
-async def _abort_on_disconnect(receive: Receive, generation: Answers) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    generation.abort("The client went away.")
+
+
+async def _abort_on_disconnect(receive: Receive, running: Abortable) -> None:
+    await disconnected(receive)
+    running.abort("The client went away.")
 
 
 @asynccontextmanager
-async def abort_on_disconnect(receive: Receive, generation: Answers) -> AsyncIterator[None]:
-    """Abort `generation` when the client goes away inside the block."""
-    watch = asyncio.ensure_future(_abort_on_disconnect(receive, generation))
+async def abort_on_disconnect(receive: Receive, running: Abortable) -> AsyncIterator[None]:
+    """Abort `running` when the client goes away inside the block."""
+    watch = asyncio.ensure_future(_abort_on_disconnect(receive, running))
     try:
         yield
     finally:
         watch.cancel()
-
-
-async def collect(receive: Receive, generation: Answers) -> list[Delta]:
-    """All deltas of a generation. Raises EngineError, or what it was aborted with."""
-    deltas: list[Delta] = []
-    async with abort_on_disconnect(receive, generation):
-        while fresh := await generation.next():
-            deltas += fresh
-    if generation.aborted is not None:
-        raise generation.aborted
-    return deltas
-
-
-class EventStream:
-    """The response of a streaming route. The work is submitted when the response is sent, and ends with it."""
-
-    def __init__(
-        self, state: ServerState, service: Service, work: Work, layout: Callable[[Answers], EventFormat]
-    ) -> None:
-        self.status = 200
-        self.headers = list(HEADERS)
-        self._state = state
-        self._service = service
-        self._work = work
-        self._layout = layout
-
-    async def send(self, request: Request, send: Send) -> None:
-        """Send events until the generation ends. Raises StokerError when it fails before its first token."""
-        with self._state.generate(self._service, self._work) as generation:
-            async with abort_on_disconnect(request.receive, generation):
-                first = await generation.next()
-                if not first:
-                    raise generation.aborted or UnavailableError("The request was aborted.")
-                await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-                closing = await self._body(generation, first, send)
-        await send(_part(closing + DONE, more=False))
-
-    async def _body(self, generation: Answers, deltas: list[Delta], send: Send) -> bytes:
-        """Send the events of all deltas; return what closes the stream."""
-        try:
-            layout, interval = self._layout(generation), self._work.interval
-            while deltas:
-                if body := layout.events(deltas):
-                    await send(_part(body))
-                deltas = await (generation.next() if interval == 1 else gathered(generation, interval))
-            if generation.aborted is not None:
-                raise generation.aborted
-            return layout.closing()
-        except StokerError as error:
-            return event(error_body(error))
-        except Exception:
-            log.exception("A stream failed.")
-            return event(error_body(EngineError("The server failed on this request.")))
-
-
-def _part(body: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -43,6 +44,14 @@ def parse_body(raw: bytes, model: type[B]) -> B:
         raise RequestError("The body is nested too deeply.") from None
     refuse_unsupported(body)
     return body
+
+
+def query_error(details: Sequence[ErrorDetails]) -> RequestError:
+    """What is wrong with a query, or another part of a request that FastAPI reads, by the first of its `details`."""
+    detail = details[0].copy()
+    # FastAPI begins with the part.
+    detail["loc"] = tuple(detail["loc"])[1:]
+    return _explain(detail, BaseModel)
 
 
 def refuse_unsupported(body: Body, path: str = "") -> None:

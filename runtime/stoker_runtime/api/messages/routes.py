@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.intake import read_request
-from stoker_runtime.api.answering.loopback import TranslatedStream, ask, ask_stream, inner_request, named_event, renamed
-from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.sse import json_line
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody, ask_within
+from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.routing import Route
+from stoker_runtime.api.http.sse import named_event
 from stoker_runtime.api.messages.body import CountTokensBody, MessagesBody
 from stoker_runtime.api.messages.conversation import chat_request, prompt_fields
 from stoker_runtime.api.messages.events import Event, MessageBuilder
 from stoker_runtime.api.openai.chat import create_chat_completion
-from stoker_runtime.api.openai.service_routes import tokenize
+from stoker_runtime.api.openai.models import tokenize
+from stoker_runtime.api.openai.protocol import ChatBody, TokenizeBody
 from stoker_runtime.errors import StokerError
 
+router = APIRouter(route_class=Route)
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -47,9 +52,10 @@ def error_body(error: StokerError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error_type(error.status), "message": error.message}}
 
 
-async def create_message(state: ServerState, request: Request) -> Response | TranslatedStream:
+@router.post("/v1/messages")
+async def create_message(ask: Annotated[Ask[MessagesBody], Depends(ReadBody(MessagesBody))]) -> Response:
     """POST /v1/messages: answer whole or as events. Raises what the chat route raises."""
-    body = await read_request(state, request, MessagesBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     payload, names = chat_request(body)
     builder = MessageBuilder(f"msg_{uuid.uuid4().hex}", model)
@@ -58,11 +64,10 @@ async def create_message(state: ServerState, request: Request) -> Response | Tra
         if body.stream:
             # The first event tells the length of the prompt.
             payload["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-            inner = inner_request(request, "/v1/chat/completions", payload)
-            stream = await ask_stream(create_chat_completion, state, inner)
-            return TranslatedStream(stream, inner, MessageEvents(builder))
-        inner = inner_request(request, "/v1/chat/completions", payload)
-        return json_response(_whole(builder, await ask(create_chat_completion, state, inner)))
+        answer = await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+    if body.stream:
+        return TranslatedStream(streamed(answer), MessageEvents(builder))
+    return JsonAnswer(_whole(builder, whole(answer)))
 
 
 def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,15 +78,16 @@ def _whole(builder: MessageBuilder, answer: Mapping[str, Any]) -> dict[str, Any]
     return builder.message
 
 
-async def count_tokens(state: ServerState, request: Request) -> Response:
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(ask: Annotated[Ask[CountTokensBody], Depends(ReadBody(CountTokensBody))]) -> Response:
     """POST /v1/messages/count_tokens: the length of the prompt that these messages make."""
-    body = await read_request(state, request, CountTokensBody)
+    state, caller, body = ask
     payload, names = prompt_fields(body)
     if body.tool_choice is not None and body.tool_choice.type == "none":
         payload.pop("tools", None)
     with renamed(names):
-        found = await ask(tokenize, state, inner_request(request, "/tokenize", payload))
-    return json_response({"input_tokens": found["count"]})
+        found = whole(await tokenize(ask_within(payload, TokenizeBody, state, caller)))
+    return JsonAnswer({"input_tokens": found["count"]})
 
 
 class MessageEvents:
@@ -115,4 +121,4 @@ class MessageEvents:
 
 
 def _written(events: list[Event]) -> str:
-    return "".join([named_event(event["type"], event, json_line) for event in events])
+    return "".join([named_event(event["type"], event) for event in events])

@@ -11,9 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.intake import check_stream_options, make_work, public_id, read_request
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.prompts import (
     check_template_variables,
     chosen_template,
@@ -23,11 +26,14 @@ from stoker_runtime.api.answering.prompts import (
     fit,
     template_messages,
 )
-from stoker_runtime.api.answering.state import ServerState, Service
+from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.answering.streams import EventStream, collect
+from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
 from stoker_runtime.api.constraints.structured import asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
-from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.sse import EventStream, collect, event, json_line, json_text
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.routing import Route
+from stoker_runtime.api.http.sse import event, json_line, json_text
 from stoker_runtime.api.openai.answer import AnswerParser, Reading, delta_message, plan_reading, whole_message
 from stoker_runtime.api.openai.completions import finish_part
 from stoker_runtime.api.openai.logprobs import LogprobFormat
@@ -40,10 +46,13 @@ from stoker_runtime.request import Constraint
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
 
+router = APIRouter(route_class=Route)
 
-async def create_chat_completion(state: ServerState, request: Request) -> Response | EventStream:
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(ChatBody))]) -> Response:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
-    body = await read_request(state, request, ChatBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
@@ -64,8 +73,8 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:
-        deltas = await collect(request.receive, generation)
-        return json_response(layout.whole(deltas, generation))
+        deltas = await collect(caller.receive, generation)
+        return JsonAnswer(layout.whole(deltas, generation))
 
 
 def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> Reading:
@@ -78,13 +87,13 @@ def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> 
 
 async def _constraint(service: Service, body: ChatBody, use: ToolUse, reading: Reading) -> Constraint | None:
     """What the answers must match: a forced call's schema, or what the body asks for, after any reasoning."""
-    forced, asked = forced_constraint(use, harmony=reading.harmony), asked_constraints(service, body)
+    forced, asked = forced_constraint(use, harmony=reading.harmony), asked_constraints(service.tokenizer, body)
     if forced is None and not asked:
         return None
     # A response format is about content: a model that may call may do that instead.
     lead = reading.lead(service.tokenizer, calls=use.choice == "auto" and body.response_format is not None)
     if forced is None:
-        return await checked(service, asked, lead)
+        return await checked(service.constraints, service.tokenizer, asked, lead)
     # A response_format is about content, of which an answer that must be a call has none.
     other = next((name for name, _ in asked if not name.startswith("response_format")), None)
     if other is not None:

@@ -11,29 +11,38 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.intake import check_stream_options, make_work, public_id, read_request
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.prompts import completion_prompts, fit
-from stoker_runtime.api.answering.state import ServerState, Service
+from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.answering.streams import EventStream, collect
+from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
-from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.sse import EventStream, collect, event, json_text
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.routing import Route
+from stoker_runtime.api.http.sse import event, json_text
 from stoker_runtime.api.openai.logprobs import LogprobFormat
 from stoker_runtime.api.openai.protocol import CompletionBody
 from stoker_runtime.api.openai.usage import StreamUsage, usage
 from stoker_runtime.request import TokenLogprobs
 from stoker_runtime.text.tokenizer import Tokenizer
 
+router = APIRouter(route_class=Route)
 
-async def create_completion(state: ServerState, request: Request) -> Response | EventStream:
+
+@router.post("/v1/completions")
+async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody(CompletionBody))]) -> Response:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
-    body = await read_request(state, request, CompletionBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     service = state.require_service()
     check_stream_options(body)
-    constraint = await read_constraint(service, body)
+    constraint = await read_constraint(service.constraints, service.tokenizer, body)
     prompts, asked = await _prompts(service, body)
     # The engine gives nothing for nothing: an answer of no tokens is one token that is not shown.
     answer_id = public_id("cmpl", body)
@@ -45,8 +54,8 @@ async def create_completion(state: ServerState, request: Request) -> Response | 
     if body.stream:
         return EventStream(state, service, work, partial(CompletionStream, layout))
     with state.generate(service, work) as generation:
-        deltas = await collect(request.receive, generation)
-        return json_response(layout.whole(deltas, generation))
+        deltas = await collect(caller.receive, generation)
+        return JsonAnswer(layout.whole(deltas, generation))
 
 
 async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:

@@ -7,11 +7,12 @@ Knows nothing of engines, tokens or HTTP.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Content, Integer, Prompt, SamplingFields
+from stoker_runtime.api.answering.chat_message import ChatMessage
+from stoker_runtime.api.http.fields import MAX_LOGPROBS, Body, Integer, Prompt, SamplingFields
 from stoker_runtime.api.tools.tools import ToolSpec
 
 
@@ -30,38 +31,6 @@ class CompletionBody(SamplingFields):
         **SamplingFields.SAMPLING_UNSUPPORTED,
         "suffix": (None, ""),
         "prompt_embeds": (None,),
-    }
-
-
-class ChatMessage(Body):
-    """One message. `content` is a text, or a list of parts; templates see whatever stands here."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    function_call: dict[str, Any] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    audio: dict[str, Any] | None = None
-    annotations: list[Any] | None = None
-    tools: list[Any] | None = None
-    # What clients keep of answers, other servers' too, and send back.
-    parsed: Any = None
-    id: str | None = None
-    images: list[Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    provider_specific_fields: dict[str, Any] | None = None
-    reasoning_details: list[Any] | None = None
-    thinking_blocks: list[Any] | None = None
-
-    UNSUPPORTED: ClassVar = {
-        "function_call": (None,),
-        "audio": (None,),
-        "tools": (None, []),
-        "images": (None, []),
     }
 
 

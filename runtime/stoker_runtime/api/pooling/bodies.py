@@ -10,20 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from stoker_runtime.api.http.fields import MAX_TIMEOUT, Body, Integer, Prompt
+from stoker_runtime.api.http.fields import Body, Integer, Prompt, TimedBody
 
 Texts = str | list[str]
 
 
-class PoolingFields(Body):
+class PoolingFields(TimedBody):
     """What every pooling route knows."""
 
     model: str | None = None
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1)] | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[Integer, Field(ge=-(2**31), lt=2**31)] | None = None
-    request_id: Annotated[str, Field(max_length=128)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     user: str | None = None
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = None

@@ -11,49 +11,58 @@ import sys
 import time
 import uuid
 from array import array
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.intake import read_request
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Request, Response, json_response
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.caller import Caller
+from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.pooling.bodies import EmbeddingBody, PoolingBody, PoolingFields
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
 from stoker_runtime.errors import RequestError
 from stoker_runtime.models.pooling import Task, check_dimensions
 from stoker_runtime.request import PoolingParams
 
+router = APIRouter(route_class=Route)
 
-async def create_embedding(state: ServerState, request: Request) -> Response:
+
+@router.post("/v1/embeddings")
+async def create_embedding(ask: Annotated[Ask[EmbeddingBody], Depends(ReadBody(EmbeddingBody))]) -> Response:
     """POST /v1/embeddings: the vectors of texts. Raises RequestError, CapacityError or EngineError."""
-    body = await read_request(state, request, EmbeddingBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     if state.require_pooling()[1].task is not Task.EMBED:
         raise RequestError(f"The model `{model}` scores pairs of texts; it has no embeddings. Ask /v1/score.")
-    vectors, answer = await _pooled(state, request, body, pooling_id("embd", body))
+    vectors, answer = await _pooled(state, caller, body, pooling_id("embd", body))
     data = [
         {"index": at, "object": "embedding", "embedding": spelled(vector, body.encoding_format)}
         for at, vector in enumerate(vectors)
     ]
-    return json_response({**answer, "model": model, "data": data})
+    return JsonAnswer({**answer, "model": model, "data": data})
 
 
-async def create_pooling(state: ServerState, request: Request) -> Response:
+@router.post("/pooling")
+async def create_pooling(ask: Annotated[Ask[PoolingBody], Depends(ReadBody(PoolingBody))]) -> Response:
     """POST /pooling: what the model pools of each text. Raises RequestError, CapacityError or EngineError."""
-    body = await read_request(state, request, PoolingBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     task = state.require_pooling()[1].task
     if body.task not in (None, task):
         raise RequestError(f"The model `{model}` has the task {task}, not {body.task}.", param="task")
-    vectors, answer = await _pooled(state, request, body, pooling_id("pool", body))
+    vectors, answer = await _pooled(state, caller, body, pooling_id("pool", body))
     data = [
         {"index": at, "object": "pooling", "data": spelled(vector, body.encoding_format)}
         for at, vector in enumerate(vectors)
     ]
-    return json_response({**answer, "model": model, "data": data})
+    return JsonAnswer({**answer, "model": model, "data": data})
 
 
 async def _pooled(
-    state: ServerState, request: Request, body: EmbeddingBody, answer_id: str
+    state: ServerState, caller: Caller, body: EmbeddingBody, answer_id: str
 ) -> tuple[list[bytes], dict[str, Any]]:
     """The vectors of the texts of `body`, and what the answer says besides."""
     service, pooling = state.require_pooling()
@@ -61,7 +70,7 @@ async def _pooled(
     texts = await TextEncoder(service, body).encode(body.input, "input")
     work = make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), answer_id)
     with open_job(state, service, work) as job:
-        vectors = await job.vectors(request.receive)
+        vectors = await job.vectors(caller.receive)
     return vectors, {
         "id": answer_id,
         "object": "list",

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeVar
 
+from starlette.types import Receive
+
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import abort_after
 from stoker_runtime.api.generate.sampling import check_ids
-from stoker_runtime.api.http.http import Receive
+from stoker_runtime.api.http.sse import abort_on_disconnect
 from stoker_runtime.api.pooling.bodies import PoolingFields
 from stoker_runtime.errors import CapacityError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
@@ -85,8 +87,7 @@ class PoolingJob:
         what it was aborted with otherwise.
         """
         found: list[bytes] = [b""] * len(self.work.texts)
-        watch = asyncio.ensure_future(self._abort_on_disconnect(receive))
-        try:
+        async with abort_on_disconnect(receive, self):
             while self._open:
                 for output in await self._stream.next():
                     at = self._open.pop(output.request_id, None)
@@ -98,8 +99,6 @@ class PoolingJob:
                     if output.finish is FinishReason.ERROR:
                         raise EngineError(output.error or "The engine failed on this request.")
                     found[at] = output.vector or b""
-        finally:
-            watch.cancel()
         if self.aborted is not None:
             raise self.aborted
         return found
@@ -112,11 +111,6 @@ class PoolingJob:
             self.aborted = reason if isinstance(reason, StokerError) else UnavailableError(reason)
             # Their streams answer with ABORT, which is what lets `vectors` go on.
             self._engine.abort(list(self._open))
-
-    async def _abort_on_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.abort("The client went away.")
 
     def _count(self, at: int, reason: FinishReason) -> None:
         tokens = len(self.work.texts[at].ids)

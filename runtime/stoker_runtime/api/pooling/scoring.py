@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.intake import read_request
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Request, Response, json_response
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.caller import Caller
+from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.pooling.bodies import PoolingFields, RerankBody, ScoreBody
 from stoker_runtime.api.pooling.embeddings import pooling_id, pooling_usage
 from stoker_runtime.api.pooling.job import PoolingWork, TextEncoder, make_pooling_work, open_job
@@ -26,14 +31,19 @@ Pair = tuple[str, str]
 SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
-async def create_score(state: ServerState, request: Request) -> Response:
+router = APIRouter(route_class=Route)
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def create_score(ask: Annotated[Ask[ScoreBody], Depends(ReadBody(ScoreBody))]) -> Response:
     """POST /score, /v1/score: a score for each pair of texts. Raises RequestError, CapacityError or EngineError."""
-    body = await read_request(state, request, ScoreBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     state.require_pooling()
     answer_id = pooling_id("score", body)
-    scores, work = await _score(state, request, body, read_pairs(body), answer_id)
-    return json_response(
+    scores, work = await _score(state, caller, body, read_pairs(body), answer_id)
+    return JsonAnswer(
         {
             "id": answer_id,
             "object": "list",
@@ -45,19 +55,22 @@ async def create_score(state: ServerState, request: Request) -> Response:
     )
 
 
-async def create_rerank(state: ServerState, request: Request) -> Response:
+@router.post("/rerank")
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+async def create_rerank(ask: Annotated[Ask[RerankBody], Depends(ReadBody(RerankBody))]) -> Response:
     """POST /rerank and its versions: documents by their score for a query, best first; raises as create_score."""
-    body = await read_request(state, request, RerankBody)
+    state, caller, body = ask
     model = state.check_model(body.model)
     state.require_pooling()
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     answer_id = pooling_id("rerank", body)
     pairs = [(body.query, document) for document in documents]
-    scores, work = await _score(state, request, body, pairs, answer_id)
+    scores, work = await _score(state, caller, body, pairs, answer_id)
     # The sort is stable: of equals the first document stays first.
     ranked = sorted(enumerate(scores), key=lambda entry: -entry[1])[: body.top_n or None]
     usage = pooling_usage(work)
-    return json_response(
+    return JsonAnswer(
         {
             "id": answer_id,
             "model": model,
@@ -97,7 +110,7 @@ def _as_list(texts: str | list[str] | None, name: str) -> list[str]:
 
 
 async def _score(
-    state: ServerState, request: Request, body: PoolingFields, pairs: Sequence[Pair], label: str
+    state: ServerState, caller: Caller, body: PoolingFields, pairs: Sequence[Pair], label: str
 ) -> tuple[list[float], PoolingWork]:
     """A score for each pair, and the work it took."""
     service, pooling = state.require_pooling()
@@ -106,12 +119,12 @@ async def _score(
         encoded = await encoder.encode_pairs(pairs, "text_2" if isinstance(body, ScoreBody) else "documents")
         work = make_pooling_work(service, body, encoded, PoolingParams(), label)
         with open_job(state, service, work) as job:
-            return [_number(vector) for vector in await job.vectors(request.receive)], work
+            return [_number(vector) for vector in await job.vectors(caller.receive)], work
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     encoded = await encoder.encode(texts, "text_1" if isinstance(body, ScoreBody) else "documents")
     work = make_pooling_work(service, body, encoded, PoolingParams(normalize=True), label)
     with open_job(state, service, work) as job:
-        vectors = dict(zip(texts, await job.vectors(request.receive), strict=True))
+        vectors = dict(zip(texts, await job.vectors(caller.receive), strict=True))
     return _cosines(vectors, pairs), work
 
 

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker_runtime.api.answering.loopback import Translation, ask_stream, inner_request, renamed
+from starlette.types import Message, Receive, Scope, Send
+
+from stoker_runtime.api.answering.intake import ask_within
+from stoker_runtime.api.answering.loopback import Translation, renamed, streamed
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.edge import error_body
-from stoker_runtime.api.http.http import Message, Receive, Request, Send
-from stoker_runtime.api.http.sse import HEADERS, EventStream
+from stoker_runtime.api.answering.streams import EventStream
+from stoker_runtime.api.http.caller import Caller
+from stoker_runtime.api.http.edge import direct
+from stoker_runtime.api.http.errors import error_body
+from stoker_runtime.api.http.sse import Events, disconnected, part
 from stoker_runtime.api.openai.chat import create_chat_completion
-from stoker_runtime.api.responses.making import CHAT, Asked, ResponseEvents, streaming
+from stoker_runtime.api.openai.protocol import ChatBody
+from stoker_runtime.api.responses.making import Asked, ResponseEvents, streaming
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.errors import EngineError, NotFoundError, StokerError, StorageError
 
@@ -29,7 +36,15 @@ TAIL_SECONDS = 0.02
 END_SECONDS = 10.0
 
 
-async def start_job(state: ServerState, request: Request, asked: Asked) -> dict[str, Any]:
+@dataclass(slots=True)
+class Shelf:
+    """What this process keeps of responses: those that clients may ask for again, and the jobs that make some."""
+
+    store: ResponseStore
+    jobs: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+async def start_job(state: ServerState, shelf: Shelf, caller: Caller, asked: Asked) -> dict[str, Any]:
     """Let a response be made in the background; what it is like now. Raises what is wrong with the request."""
     cancelled = asyncio.Event()
 
@@ -37,15 +52,15 @@ async def start_job(state: ServerState, request: Request, asked: Asked) -> dict[
         await cancelled.wait()
         return {"type": "http.disconnect"}
 
-    inner = inner_request(request, CHAT, streaming(asked.payload), receive)
+    inner = replace(caller, receive=receive)
     with renamed(asked.names):
-        stream = await ask_stream(create_chat_completion, state, inner)
-    await asyncio.to_thread(state.responses.begin, asked.stored)
+        stream = streamed(await create_chat_completion(ask_within(streaming(asked.payload), ChatBody, state, inner)))
+    await asyncio.to_thread(shelf.store.begin, asked.stored)
     begun = dict(asked.stored.response)
-    task = asyncio.create_task(_run(ResponseEvents(state, asked, cancelled), stream, inner))
+    task = asyncio.create_task(_run(ResponseEvents(state, shelf.store, asked, cancelled), stream, inner))
     # The loop itself holds tasks weakly only.
-    state.jobs.add(task)
-    task.add_done_callback(state.jobs.discard)
+    shelf.jobs.add(task)
+    task.add_done_callback(shelf.jobs.discard)
     return begun
 
 
@@ -56,17 +71,19 @@ async def end_job(store: ResponseStore, name: str) -> None:
         await asyncio.sleep(TAIL_SECONDS)
 
 
-async def _run(events: ResponseEvents, stream: EventStream, inner: Request) -> None:
+async def _run(events: ResponseEvents, stream: EventStream, inner: Caller) -> None:
     """Take all events of `stream`; what comes out is kept."""
     translation = Translation(events)
 
+    async def begin(_: Message) -> None:
+        """Nobody waits for a status."""
+
     async def forward(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            await translation(message["body"])
+        await translation(message["body"])
 
     keeping_up = asyncio.create_task(_keep_up(events))
     try:
-        await stream.send(inner, forward)
+        await stream.run(inner.receive, begin, forward)
     except StokerError as error:
         await events.failed(error_body(error)["error"])
     except Exception:
@@ -86,20 +103,20 @@ async def _keep_up(events: ResponseEvents) -> None:
             log.error("The events of a response in the background wait: %s", error.message)
 
 
-class EventReplay:
+class EventReplay(Events):
     """The stored events of a response made in the background, and those to come, behind number `after`."""
 
     def __init__(self, store: ResponseStore, name: str, after: int = -1) -> None:
-        self.status = 200
-        self.headers = list(HEADERS)
+        super().__init__()
         self._store = store
         self._name = name
         self._after = after
 
-    async def send(self, request: Request, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the response is over, or the client goes away, which the response outlives."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        gone = asyncio.ensure_future(_disconnected(request.receive))
+        await send(self.start)
+        send = direct(scope, send)
+        gone = asyncio.ensure_future(disconnected(receive))
         over = False
         try:
             while not over and not gone.done():
@@ -111,14 +128,9 @@ class EventReplay:
                 if found:
                     self._after = found[-1][0]
                     body = "".join([text for _, text in found]).encode()
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    await send(part(body))
                 elif not over:
                     await asyncio.wait({gone}, timeout=TAIL_SECONDS)
         finally:
             gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        await send(part(b"", more=False))

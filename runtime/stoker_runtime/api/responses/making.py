@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_runtime.api.answering.loopback import named_event
 from stoker_runtime.api.answering.prompts import encode
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.sse import json_line
+from stoker_runtime.api.http.sse import named_event
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.responses.events import Event, ResponseBuilder, response_usage
-from stoker_runtime.api.responses.store import Stored
+from stoker_runtime.api.responses.store import ResponseStore, Stored
 from stoker_runtime.errors import StorageError
 
 log = logging.getLogger(__name__)
-CHAT = "/v1/chat/completions"
 NOTABLE = {"response.in_progress", "response.output_item.done"}
 """Events after which the response reads differently."""
 
@@ -53,7 +51,7 @@ async def finished(state: ServerState, builder: ResponseBuilder, reason: str, us
 
 def written(event: Event) -> str:
     """An event as it is sent."""
-    return named_event(event["type"], event, json_line)
+    return named_event(event["type"], event)
 
 
 def numbered(event: Event) -> tuple[int, str]:
@@ -67,10 +65,13 @@ class ResponseEvents:
     The events of one in the background are stored, by `advance` and at its end; those of others are not.
     """
 
-    def __init__(self, state: ServerState, asked: Asked, cancelled: asyncio.Event | None = None) -> None:
+    def __init__(
+        self, state: ServerState, store: ResponseStore, asked: Asked, cancelled: asyncio.Event | None = None
+    ) -> None:
         self._pending: list[Event] = []
         self._storing = asyncio.Lock()
         self._state = state
+        self._store = store
         self._asked = asked
         self._cancelled = cancelled
         self._builder = ResponseBuilder(asked.stored.response)
@@ -88,7 +89,7 @@ class ResponseEvents:
             self._pending = []
             try:
                 ended = await asyncio.to_thread(
-                    self._state.responses.advance, response["id"], snapshot, [numbered(event) for event in fresh]
+                    self._store.advance, response["id"], snapshot, [numbered(event) for event in fresh]
                 )
             except StorageError:
                 self._pending = [*fresh, *self._pending]
@@ -145,5 +146,5 @@ class ResponseEvents:
             # Not before what `advance` took away is there.
             async with self._storing:
                 last, self._pending = [numbered(event) for event in self._pending], []
-                await asyncio.to_thread(self._state.responses.put, self._asked.stored, last)
+                await asyncio.to_thread(self._store.put, self._asked.stored, last)
         return text

@@ -12,55 +12,70 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from stoker_runtime.api.answering.loopback import TranslatedStream, ask, ask_stream, inner_request, renamed
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadRaw, ask_within
+from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, streamed, whole
 from stoker_runtime.api.answering.prompts import effort_variables
 from stoker_runtime.api.answering.state import ServerState
-from stoker_runtime.api.http.http import Request, Response, json_response
-from stoker_runtime.api.http.paging import page
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.paging import PageQuery, page
+from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.validation import parse_body
 from stoker_runtime.api.openai.chat import create_chat_completion
-from stoker_runtime.api.openai.protocol import TokenizeBody
-from stoker_runtime.api.openai.service_routes import tokenize
-from stoker_runtime.api.responses.background import EventReplay, end_job, start_job
+from stoker_runtime.api.openai.models import tokenize
+from stoker_runtime.api.openai.protocol import ChatBody, TokenizeBody
+from stoker_runtime.api.responses.background import EventReplay, Shelf, end_job, start_job
 from stoker_runtime.api.responses.body import ResponsesBody
 from stoker_runtime.api.responses.conversation import Item, chat_request, input_items
 from stoker_runtime.api.responses.events import ResponseBuilder
-from stoker_runtime.api.responses.making import CHAT, Asked, ResponseEvents, finished, streaming
-from stoker_runtime.api.responses.store import Stored
+from stoker_runtime.api.responses.making import Asked, ResponseEvents, finished, streaming
+from stoker_runtime.api.responses.store import ResponseStore, Stored
 from stoker_runtime.errors import RequestError
 
 MAX_DIGITS = 16
-STREAM_QUERY: dict[str, dict[str, Any]] = {
-    "stream": {"type": "boolean", "default": False},
-    "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1},
-}
+router = APIRouter(route_class=Route)
 
 
-async def create_response(state: ServerState, request: Request) -> Response | TranslatedStream | EventReplay:
+async def _shelf(request: Request) -> Shelf:
+    found: Shelf = request.app.state.shelf
+    return found
+
+
+Kept = Annotated[Shelf, Depends(_shelf)]
+Asking = Annotated[Ask[bytes], Depends(ReadRaw(ResponsesBody))]
+
+
+@router.post("/v1/responses")
+async def create_response(ask: Asking, shelf: Kept) -> Response:
     """POST /v1/responses: answer whole, as events, or in the background. Raises what the chat route raises."""
-    asked = await _read(state, await request.body(state.config.max_body_bytes))
+    state, caller, raw = ask
+    asked = await _read(state, shelf.store, raw)
     if asked.body.background:
-        begun = await start_job(state, request, asked)
-        return EventReplay(state.responses, begun["id"]) if asked.body.stream else json_response(begun)
+        begun = await start_job(state, shelf, caller, asked)
+        return EventReplay(shelf.store, begun["id"]) if asked.body.stream else JsonAnswer(begun)
+    payload = streaming(asked.payload) if asked.body.stream else asked.payload
     with renamed(asked.names):
-        if asked.body.stream:
-            inner = inner_request(request, CHAT, streaming(asked.payload))
-            stream = await ask_stream(create_chat_completion, state, inner)
-            return TranslatedStream(stream, inner, ResponseEvents(state, asked))
-        answer = await ask(create_chat_completion, state, inner_request(request, CHAT, asked.payload))
+        made = await create_chat_completion(ask_within(payload, ChatBody, state, caller))
+    if asked.body.stream:
+        return TranslatedStream(streamed(made), ResponseEvents(state, shelf.store, asked))
+    answer = whole(made)
     builder = ResponseBuilder(asked.stored.response)
     _take(builder, answer)
     await finished(state, builder, answer["choices"][0]["finish_reason"], answer["usage"])
     if asked.keep:
-        await asyncio.to_thread(state.responses.put, asked.stored)
-    return json_response(builder.response)
+        await asyncio.to_thread(shelf.store.put, asked.stored)
+    return JsonAnswer(builder.response)
 
 
-async def count_input_tokens(state: ServerState, request: Request) -> Response:
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(ask: Asking, shelf: Kept) -> Response:
     """POST /v1/responses/input_tokens: the length of the prompt that such a request makes. Raises RequestError."""
-    asked = await _read(state, await request.body(state.config.max_body_bytes))
+    state, caller, raw = ask
+    asked = await _read(state, shelf.store, raw)
     payload = {name: value for name, value in asked.payload.items() if name in TokenizeBody.model_fields}
     if asked.payload.get("tool_choice") == "none":
         payload.pop("tools", None)
@@ -68,49 +83,53 @@ async def count_input_tokens(state: ServerState, request: Request) -> Response:
         given = payload.get("chat_template_kwargs") or {}
         payload["chat_template_kwargs"] = {**given, **effort_variables(asked.payload["reasoning_effort"], given)}
     with renamed(asked.names):
-        found = await ask(tokenize, state, inner_request(request, "/tokenize", payload))
-    return json_response({"object": "response.input_tokens", "input_tokens": found["count"]})
+        found = whole(await tokenize(ask_within(payload, TokenizeBody, state, caller)))
+    return JsonAnswer({"object": "response.input_tokens", "input_tokens": found["count"]})
 
 
-async def get_response(state: ServerState, request: Request) -> Response | EventReplay:
+@router.get("/v1/responses/{name}")
+async def get_response(
+    shelf: Kept,
+    name: str,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=10**MAX_DIGITS)] = None,
+) -> Response:
     """GET /v1/responses/ID, or with `stream=true` the events of one made in the background. Raises NotFoundError."""
-    stored = await asyncio.to_thread(state.responses.get, request.name)
-    after, wanted = request.query.get("starting_after"), request.query.get("stream", "false")
-    if wanted not in ("true", "false"):
-        raise RequestError(f"stream must be true or false; got {wanted[:40]!r}.", param="stream")
-    if wanted == "false":
-        if after is not None:
+    stored = await asyncio.to_thread(shelf.store.get, name)
+    if not stream:
+        if starting_after is not None:
             raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
-        return json_response(stored.response)
+        return JsonAnswer(stored.response)
     if not stored.response["background"]:
         raise RequestError(
             "Only a response that was created with background=true can be streamed again.", param="stream"
         )
-    if after is not None and not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
-        raise RequestError(f"starting_after must be an event's number; got {after[:40]!r}.", param="starting_after")
-    return EventReplay(state.responses, request.name, -1 if after is None else int(after))
+    return EventReplay(shelf.store, name, -1 if starting_after is None else starting_after)
 
 
-async def list_input_items(state: ServerState, request: Request) -> Response:
+@router.get("/v1/responses/{name}/input_items")
+async def list_input_items(shelf: Kept, name: str, query: PageQuery) -> Response:
     """GET /v1/responses/ID/input_items: what the response was asked with. Raises NotFoundError."""
-    return json_response(page(request, (await asyncio.to_thread(state.responses.get, request.name)).items))
+    return JsonAnswer(page(query, (await asyncio.to_thread(shelf.store.get, name)).items))
 
 
-async def delete_response(state: ServerState, request: Request) -> Response:
+@router.delete("/v1/responses/{name}")
+async def delete_response(shelf: Kept, name: str) -> Response:
     """DELETE /v1/responses/ID; one that still runs is cancelled. Raises NotFoundError."""
-    await asyncio.to_thread(state.responses.get, request.name)
-    await end_job(state.responses, request.name)
-    await asyncio.to_thread(state.responses.discard, request.name)
-    return json_response({"id": request.name, "object": "response", "deleted": True})
+    await asyncio.to_thread(shelf.store.get, name)
+    await end_job(shelf.store, name)
+    await asyncio.to_thread(shelf.store.discard, name)
+    return JsonAnswer({"id": name, "object": "response", "deleted": True})
 
 
-async def cancel_response(state: ServerState, request: Request) -> Response:
+@router.post("/v1/responses/{name}/cancel")
+async def cancel_response(shelf: Kept, name: str) -> Response:
     """POST /v1/responses/ID/cancel. Raises NotFoundError, or RequestError where nothing runs in the background."""
-    stored = await asyncio.to_thread(state.responses.get, request.name)
+    stored = await asyncio.to_thread(shelf.store.get, name)
     if not stored.response["background"]:
         raise RequestError("Only a response that was created with background=true can be cancelled.")
-    await end_job(state.responses, request.name)
-    return json_response((await asyncio.to_thread(state.responses.get, request.name)).response)
+    await end_job(shelf.store, name)
+    return JsonAnswer((await asyncio.to_thread(shelf.store.get, name)).response)
 
 
 def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
@@ -121,11 +140,10 @@ def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
     builder.add({**message, "tool_calls": calls}, logprobs.get("content") or ())
 
 
-async def _read(state: ServerState, raw: bytes) -> Asked:
+async def _read(state: ServerState, store: ResponseStore, raw: bytes) -> Asked:
     """Check a request. Raises RequestError or NotFoundError."""
     body = parse_body(raw, ResponsesBody)
     model = state.check_model(body.model)
-    store = state.responses
     for name in ("store", "background"):
         if getattr(body, name):
             store.require(name)

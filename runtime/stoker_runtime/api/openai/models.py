@@ -1,0 +1,94 @@
+"""The small routes of a model: its name, and its tokenizer.
+
+Knows nothing of generating.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from stoker_runtime.api.answering.intake import Ask, ReadBody, State
+from stoker_runtime.api.answering.prompts import check_template_variables, chosen_template, encode, template_messages
+from stoker_runtime.api.answering.state import ServerState
+from stoker_runtime.api.generate.sampling import check_ids
+from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.routing import Route
+from stoker_runtime.api.openai.protocol import DetokenizeBody, TokenizeBody
+from stoker_runtime.api.tools.tools import shown_tools
+from stoker_runtime.errors import RequestError
+
+router = APIRouter(route_class=Route)
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    limits = state.service.limits if state.service else None
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "stoker",
+        "root": state.config.engine.model,
+        "parent": None,
+        "max_model_len": limits.max_model_len if limits else None,
+        "permission": [],
+    }
+
+
+@router.get("/v1/models")
+async def list_models(state: State) -> Response:
+    """GET /v1/models."""
+    return JsonAnswer({"object": "list", "data": [_model(state, name) for name in state.model_names]})
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(state: State, name: str) -> Response:
+    """GET /v1/models/NAME. Raises NotFoundError."""
+    return JsonAnswer(_model(state, state.check_model(name)))
+
+
+@router.post("/tokenize")
+async def tokenize(ask: Annotated[Ask[TokenizeBody], Depends(ReadBody(TokenizeBody))]) -> Response:
+    """POST /tokenize: the ids of a prompt, or of messages through the chat template."""
+    state, _, body = ask
+    state.check_model(body.model)
+    service = state.loaded()
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages.", param="prompt")
+    if body.messages is not None:
+        template = chosen_template(service, body.chat_template, state.config.trust_request_chat_template)
+        text = template.render(
+            template_messages(body.messages, service.dialect.history),
+            tools=shown_tools(body.tools or ()),
+            add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
+            extra=check_template_variables(body.chat_template_kwargs),
+        )
+        ids = await encode(service, text, bool(body.add_special_tokens))
+    else:
+        ids = await encode(service, body.prompt or "", body.add_special_tokens is not False)
+    spelled = [service.tokenizer.id_to_token(at) for at in ids] if body.return_token_strs else None
+    return JsonAnswer(
+        {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids, "token_strs": spelled}
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(ask: Annotated[Ask[DetokenizeBody], Depends(ReadBody(DetokenizeBody))]) -> Response:
+    """POST /detokenize: the text of ids."""
+    state, _, body = ask
+    state.check_model(body.model)
+    service = state.loaded()
+    check_ids("tokens", body.tokens, service.limits.vocab_size)
+    return JsonAnswer({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(state: State) -> Response:
+    """GET /tokenizer_info: the names of special tokens and the chat template, for clients that tokenize through us."""
+    service = state.loaded()
+    names = {name: service.tokenizer.special_tokens.get(name) for name in SPECIAL_TOKENS}
+    return JsonAnswer({"tokenizer_class": "stoker", **names, "chat_template": service.template.source or None})
