@@ -12,15 +12,11 @@ import pytest
 from stoker_operator import manifests
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import (
-    PROTECTED_ENV_PATTERN,
-    PROTECTED_FLAG_PATTERN,
-    FetchedModel,
-    InferenceService,
-)
+from stoker_operator.spec.engine_arguments import variable
+from stoker_operator.spec.engine_guard import PROTECTED
+from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.fetch import cli as fetch_cli
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.settings.flags import FLAGS
 from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -136,26 +132,11 @@ def test_dashboards_and_alerts_read_series_that_the_engine_has(service: Build) -
         assert asked <= published, asked - published
 
 
-def test_every_flag_that_is_refused_exists() -> None:
-    spelled = {f"--{flag.name}" for flag in FLAGS}
-    refused = {name for name in spelled if re.match(PROTECTED_FLAG_PATTERN, name)}
-    assert {
-        "--host",
-        "--port",
-        "--served-model-name",
-        "--max-model-len",
-        "--max-num-seqs",
-        "--drain-seconds",
-        "--api-key-file",
-    } <= refused
-    assert "--api-key" in refused
-    for name in refused:
-        variable = "STOKER_" + name.removeprefix("--").upper().replace("-", "_")
-        # Keys come from a Secret by their variable; the two sizes may be set either way, and the flag wins.
-        assert re.match(PROTECTED_ENV_PATTERN, variable) or variable in (
-            "STOKER_API_KEY",
-            "STOKER_MAX_MODEL_LEN",
-            "STOKER_MAX_NUM_SEQS",
-            "STOKER_QUANTIZATION",
-            "STOKER_KV_CACHE_DTYPE",
-        )
+def test_a_secret_sets_nothing_that_is_the_operators(service: Build, settings: Settings, model: FetchedModel) -> None:
+    """Kubernetes puts what `env` says before what `envFrom` brings; the engine puts flags before variables."""
+    built = service(runtime={"envFrom": [{"secretRef": {"name": "s"}}]})
+    [engine] = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"]
+    _, *rest = [str(argument) for argument in engine["args"]]
+    hostile = {variable(name): "1" for name in PROTECTED} | {"STOKER_API_KEY": "k"}
+    said = {item["name"]: item["value"] for item in engine["env"] if item["name"].startswith("STOKER_")}
+    assert parse_serve(rest, hostile | said) == parse_serve(rest, {"STOKER_API_KEY": "k"})

@@ -30,7 +30,9 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-L4"], "gpuResource": "nvidia.com/mig-1g.5gb"}},
     {"resources": {"gpus": 0, "cpu": 4, "memory": "1.5Gi"}},
     {"resources": {"gpus": 0, "memory": "600Mi"}, "runtime": {"shmSize": "512Mi"}},
-    {"runtime": {"args": ["--dtype", "bfloat16", "--portable"], "env": [{"name": "A", "value": ""}]}},
+    {"runtime": {"args": ["--dtype", "bfloat16", "--no_access_log"], "env": [{"name": "A", "value": ""}]}},
+    {"runtime": {"image": "r/newer:2", "args": ["--portable", "x"], "env": [{"name": "STOKER_NEW", "value": "1"}]}},
+    {"runtime": {"env": [{"name": "STOKER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
     {"autoscaling": {"max": 4}},
     {"autoscaling": {"engine": "External", "max": 4}, "replicas": 3},
     {"autoscaling": {"min": 2, "max": 2, "targets": {"queued": 0}, "scaleDown": {"maxPods": 3, "period": "30m"}}},
@@ -92,6 +94,15 @@ async def test_a_name_no_child_could_bear_is_refused(
 ) -> None:
     with pytest.raises(ApiError, match=r"metadata\.name must start with a letter"):
         await cluster.create(INFERENCE_SERVICE, named(raw(name), namespace))
+
+
+@pytest.mark.parametrize("name", ["default", "kubernetes", "llama-metrics"])
+async def test_a_name_that_clashes_is_refused_before_anything_is_made(
+    cluster: Cluster, namespace: str, raw: Callable[..., dict[str, Any]], name: str
+) -> None:
+    with pytest.raises(ApiError, match=r"metadata\.name must not be default or kubernetes"):
+        await cluster.create(INFERENCE_SERVICE, named(raw(name), namespace))
+    assert await cluster.create(INFERENCE_SERVICE, named(raw(f"{name}-x"), namespace))
 
 
 @pytest.mark.parametrize("spec", GOOD, ids=str)

@@ -19,6 +19,8 @@ from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
+from stoker_operator.spec.engine_arguments import variable
+from stoker_operator.spec.engine_guard import NEUTRAL
 from stoker_operator.spec.service import KV_CACHE_DTYPES, QUANTIZATIONS, FetchedModel, InferenceService
 
 DEPLOYMENT = ("apps/v1", "Deployment")
@@ -200,6 +202,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         "env": [
             {"name": "HOME", "value": "/tmp"},
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
+            *(_own_settings() if runtime.env_from else ()),
             *(dict(item) for item in runtime.env),
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
@@ -215,6 +218,11 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe("/health", period=10, timeout=5, failures=6),
     }
+
+
+def _own_settings() -> list[dict[str, str]]:
+    """Variables that a Secret or ConfigMap must not bring: what is said by name wins over what comes from those."""
+    return [{"name": variable(name), "value": value} for name, value in NEUTRAL.items()]
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
     endpoint, url = service.endpoint, manifests.public_url(service)
     if endpoint.ingress is not None:
         if "Ingress" in observed.without:
-            return off("EndpointReady", "Ingresses", "ingress")
+            return _ready("False", "FeatureOff", not_given("Ingresses", "ingress"))
         live = observed.children.get(("Ingress", service.name))
         addresses = ((live or {}).get("status", {}).get("loadBalancer") or {}).get("ingress")
         if addresses:
@@ -81,7 +81,7 @@ def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
 
 def _route_ready(service: InferenceService, observed: Observed, url: str) -> Condition:
     if "HTTPRoute" in observed.without:
-        return off("EndpointReady", "HTTPRoutes", "gatewayApi")
+        return _ready("False", "FeatureOff", not_given("HTTPRoutes", "gatewayApi"))
     if "HTTPRoute" not in observed.served:
         text = "No API serves gateway.networking.k8s.io/v1. Install the Gateway API, or use endpoint.ingress."
         return _ready("False", "GatewayApiMissing", text)
@@ -101,10 +101,9 @@ def _ready(status: str, reason: str, message: str) -> Condition:
     return Condition("EndpointReady", status, reason, message)
 
 
-def off(condition: str, objects: str, feature: str) -> Condition:
-    """The condition where the chart gave the operator no right to what the spec asks for."""
-    text = f"The operator may not make {objects} here: the chart's features.{feature} is off."
-    return Condition(condition, "False", "FeatureOff", text)
+def not_given(objects: str, feature: str) -> str:
+    """What is said where the chart gave the operator no right to what the spec asks for."""
+    return f"The operator may not make {objects} here: the chart's features.{feature} is off."
 
 
 def _monitored(service: InferenceService, observed: Observed) -> Condition:
@@ -118,7 +117,8 @@ def _monitored(service: InferenceService, observed: Observed) -> Condition:
     if not names:
         return Condition("Monitored", "False", "Off", "spec.observability turns it off.")
     if {"PodMonitor", "PrometheusRule"} <= observed.without:
-        return off("Monitored", "PodMonitors and PrometheusRules", "prometheusOperator")
+        text = not_given("PodMonitors and PrometheusRules", "prometheusOperator")
+        return Condition("Monitored", "False", "FeatureOff", text)
     if not {"PodMonitor", "PrometheusRule"} & observed.served:
         text = f"No API serves monitoring.coreos.com/v1, so no {listed(names, 'or')} is made"
         text += ". The pods' own /metrics is always there."

@@ -15,7 +15,7 @@ from stoker_operator import manifests
 from stoker_operator.manifests.identity import FIELD_MANAGER
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition
-from stoker_operator.plan.endpoint import converge, off
+from stoker_operator.plan.endpoint import converge, not_given
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
@@ -79,7 +79,8 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
         return _active("False", "Suspended", "spec.suspend is true.")
     kind = "HorizontalPodAutoscaler" if scaling.engine == "HPA" else "ScaledObject"
     if kind in observed.without:
-        return off("AutoscalingActive", f"{kind}s", "horizontalPodAutoscaler" if scaling.engine == "HPA" else "keda")
+        feature = "horizontalPodAutoscaler" if scaling.engine == "HPA" else "keda"
+        return _active("False", "FeatureOff", not_given(f"{kind}s", feature))
     if scaling.engine == "KEDA" and "ScaledObject" not in observed.served:
         return _active("False", "KedaMissing", "No API serves keda.sh/v1alpha1. Install KEDA, or use engine: HPA.")
     if scaling.engine == "KEDA" and not settings.prometheus_url:

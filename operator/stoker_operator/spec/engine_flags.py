@@ -11,33 +11,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 
+from stoker_operator.spec.engine_arguments import VARIABLES, read
 from stoker_operator.spec.service import InferenceService
 
 _NAMES = (
     "swap-space", "num-cpu-blocks", "num-gpu-blocks", "block-size", "max-num-batched-tokens", "gpu-memory-utilization",
     "gpu-memory-reserve-gb",
 )  # fmt: skip
-_ALIASES = {"kv-offloading-size": "swap-space", "num-gpu-blocks-override": "num-gpu-blocks"}
-# By the spelling in `args`, and by that in `env`.
-_FLAGS = {f"--{name}": name for name in _NAMES} | {f"--{alias}": name for alias, name in _ALIASES.items()}
-_VARIABLES = {f"STOKER_{name.upper().replace('-', '_')}": name for name in _NAMES}
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def given(service: InferenceService) -> Mapping[str, str]:
     """What is said of the flags above, by their names."""
     found = {
-        _VARIABLES[item["name"]]: str(item["value"])
+        VARIABLES[item["name"]]: str(item["value"])
         for item in service.runtime.env
-        if item["name"] in _VARIABLES and "value" in item
+        if VARIABLES.get(item["name"]) in _NAMES and "value" in item
     }
-    for argument, following in pairwise((*service.runtime.args, "")):
-        spelled, equals, value = argument.partition("=")
-        name = _FLAGS.get(spelled.replace("_", "-")) if spelled.startswith("--") else None
-        if name is not None:
-            found[name] = value if equals else following
+    for each in read(service.runtime.args):
+        if each.ours and each.name in _NAMES and each.values:
+            found[each.name] = each.values[0]
     return found
 
 

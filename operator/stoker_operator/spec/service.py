@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker_operator.spec import engine_guard
 from stoker_operator.spec.endpoint import (
     DNS_NAME_PATTERN,
     Endpoint,
@@ -55,21 +56,17 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
+# The namespace's own ServiceAccount and Service, and the Service that scrapers of another service use.
+RESERVED_NAME_PATTERN = r"^(default|kubernetes)$|-metrics$"
 URI_PATTERN = (
     r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|https://[^/ ]+/[^ ]+|file:///[^ ]+"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 )
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
-PROTECTED_FLAGS = (
-    "host", "port", "model", "served-model-name", "max-model-len", "max-num-seqs", "drain-seconds", "api-key",
-    "api-key-file", "quantization", "kv-cache-dtype",
-)  # fmt: skip
 # As the spec says it: as `stoker serve` does.
 QUANTIZATIONS = {"Auto": "auto", "None": "none", "FP8": "fp8"}
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
-PROTECTED_FLAG_PATTERN = r"^--(" + "|".join(PROTECTED_FLAGS) + r")(=.*)?$"
-PROTECTED_ENV_PATTERN = r"^(HOME|HF_TOKEN|STOKER_(HOST|PORT|MODEL|SERVED_MODEL_NAME|DRAIN_SECONDS|API_KEY_FILE))$"
 
 
 class SpecError(ValueError):
@@ -193,6 +190,7 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
     if (api, kind) != (f"{GROUP}/{VERSION}", KIND):
         problems.append(f"apiVersion and kind are {api!r} and {kind!r}; they must be {GROUP}/{VERSION} and {KIND}")
     name = meta.text("name", pattern=NAME_PATTERN, longest=NAME_MAX, required=True)
+    meta.refuse("name", RESERVED_NAME_PATTERN, "Kubernetes, or another service, has an object of that name")
     spec = reader.mapping("spec", required=True)
     service = InferenceService(
         name=name,
@@ -249,7 +247,6 @@ def _runtime(r: Reader) -> Runtime:
     for index, entry in enumerate(env):
         item = Reader(entry, f"{r.path}.env[{index}]", r.problems)
         item.text("name", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", longest=128, required=True)
-        item.refuse("name", PROTECTED_ENV_PATTERN, "the operator sets it")
         if ("value" in entry) == ("valueFrom" in entry):
             r.problems.append(f"{item.path}: give exactly one of value and valueFrom")
         item.text("value", longest=4096)
@@ -279,8 +276,7 @@ def _runtime(r: Reader) -> Runtime:
         max_concurrency=r.integer("maxConcurrency", least=0, most=65536),
         shm_size=r.quantity("shmSize", default="1Gi"),
     )
-    for index in range(len(runtime.args)):
-        r.refuse("args", PROTECTED_FLAG_PATTERN, "the operator sets it from the spec", index=index)
+    r.problems.extend(engine_guard.problems(runtime.args, env, own_image=bool(runtime.image)))
     r.finish()
     return runtime
 

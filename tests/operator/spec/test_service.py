@@ -44,6 +44,13 @@ def test_a_name_that_no_child_could_bear_is_refused(raw: Raw, name: str) -> None
         parse(raw(name))
 
 
+@pytest.mark.parametrize("name", ["default", "kubernetes", "a-metrics", "a-metrics-metrics"])
+def test_a_name_that_another_object_may_have_is_refused(raw: Raw, name: str) -> None:
+    with pytest.raises(SpecError, match=r"metadata\.name: .* is not allowed"):
+        parse(raw(name))
+    assert parse(raw(f"{name}x")).name == f"{name}x"
+
+
 def test_another_kind_is_refused(raw: Raw) -> None:
     with pytest.raises(SpecError, match="Deployment"):
         parse(raw() | {"kind": "Deployment"})

@@ -1,0 +1,80 @@
+"""What a spec may not tell the engine by `runtime.args` and `runtime.env`: what the operator tells it, and what the
+engine would not start with.
+
+Invariants: names are compared as the engine reads them, never as they are spelled. The CRD refuses protected names with
+the patterns below, before anything is stored; what is spelled so that only a parser can tell (a word too much, a typo)
+is refused when the operator parses. A typo is only known for the engine of this version: with an image of its own a
+service may have flags that this one lacks.
+Knows nothing of the flags' values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker_operator.spec.engine_arguments import VARIABLES, is_unknown_variable, nearest, read, variable
+from stoker_operator.spec.engine_table import ALIASES, SETTINGS, VLLM_UNSUPPORTED
+
+_TLS = "pods speak HTTP, as their probes do; endpoint.tls is the Ingress's"
+PROTECTED: Mapping[str, str] = {
+    "host": "the operator sets it",
+    "port": "the operator sets it; endpoint.port is clients'",
+    "model": "it is what spec.model names",
+    "served-model-name": "set model.servedNames",
+    "max-model-len": "set runtime.contextLength",
+    "max-num-seqs": "set runtime.maxConcurrency",
+    "drain-seconds": "set drain.timeout",
+    "api-key": "a key never goes into a manifest; set endpoint.auth.apiKeysSecretRef",
+    "api-key-file": "set endpoint.auth.apiKeysSecretRef",
+    "quantization": "set model.quantization",
+    "kv-cache-dtype": "set model.kvCacheDtype",
+    "config": "a file's settings would not be seen; give them as runtime.args",
+    "ssl-certfile": _TLS,
+    "ssl-keyfile": _TLS,
+    "ssl-ca-certs": _TLS,
+    "ssl-cert-reqs": _TLS,
+}
+"""Settings of the engine that are the operator's, each with what to do instead."""
+NEUTRAL: Mapping[str, str] = {
+    "max-model-len": "0",
+    "max-num-seqs": "0",
+    "quantization": "auto",
+    "kv-cache-dtype": "auto",
+    "config": "",
+    "api-key-file": "",
+    "ssl-certfile": "",
+    "ssl-keyfile": "",
+    "ssl-ca-certs": "",
+    "ssl-cert-reqs": "0",
+}
+"""Those that the operator may leave unsaid, as they are then: a variable of a whole Secret or ConfigMap must not set
+them. The operator's own flags come before any variable."""
+_SPELLINGS = sorted({*PROTECTED, *(alias for alias, name in ALIASES.items() if name in PROTECTED)})
+FLAG_PATTERN = f"^-+({'|'.join(name.replace('-', '[-_]') for name in _SPELLINGS)})(=|$)"
+VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{'|'.join(variable(name) for name in sorted(PROTECTED) if name != 'api-key')})$"
+
+
+def problems(args: Sequence[str], env: Sequence[Mapping[str, Any]], *, own_image: bool) -> Iterator[str]:
+    """A sentence for each argument and variable that is refused."""
+    for each in read(args):
+        where = f"spec.runtime.args[{each.index}]: {each.spelled!r}"
+        if each.name in PROTECTED and each.ours:
+            why = PROTECTED[each.name]
+            if each.name == "model" and not each.spelled.startswith("-"):
+                why = "it belongs to no flag"
+            yield f"{where} is not allowed: {why}"
+        elif each.name in VLLM_UNSUPPORTED and not own_image:
+            yield f"{where} is not supported by the engine"
+        elif not each.name and not own_image:
+            yield f"{where} is no flag of the engine{nearest(each.spelled, (f'--{name}' for name in SETTINGS))}"
+    for index, entry in enumerate(env):
+        name = str(entry.get("name", ""))
+        where = f"spec.runtime.env[{index}].name: {name!r}"
+        if re.search(VARIABLE_PATTERN, name):
+            yield f"{where} is not allowed: {PROTECTED.get(VARIABLES.get(name, ''), 'the operator sets it')}"
+        elif name == variable("api-key") and "value" in entry:
+            yield f"{where} is not allowed: {PROTECTED['api-key']}"
+        elif is_unknown_variable(name) and not own_image:
+            yield f"{where} is no variable of the engine{nearest(name, VARIABLES)}"
