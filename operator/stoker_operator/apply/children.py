@@ -15,10 +15,13 @@ from stoker_operator import metrics
 from stoker_operator.apply.events import record_event, service_key
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.manifests import applied_hash
 from stoker_operator.manifests.identity import CACHE_LABEL, INSTANCE, MANAGED_BY
 from stoker_operator.plan.actions import Action, Apply
+from stoker_operator.spec.service import KIND
 
 log = logging.getLogger("stoker.operator")
+_SIGNS = (MANAGED_BY, INSTANCE, CACHE_LABEL)
 
 
 class NameTaken(Exception):
@@ -32,6 +35,8 @@ async def carry_out(cluster: Cluster, service: Mapping[str, Any], actions: tuple
         try:
             await _do(cluster, service, action)
         except (ApiError, NameTaken) as error:
+            if isinstance(error, ApiError) and error.status == 409 and isinstance(action, Apply) and action.patch:
+                continue  # somebody was faster: the next look sees it as it is now
             subject = action.event[1].partition(":")[0]
             said = f"{subject} failed: {error.message if isinstance(error, ApiError) else error}"
             advice = action.if_refused if isinstance(action, Apply) else ""
@@ -49,8 +54,11 @@ async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> N
     if isinstance(action, Apply):
         kind = kinds.BY_NAME[action.manifest["kind"]]
         if action.create:
-            await _refuse_foreign(cluster, kind, action.manifest)
-        await cluster.apply(kind, action.manifest)
+            await _refuse_foreign(cluster, kind, service, action.manifest)
+        if action.patch is not None:
+            await cluster.merge(kind, namespace, action.manifest["metadata"]["name"], action.patch)
+        else:
+            await cluster.apply(kind, action.manifest)
         metrics.ACTIONS.labels(verb="apply", kind=kind.kind).inc()
         return
     kind = kinds.BY_NAME[action.kind]
@@ -58,15 +66,31 @@ async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> N
     metrics.ACTIONS.labels(verb="delete", kind=kind.kind).inc()
 
 
-async def _refuse_foreign(cluster: Cluster, kind: kinds.Kind, manifest: Mapping[str, Any]) -> None:
+async def _refuse_foreign(
+    cluster: Cluster, kind: kinds.Kind, service: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> None:
     """Applying with force would take over a stranger's object of the same name: look first."""
     meta = manifest["metadata"]
     there = await cluster.get(kind, meta["namespace"], meta["name"])
-    if there is None:
-        return
-    labels = there["metadata"].get("labels") or {}
-    for label in (MANAGED_BY, INSTANCE, CACHE_LABEL):
-        if label in meta["labels"] and labels.get(label) != meta["labels"][label]:
-            raise NameTaken(
-                f"{kind.kind} {meta['name']} exists and is not this service's; delete it or name the service otherwise"
-            )
+    if there is not None and not _is_ours(there, service, manifest):
+        raise NameTaken(
+            f"{kind.kind} {meta['name']} exists and is not this service's; delete it or name the service otherwise"
+        )
+
+
+def _is_ours(there: Mapping[str, Any], service: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
+    """Whether a live object belongs to this service: by its owner's uid, never by labels, which anybody may write.
+
+    A cache's volume belongs to all services of its source. What an earlier service of this name left, or one that was
+    deleted without its children, is taken up again.
+    """
+    meta, wanted = there["metadata"], manifest["metadata"]
+    owners = meta.get("ownerReferences") or ()
+    if any(item["uid"] == service["metadata"]["uid"] for item in owners):
+        return True
+    labels, ours = meta.get("labels") or {}, wanted["labels"]
+    same = applied_hash(there) != "" and all(labels.get(key) == ours[key] for key in _SIGNS if key in ours)
+    if CACHE_LABEL in ours and INSTANCE not in ours:
+        return same
+    earlier = all(item["kind"] == KIND and item["name"] == service["metadata"]["name"] for item in owners)
+    return same and earlier

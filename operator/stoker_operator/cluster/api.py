@@ -192,6 +192,12 @@ class Cluster:
         path = kind.path(meta["namespace"], meta["name"])
         return await self._request("PUT", kind, path, dict(manifest), [("fieldManager", FIELD_MANAGER)])
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
+        """Apply a JSON merge patch; with a resourceVersion in it ApiError 409 when somebody was faster."""
+        query = [("fieldManager", FIELD_MANAGER)]
+        content = "application/merge-patch+json"
+        return await self._request("PATCH", kind, kind.path(namespace, name), dict(patch), query, content)
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete this very object and, in the background, what it owns; nothing happens if it is gone."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}

@@ -137,6 +137,13 @@ class Mirror(Cluster):
             self._shelves[kind.kind].put(stored)
         return stored
 
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Object:
+        """As Cluster's; what came of it is read from then on."""
+        stored = await super().merge(kind, namespace, name, patch)
+        if kind.kind in self._shelves:
+            self._shelves[kind.kind].put(stored)
+        return stored
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """As Cluster's; from then on the object is seen as one that is being deleted."""
         await super().delete(kind, namespace, name, uid)

@@ -8,7 +8,7 @@ Knows nothing of what should be done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker_operator.cluster import kinds
@@ -52,6 +52,7 @@ async def observe(
         cluster.list_all(kinds.CLAIM, service.namespace, f"{MANAGED_BY}=stoker"),
     )
     by_kind: dict[Kind, list[dict[str, Any]]] = dict(zip((*wanted, kinds.CLAIM), lists, strict=True))
+    by_kind |= _owned({kind: by_kind[kind] for kind in wanted}, service.uid)
     children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
@@ -79,6 +80,28 @@ async def observe(
         progress=progress,
         answer=answer,
     )
+
+
+def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind, list[dict[str, Any]]]:
+    """The objects that the service owns, by its uid: directly, or through its Deployment and its Jobs. Labels only say
+    where to look: anybody may write them on what is his.
+    """
+
+    def of(kind: Kind, owners: set[str]) -> list[dict[str, Any]]:
+        return [item for item in by_kind.get(kind, ()) if owners & {reference["uid"] for reference in _owners(item)}]
+
+    found = {kind: of(kind, {uid}) for kind in by_kind}
+    found[kinds.REPLICA_SET] = of(kinds.REPLICA_SET, _uids(found[kinds.DEPLOYMENT]))
+    found[kinds.POD] = of(kinds.POD, _uids(found[kinds.REPLICA_SET]) | _uids(found[kinds.JOB]))
+    return found
+
+
+def _owners(item: Object) -> list[Object]:
+    return item["metadata"].get("ownerReferences") or []
+
+
+def _uids(items: Iterable[Object]) -> set[str]:
+    return {str(item["metadata"]["uid"]) for item in items}
 
 
 async def room_for(cluster: Cluster, observed: Observed, pod_spec: Object) -> Room | None:

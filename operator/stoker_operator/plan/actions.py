@@ -11,19 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.plan.drift import difference
+from stoker_operator.plan.drift import difference, restored
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Server-side apply `manifest`. `create`: nothing of ours has this name yet. `if_refused` is what a person can do
-    when the API server does not take it.
+    when the API server does not take it. `patch`: send this JSON merge patch instead, since an apply leaves what others
+    added.
     """
 
     manifest: Mapping[str, Any]
     reason: str
     create: bool
     if_refused: str = ""
+    patch: Mapping[str, Any] | None = None
 
     @property
     def event(self) -> tuple[str, str]:
@@ -77,4 +79,10 @@ def ensure(live: Mapping[str, Any] | None, manifest: Mapping[str, Any], why: str
     if "deletionTimestamp" in live["metadata"]:
         return []
     changed = difference(live, manifest)
-    return [Apply(manifest, changed, create=False)] if changed else []
+    if changed:
+        return [Apply(manifest, changed, create=False)]
+    added, patch = restored(live, manifest)
+    if not added:
+        return []
+    patch = patch | {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
+    return [Apply(manifest, f"another writer added to {added}; restored", create=False, patch=patch)]

@@ -1,15 +1,17 @@
 """Whether a live object still holds what was applied: the reason why a second reconcile writes nothing.
 
-Two tests, both without a request. The applied-hash annotation differs when *we* want something else than
-last time, fields we dropped included. The comparison below differs when *somebody else* changed a field
-that we set. Fields that we do not set (replicas, sidecars, defaults, other people's annotations) are not
-looked at, hence survive.
+Three tests, none with a request. The applied-hash annotation differs when *we* want something else than
+last time, fields we dropped included. `first_difference` differs when *somebody else* changed a field
+that we set. `restored` differs when somebody added to what is ours alone: what decides who is reached and who is
+isolated, what our containers are told, and where they run. All else that we do not set (replicas, sidecars, defaults,
+other people's annotations) is not looked at, hence survives.
 Invariants: lists of objects are matched by their key, so an injected sidecar is no difference.
-Knows nothing of any one kind.
+Knows nothing of how an object is put right.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,16 @@ from stoker_operator.manifests import applied_hash
 from stoker_operator.spec.quantity import same_quantity
 
 _KEYS = ("name", "uid", "mountPath", "key", "type")
+_CONTAINERS = ("spec", "template", "spec")
+# Ours alone, by kind: as a whole, whatever is in it.
+_WHOLE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Service": (("spec", "selector"), ("spec", "externalIPs")),
+    "PodDisruptionBudget": (("spec", "selector"),),
+    "NetworkPolicy": (("spec",),),
+    "Deployment": ((*_CONTAINERS, "nodeSelector"),),
+}
+# Ours alone as lists: nobody adds an item; the API server's defaults in one of ours stay.
+_LISTS: dict[str, tuple[tuple[str, ...], ...]] = {"Service": (("spec", "ports"),)}
 
 
 def difference(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
@@ -42,6 +54,77 @@ def first_difference(live: Any, wanted: Any, path: str) -> str:
     if isinstance(wanted, list | tuple):
         return _list_difference(live, wanted, path)
     return "" if live == wanted or same_quantity(live, wanted) else path
+
+
+def restored(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(what others added to what is ours alone, the JSON merge patch that takes it out of the live object);
+    ("", {}) when they added nothing.
+    """
+    there = copy.deepcopy(dict(live))
+    kind = str(manifest["kind"])
+    for path in _WHOLE.get(kind, ()):
+        holder, key = _at(there, path), path[-1]
+        wanted = _at(manifest, path).get(key)
+        if not _holds_no_more(holder.get(key), wanted):
+            _put_right(holder, key, wanted)
+            return ".".join(path), _merge_patch(live, there)
+    lists = [(path, _at(there, path), _at(manifest, path)) for path in _LISTS.get(kind, ())]
+    for group in ("containers", "initContainers"):
+        ours = {item["name"]: item for item in _at(manifest, (*_CONTAINERS, group)).get(group) or ()}
+        for item in _at(there, (*_CONTAINERS, group)).get(group) or ():
+            if item["name"] in ours:
+                where = (*_CONTAINERS, f"{group}[name={item['name']}]")
+                lists += [((*where, part), item, ours[item["name"]]) for part in ("env", "envFrom")]
+    for path, holder, wanted_holder in lists:
+        key = path[-1]
+        kept = _without_added(holder.get(key) or (), wanted_holder.get(key) or ())
+        if len(kept) != len(holder.get(key) or ()):
+            _put_right(holder, key, kept)
+            return ".".join(path), _merge_patch(live, there)
+    return "", {}
+
+
+def _at(item: Any, path: Sequence[str]) -> Any:
+    """The mapping that holds the last part of a path; an empty one when the path leads nowhere."""
+    for part in path[:-1]:
+        item = item.get(part) if isinstance(item, Mapping) else None
+    return item if isinstance(item, Mapping) else {}
+
+
+def _put_right(holder: dict[str, Any], key: str, value: Any) -> None:
+    holder.pop(key, None)
+    if value:
+        holder[key] = value
+
+
+def _merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes one object of another (RFC 7386): what went is null, a list that differs comes whole."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        known = before.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            inner = _merge_patch(known, value)
+            patch |= {key: inner} if inner else {}
+        elif value != known:
+            patch[key] = value
+    return patch
+
+
+def _holds_no_more(live: Any, wanted: Any) -> bool:
+    """Whether nothing is in `live` that is not in `wanted`; what is missing there is first_difference's to see."""
+    if isinstance(live, Mapping):
+        known = wanted if isinstance(wanted, Mapping) else {}
+        return all(_holds_no_more(value, known.get(key)) for key, value in live.items())
+    if isinstance(live, list):
+        items = wanted if isinstance(wanted, list) else []
+        return len(live) <= len(items) and all(map(_holds_no_more, live, items))
+    return not live or live == wanted
+
+
+def _without_added(live: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """The items that are wanted: by name where they have one."""
+    names = {item.get("name") for item in wanted}
+    return [item for item in live if (item["name"] in names if "name" in item else item in wanted)]
 
 
 def _tells_apart(key: str, wanted: Sequence[Any]) -> bool:

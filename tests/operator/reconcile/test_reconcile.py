@@ -11,39 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.operator.reconcile.everything import versions
 from tests.operator.reconcile.kubelet import REPORT, UNSCHEDULED, Node, condition
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.observe.rollout import is_ready
-from stoker_operator.reconcile import ApplyFailed, Reconciler
+from stoker_operator.reconcile import Reconciler
 
 pytestmark = pytest.mark.apiserver
 Object = dict[str, Any]
-EVERY_KIND = (
-    kinds.INFERENCE_SERVICE,
-    kinds.SERVICE_ACCOUNT,
-    kinds.SERVICE,
-    kinds.CLAIM,
-    kinds.POD,
-    kinds.EVENT,
-    kinds.DEPLOYMENT,
-    kinds.REPLICA_SET,
-    kinds.JOB,
-    kinds.DISRUPTION_BUDGET,
-    kinds.CONTROLLER_REVISION,
-    kinds.NETWORK_POLICY,
-    kinds.AUTOSCALER,
-)
-
-
-async def versions(cluster: Cluster, namespace: str) -> dict[tuple[str, str], str]:
-    """The resourceVersion of everything in the namespace: any write to anything changes it."""
-    found = {}
-    for kind in EVERY_KIND:
-        for item in await cluster.list_all(kind, namespace):
-            found[kind.kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
-    return found
 
 
 async def test_from_apply_to_serving(
@@ -107,45 +84,6 @@ async def test_a_second_reconcile_writes_nothing(
     assert len(engine) == 1
 
 
-async def test_other_writers_fields_survive(
-    serve: Callable[..., Any],
-    reconciler: Reconciler,
-    cluster: Cluster,
-    namespace: str,
-    kubectl: Callable[..., str],
-) -> None:
-    await serve()
-    kubectl("scale", "deployment", "demo", "--replicas=3")
-    kubectl("annotate", "deployment", "demo", "team=search")
-    sidecar = {"spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}}}
-    kubectl("patch", "deployment", "demo", "-p", json.dumps(sidecar))
-    kubectl("patch", "infsvc", "demo", "--type=merge", "-p", '{"spec": {"runtime": {"args": ["--seed", "7"]}}}')
-    await reconciler.reconcile(namespace, "demo")
-    found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
-    assert found is not None
-    assert found["spec"]["replicas"] == 3
-    assert found["metadata"]["annotations"]["team"] == "search"
-    containers = {item["name"]: item for item in found["spec"]["template"]["spec"]["containers"]}
-    assert containers["proxy"]["image"] == "proxy:1"
-    assert containers["engine"]["args"][-2:] == ["--seed", "7"]
-    await reconciler.reconcile(namespace, "demo")
-    again = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
-    assert again is not None
-    assert again["metadata"]["generation"] == found["metadata"]["generation"]
-
-
-async def test_our_own_fields_are_restored(
-    serve: Callable[..., Any], reconciler: Reconciler, cluster: Cluster, namespace: str, kubectl: Callable[..., str]
-) -> None:
-    await serve()
-    kubectl("set", "image", "deployment/demo", "engine=evil:1")
-    await reconciler.reconcile(namespace, "demo")
-    found = await cluster.get(kinds.DEPLOYMENT, namespace, "demo")
-    assert found is not None
-    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == "stoker/runtime:0.1.0"
-    assert "another writer changed spec.template.spec.containers[name=engine].image; restored" in kubectl("events")
-
-
 async def test_a_new_revision_is_not_ready_until_it_is_rolled_out_and_answers(
     serve: Callable[..., Any],
     look: Callable[..., Any],
@@ -199,28 +137,6 @@ async def test_a_prefetch_that_cannot_succeed_says_what_to_change(
     kubectl("delete", "jobs", "--all", "--cascade=background")
     again = await look("Fetching")
     assert again["status"]["cache"]["attempt"] == 2
-
-
-async def test_a_strangers_object_is_not_taken_over(
-    create: Callable[..., Any],
-    reconciler: Reconciler,
-    cluster: Cluster,
-    namespace: str,
-    kubectl: Callable[..., str],
-) -> None:
-    kubectl("create", "service", "clusterip", "demo", "--tcp=80")
-    before = await cluster.get(kinds.SERVICE, namespace, "demo")
-    await create("demo")
-    with pytest.raises(ApplyFailed, match="is not this service's"):
-        await reconciler.reconcile(namespace, "demo")
-    assert await cluster.get(kinds.SERVICE, namespace, "demo") == before
-    found = await cluster.get(kinds.INFERENCE_SERVICE, namespace, "demo")
-    assert found is not None
-    assert condition(found, "Ready")["reason"] == "ApplyFailed"
-    assert "Service demo exists" in condition(found, "Ready")["message"]
-    kubectl("delete", "service", "demo")
-    await reconciler.reconcile(namespace, "demo")
-    assert "stoker" in kubectl("get", "service", "demo", "-o", "jsonpath={.metadata.labels}")
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground"])
