@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -19,9 +20,10 @@ FOLDERS = ("charts", "cli", "crds", "docs", "e2e", "images", "kernels", "operato
 QUOTED = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w.*/-]+\.(py|md|yaml|yml|toml|json|Dockerfile|cu|lock)")
 TEST = re.compile(r"(tests/[\w/*]+|test_[\w*]+)(\.py)?/?")
-# Files of a model's own folder, or that a program writes: none of the repository's.
+# Files of a model's own folder, what a program writes, a client's prefix of names: none of the repository's.
 FOREIGN = {
     "config.json", "generation_config.json", "modules.json", "tokenizer.json", "stoker-manifest.json", "manifest.yaml",
+    "faults.md", "_aot", "hosted_vllm",
 }  # fmt: skip
 
 # What builds and runs leave in the repository's folders, and git ignores: a Go SDK has pages of its own.
@@ -139,6 +141,18 @@ def test_signatures_of_the_kernels_are_the_codes() -> None:
                 wrong.append(f"{row[1]}.{call[1]}: {said}, the code has {functions.get(call[1])}")
     assert wrong == []
     assert checked > 15
+
+
+def test_the_drawing_of_the_floors_has_every_room() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawing = page.partition("```text")[2].partition("```")[0]
+    drawn = set(re.findall(r"\w+", drawing))
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    roots = [each for each in linter["contracts"] if "." not in each.get("containers", ["."])[0]]
+    floors = [floor for contract in roots for floor in contract["layers"]]
+    rooms = {room.strip() for floor in floors for room in floor.split("|")}
+    assert len(rooms) > 30
+    assert rooms - drawn == set()
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:

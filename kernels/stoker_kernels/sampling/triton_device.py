@@ -1,6 +1,6 @@
 """Device functions of sampling: logits as they count for a row, integer weights, the random point.
 
-Invariants: each floating-point step is one exactly rounded operation in the order of `reference_sampling.py`;
+Invariants: each floating-point step is one exactly rounded operation in the order of `reference.py`;
 kernels that call these are launched with `enable_fp_fusion=False`, since a fused multiply-add would round otherwise.
 Knows nothing of grids.
 """

@@ -1,7 +1,7 @@
 """Locally typical sampling as a token mask (Meister et al. 2023): keep the tokens whose surprise is nearest the mean.
 
 A token's surprise is -log2 p, the mean is the entropy; tokens are kept from the nearest on until their probabilities
-add up to `typical_p`. Both are taken from integers (weights as in sampling.py, surprise in 4096ths of a bit), so that
+add up to `typical_p`. Both are taken from integers (weights as in reference.py, surprise in 4096ths of a bit), so that
 the set does not depend on the order of sums, on the batch, or on the device.
 
 Invariants: only bits of rows whose slot asks for it change, and only from allowed to forbidden; tokens that tie with

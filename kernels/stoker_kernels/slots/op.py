@@ -3,7 +3,7 @@
 Invariants: every function has fixed shapes and reads its row → slot map on the device, so that a captured
 graph stays right when the membership of a batch changes; a row whose slot is negative is padding and
 changes no state. `position[slot]` is the index of the token to be run next, which is `last_token[slot]`.
-Knows nothing of sampling parameters (`sampling.py`) or of who decides which sequence has which slot.
+Knows nothing of sampling parameters (`sampling/`) or of who decides which sequence has which slot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The slot-state ops and page copies in plain PyTorch: the oracle of the tests and the CPU backend.
 
-Invariants: the signatures and effects are those of `slots.py` and `pages.py`; padding rows change no state.
+Invariants: the signatures and effects are those of `op.py`; padding rows change no state.
 Knows nothing of dispatch or of any GPU.
 """
 

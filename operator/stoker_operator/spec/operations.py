@@ -1,7 +1,7 @@
 """The parts of the spec that say how a service is operated, not what it serves: autoscaling, rollout,
 drain, disruption.
 
-Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
+Invariants: as in service.py: frozen, with the CRD's defaults and rules.
 Knows nothing of the children an InferenceService gets.
 """
 

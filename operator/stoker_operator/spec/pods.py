@@ -1,6 +1,6 @@
 """The parts of the spec that say what pods get and where they run: resources, placement, cache, podTemplate.
 
-Invariants: as in spec.py: frozen, with the CRD's defaults and rules.
+Invariants: as in service.py: frozen, with the CRD's defaults and rules.
 Knows nothing of the children an InferenceService gets.
 """
 

@@ -82,7 +82,7 @@ class Executor(Protocol):
 
 
 class ExecutorFactory(Protocol):
-    """`stoker_runtime.executor.executor.build_executor` and the executors of the tests."""
+    """`stoker_runtime.executor.build.build_model` and the executors of the tests."""
 
     def __call__(self, config: EngineConfig, ahead: UploadAhead | None) -> Executor | PoolingExecutor:
         """Load the model, make every allocation; `ahead` is what the head start has brought to the first GPU.

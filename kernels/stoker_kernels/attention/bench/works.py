@@ -1,4 +1,4 @@
-"""What is timed: batches of rows, by PERF.md's shapes of decode, of chunks and of both.
+"""What is timed: batches of rows, the shapes of decode, of chunks and of both that figures are given for.
 
 Knows nothing of tensors.
 """
@@ -35,7 +35,7 @@ QWEN_06B = Heads("0.6B", 16, 8, 128)
 
 
 def decode_works() -> list[Work]:
-    """PERF.md's decode shapes: prompts of 128 and outputs of 256 begin at 129 keys and end at 384."""
+    """The decode shapes of the tables: prompts of 128 and outputs of 256 begin at 129 keys and end at 384."""
     works = [Work(f"7B 1x{n}", QWEN_7B, ((1, n),), 1) for n in (256, 1024, 8192)]
     for rows, keys in itertools.product((16, 64, 128, 256, 1024), (140, 256, 384)):
         works.append(Work(f"7B {rows}x{keys}", QWEN_7B, ((1, keys),) * rows, rows))

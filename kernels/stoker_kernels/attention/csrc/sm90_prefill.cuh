@@ -6,7 +6,7 @@
 // V by TMA, a tile ahead of two consumer warpgroups of 64 rows each. Keys go from the last to the first, 128 at a time;
 // where their number of 64s is odd, the first block, which holds the diagonal, is 64 wide.
 //
-// Row r of the batch owns the tiles from ⌊start_r / tokens⌋ + r on, as in attention_prefill.py.
+// Row r of the batch owns the tiles from ⌊start_r / tokens⌋ + r on, as in triton_prefill.py.
 #pragma once
 #include <cuda.h>
 

@@ -1,6 +1,6 @@
 """Calls that a request forces: the constraint that lets a model write nothing else, and what it is told of the tools.
 
-Invariants: what the constraint allows, the parsers of tool_parsers/forced.py (harmony.py for gpt-oss) read back.
+Invariants: what the constraint allows, the parsers of parsers/forced.py (harmony.py for gpt-oss) read back.
 Knows nothing of how a constraint is enforced.
 """
 
@@ -58,7 +58,7 @@ def told(messages: Sequence[Message], use: ToolUse) -> list[Message]:
 def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
     """The JSON schema that a forced call must follow; None when nothing is forced.
 
-    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by tool_parsers/forced.py.
+    A named tool: its arguments. Required: a list of `{"name", "parameters"}`, read back by parsers/forced.py.
     """
     if use.choice == "named":
         return _arguments_schema(use.schemas[use.name])

@@ -3,7 +3,7 @@
 Invariants: as for tool parsers, pieces of any size give the same answer; what is not reasoning passes on verbatim,
 markers of calls included, so that a tool parser can read it; the line ends on either side of the tags are dropped.
 An answer that ends before its closing tag is all reasoning, as in vLLM.
-Knows nothing of tools or HTTP. gpt-oss has reasoning, content and calls in one format: see tool_parsers/harmony.py.
+Knows nothing of tools or HTTP. gpt-oss has reasoning, content and calls in one format: see parsers/harmony.py.
 """
 
 from __future__ import annotations
