@@ -28,7 +28,8 @@ from stoker_operator.apply.retention import sweep
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.lease import Lease
-from stoker_operator.cluster.queue import WorkQueue
+from stoker_operator.cluster.queue import Key, WorkQueue
+from stoker_operator.cluster.turns import Turns
 from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.mirror import Mirror
@@ -117,7 +118,11 @@ async def lead(
             await queue.add(key)
 
     mirror = Mirror(cluster, settings.namespaces, child_changed)
-    reconciler = Reconciler(mirror, PodClient(settings.pod_timeout_seconds), settings)
+    async def wake(key: Key) -> None:
+        await queue.add(key)
+
+    turns = Turns(settings.rollout_parallel)
+    reconciler = Reconciler(mirror, PodClient(settings.pod_timeout_seconds), settings, turns=turns, wake=wake)
     if registration is not None:
         reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)

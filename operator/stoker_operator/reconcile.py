@@ -9,8 +9,8 @@ Knows nothing of kopf, queues or leadership.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,8 @@ from stoker_operator.apply.children import carry_out
 from stoker_operator.apply.status import write_status
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.queue import Key
+from stoker_operator.cluster.turns import Turns
 from stoker_operator.observe.observe import gpu_to_get, load, observe, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
@@ -36,6 +38,10 @@ class ApplyFailed(Exception):
     """The API server refused a part of the plan; the status says which, and the queue tries again."""
 
 
+async def _nobody(_: Key) -> None:
+    """Where one reconciler has no queue, nobody is waiting in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reconciler:
     """Everything a reconcile needs that outlives it."""
@@ -45,6 +51,8 @@ class Reconciler:
     settings: Settings
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     metrics_api: Callable[[], str] = lambda: ""
+    turns: Turns = field(default_factory=lambda: Turns(0))
+    wake: Callable[[Key], Awaitable[None]] = _nobody
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """Bring one service nearer to its spec. Returns seconds until it is to be looked at again, None = no hurry.
@@ -56,6 +64,7 @@ class Reconciler:
         started = time.monotonic()
         raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
         if raw is None or "deletionTimestamp" in raw["metadata"]:
+            await self._next(self.turns.forget((namespace, name)))
             return None  # its children carry owner references: nothing is left to do, and nothing may be made anew
         now = self.clock()
 
@@ -63,6 +72,7 @@ class Reconciler:
         try:
             service = parse(raw)
         except SpecError as error:
+            await self._next(self.turns.forget((namespace, name)))
             await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
             return None
         # 2. observe
@@ -70,10 +80,11 @@ class Reconciler:
         observed = replace(observed, metrics_api=self.metrics_api())
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
-        for _ in range(2):  # whether a change waits decides whether it asks for a GPU
+        for _ in range(3):  # whether a change waits decides whether it asks for a GPU
             if plan.asks_more:
                 observed = await self._look_closer(service, observed, plan)
                 plan = make_plan(service, observed, self.settings, now)
+        await self._note_turn((namespace, name), plan)
         # 4. apply
         failures = await carry_out(self.cluster, raw, plan.actions)
         # 5. status
@@ -88,11 +99,25 @@ class Reconciler:
         """What only some plans depend on. Nodes are none of our business where single namespaces are watched."""
         if plan.asks_load:
             observed = replace(observed, load=await load(self.pods, observed))
+        if plan.asks_turn:
+            key = (service.namespace, service.name)
+            observed = replace(observed, turn=self.turns.ask(key), ahead=self.turns.held)
         if plan.asks_gpu and not self.settings.namespaces:
             observed = replace(observed, gpu=await gpu_to_get(self.cluster, service))
         if plan.asks_room is not None and not self.settings.namespaces:
             observed = replace(observed, room=await room_for(self.cluster, observed, plan.asks_room))
         return observed
+
+    async def _note_turn(self, key: Key, plan: Plan) -> None:
+        """Who rolls out has a turn, asked or not; who had one and was rolled back keeps it, and stops the next ones."""
+        if plan.rolling and (not plan.troubled or self.turns.holds(key)):
+            self.turns.take(key)
+        elif not plan.actions and not (plan.failed and self.turns.holds(key)):
+            await self._next(self.turns.leave(key))
+
+    async def _next(self, key: Key | None) -> None:
+        if key is not None:
+            await self.wake(key)
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
         generation = int(raw["metadata"].get("generation", 1))

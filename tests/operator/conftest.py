@@ -136,6 +136,8 @@ class World:
         self.served: frozenset[str] = frozenset()
         self.without: frozenset[str] = frozenset()
         self.metrics_api = ""
+        self.turn: bool | None = None
+        self.ahead: tuple[str, ...] = ()
         self.room: Room | None = None
         self.load: int | None = None
         self.gpu: Gpu | None = None
@@ -173,6 +175,8 @@ class World:
             served=self.served,
             without=self.without,
             metrics_api=self.metrics_api,
+            turn=self.turn,
+            ahead=self.ahead,
             room=self.room,
             load=self.load,
             gpu=self.gpu,

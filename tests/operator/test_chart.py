@@ -63,6 +63,7 @@ def test_lint(helm: str) -> None:
         "image.repository=registry/operator:tag",
         "runtime.image=registry/engine 1",
         "monitoring.kind=Prometheus",
+        "rollout.parallel=many",
         "excludeNamespaces={Upper}",
         "extraEnv[0].nam=x",
     ],
@@ -90,7 +91,8 @@ def test_the_arguments_are_settings(render: Render) -> None:
     chosen = from_arguments(container["args"][1:], {"STOKER_IDENTITY": "pod-1"})
     assert (chosen.hub_endpoint, chosen.cache_storage_class, chosen.namespaces) == ("http://hub", "fast", ("a", "b"))
     assert (chosen.lease_namespace, chosen.runtime_image) == ("stoker-system", "reg.example:5000/ml/engine:7")
-    assert chosen.exclude_namespaces == ()
+    assert (chosen.rollout_parallel, chosen.exclude_namespaces) == (1, ())
+    assert told(render("--set", "rollout.parallel=7")).rollout_parallel == 7
     assert told(render("--set", "excludeNamespaces={kube-system,x}")).exclude_namespaces == ("kube-system", "x")
     assert deployment["spec"]["replicas"] == 2
 

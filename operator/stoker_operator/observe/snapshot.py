@@ -43,7 +43,8 @@ class Observed:
     `revisions` are the ControllerRevisions; `room` says where one more pod of the wanted template could go, `load` how
     many requests the ready pods have, running and queued, and `gpu` which is the largest that a pod may get: None =
     nobody looked. `served` names the optional kinds that this API server knows, `without` those that the operator was
-    not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off.
+    not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off; `turn`
+    whether a new default may reach this service now (None = nobody looked), `ahead` the services that it reaches now.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -59,6 +60,8 @@ class Observed:
     served: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     metrics_api: str = ""
+    turn: bool | None = None
+    ahead: tuple[str, ...] = ()
     progress: Progress | None = None
     answer: Answer | None = None
 

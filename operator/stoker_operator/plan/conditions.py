@@ -67,15 +67,19 @@ def fit_condition(fit: Fit) -> Condition:
     return Condition("Fits", status, fit.verdict, fit.message)
 
 
-def pod_conditions(observed: Observed, blocking: Finding | None, trouble: Trouble | None, done: str) -> list[Condition]:
-    """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in pods.py."""
+def pod_conditions(
+    observed: Observed, blocking: Finding | None, trouble: Trouble | None, done: str, waits: str = ""
+) -> list[Condition]:
+    """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in pods.py, `waits` as in
+    rollout.py.
+    """
     state = observed.rollout
     servable = Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
     if not state.ready:
         why = trouble.message if trouble else blocking.message if blocking else "No pod is ready."
         servable = Condition("Servable", "False", blocking.reason if blocking else "NoPods", why)
     degraded = _degraded(blocking, trouble, done)
-    return [servable, degraded, _progressing(blocking, degraded), _scheduled(observed)]
+    return [servable, degraded, _progressing(blocking, degraded, waits), _scheduled(observed)]
 
 
 def _degraded(blocking: Finding | None, trouble: Trouble | None, done: str) -> Condition:
@@ -86,8 +90,10 @@ def _degraded(blocking: Finding | None, trouble: Trouble | None, done: str) -> C
     return Condition("Degraded", "False", "NoTrouble", "No pod of a revision that was rolled out has trouble.")
 
 
-def _progressing(blocking: Finding | None, degraded: Condition) -> Condition:
+def _progressing(blocking: Finding | None, degraded: Condition, waits: str) -> Condition:
     """Whether the newest generation is on its way; what comes back after a trouble is no progress."""
+    if blocking is None and waits:
+        return Condition("Progressing", "False", "WaitingForTurn", waits)
     if blocking is None:
         return Condition("Progressing", "False", "Settled", "The newest generation is rolled out.")
     moving = not blocking.stalled and blocking.reason not in IDLE and degraded.status != "True"

@@ -27,12 +27,15 @@ from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
+from stoker_operator.plan.turn import reached_before
 from stoker_operator.plan.wording import counted
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
+# Who is next is woken; this is for what nobody told of.
+TURN_SECONDS = 60.0
 _SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
 
 
@@ -40,7 +43,9 @@ _SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
 class Plan:
     """What one reconcile decided. `answered` is the revision of which a pod answered a completion, `rolled_out` the
     current one if all of its pods were there once, "" = none; `previous` the one before that served, `failed` the one
-    that was given up. `asks_room` is the spec of a pod of which it matters where it could go.
+    that was given up. `rolling`: the current revision is on its way in place of one that served, `troubled` says
+    whether with trouble; `generation` is the last one that reached the Deployment, 0 = none. `asks_room` is the spec of
+    a pod of which it matters where it could go.
     """
 
     actions: tuple[Action, ...]
@@ -56,12 +61,16 @@ class Plan:
     asks_room: Mapping[str, Any] | None = None
     asks_load: bool = False
     asks_gpu: bool = False
+    asks_turn: bool = False
     waiting_since: str = ""
+    generation: int = 0
+    rolling: bool = False
+    troubled: bool = False
 
     @property
     def asks_more(self) -> bool:
         """Whether something was not looked at on which this plan depends."""
-        return self.asks_room is not None or self.asks_load or self.asks_gpu
+        return self.asks_room is not None or self.asks_load or self.asks_gpu or self.asks_turn
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -96,13 +105,13 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         ),
         conditions=(
             *ready_conditions(blocking, serving(service, state)),
-            *pod_conditions(observed, blocking, trouble, done),
+            *pod_conditions(observed, blocking, trouble, done, rolling.waits),
             *cache.conditions(),
             *([fit_condition(fit)] if fit else []),
             *endpoint_conditions(service, observed),
             *([scaling] if scaling else []),
         ),
-        requeue_after=_requeue(cache, blocking),
+        requeue_after=TURN_SECONDS if rolling.waits and blocking is None else _requeue(cache, blocking),
         cache=cache,
         rollout=state,
         fit=fit,
@@ -113,7 +122,11 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         asks_room=rolling.asks_room,
         asks_load=rolling.asks_load,
         asks_gpu=cache.model is not None and gpu is None and asks_gpu(service),
+        asks_turn=rolling.asks_turn,
         waiting_since=rolling.waiting_since,
+        generation=service.generation if rolling.reached else reached_before(service),
+        rolling=bool(rolling.previous and not done and blocking and blocking.reason not in IDLE),
+        troubled=trouble is not None,
     )
 
 

@@ -22,6 +22,7 @@ from stoker_operator.plan.actions import Action, Apply, Delete, Finding, ensure
 from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.placing import IN_PLACE, asks_room, strategy
 from stoker_operator.plan.scaling import sets_replicas, wanted_replicas
+from stoker_operator.plan.turn import cause, is_default, waiting_words, waits
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
@@ -34,6 +35,8 @@ HOPELESS_AFTER = timedelta(seconds=90)
 class RolloutPlan:
     """What to do for the Deployment. `finding` is why its newest revision is not the one that runs, if it is not.
 
+    `reached`: the generation's own template, or the one it goes back to, is the Deployment's with this plan.
+    `waits` says what does not reach it yet, though nobody asked this service for it.
     `asks_room`: the spec of a pod of which it would change the plan where it could go, and nobody looked.
     """
 
@@ -44,7 +47,10 @@ class RolloutPlan:
     failed: str = ""
     asks_room: Object | None = None
     asks_load: bool = False
+    asks_turn: bool = False
     waiting_since: str = ""
+    waits: str = ""
+    reached: bool = False
 
 
 def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
@@ -87,10 +93,15 @@ def plan_rollout(
         waiting = _wait_for_idle(service, observed, now)
         if waiting is not None:
             return waiting
+        if live is not None and waits(service, observed):
+            words = waiting_words(observed, cause(service, live, settings))
+            return replace(plan_held(service, observed), waits=words, asks_turn=observed.turn is None)
     surge, unavailable = strategy(service, observed, live, changes, template)
     variant = manifests.Variant(wanted_replicas(service, live), surge, unavailable, template)
     manifest = manifests.deployment(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
+    if changes and back is None and live is not None and is_default(service):
+        workload = tuple(replace(action, reason=cause(service, live, settings)) for action in workload)
     kept = _records(service, observed, records, template, settled_on=not workload, failed=failed if back else None)
     current = observed.rollout.current
     return RolloutPlan(
@@ -100,6 +111,7 @@ def plan_rollout(
         previous=next((r.hash for r in reversed(records) if r.served and r.hash != current), ""),
         failed=failed.hash if failed is not None and back is not None else "",
         asks_room=asks_room(service, observed, changes, template),
+        reached=True,
     )
 
 

@@ -45,6 +45,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         "previous": plan.previous,
         "failed": plan.failed,
         "waitingSince": plan.waiting_since,
+        "generation": plan.generation,
     }
     status["revisions"] = {key: value for key, value in revisions.items() if value}
     model = plan.cache.model

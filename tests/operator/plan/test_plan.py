@@ -212,7 +212,7 @@ def test_the_status_is_the_same_for_the_same_situation(world: Any) -> None:
     assert first["observedGeneration"] == 1
     assert (first["replicas"], first["readyReplicas"], first["updatedReplicas"]) == (1, 1, 1)
     assert first["model"]["shortRevision"] == "0123456"
-    assert first["revisions"] == {"current": "new", "answered": "new", "rolledOut": "new"}
+    assert first["revisions"] == {"current": "new", "answered": "new", "rolledOut": "new", "generation": 1}
 
 
 def test_a_transition_moves_the_time_of_its_condition_alone() -> None:

@@ -206,7 +206,7 @@ def test_a_revision_that_never_becomes_ready_is_rolled_back(world: Any) -> None:
     found = ready(there)
     assert (found.reason, found.status) == ("RolledBack", "False")
     assert "kubectl delete controllerrevision demo-new" in found.message
-    assert there.status()["revisions"] == {"current": "new", "previous": "good", "failed": "new"}
+    assert there.status()["revisions"] == {"current": "new", "previous": "good", "failed": "new", "generation": 1}
 
 
 PULL = [{"name": "engine", "image": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}]

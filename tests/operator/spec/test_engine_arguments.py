@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker_operator.spec import engine_arguments, engine_table
@@ -94,6 +94,7 @@ def spelled(draw: st.DrawFn) -> list[str]:
     return [f"{dashes}{name}", *words]
 
 
+@settings(deadline=None)
 @given(st.lists(spelled(), max_size=4).map(lambda parts: [word for part in parts for word in part]))
 @example(["--max_model_len", "9"])
 @example(["-port", "9"])
@@ -119,6 +120,7 @@ def test_the_same_settings_come_out_of_the_same_words(arguments: list[str]) -> N
 
 
 @pytest.mark.parametrize("name", sorted(PROTECTED))
+@settings(deadline=None)
 @given(data=st.data())
 def test_no_spelling_of_what_is_the_operators_passes(name: str, data: st.DataObject) -> None:
     """Every spelling that the engine takes for it, at any place among others, by the CRD and by the operator."""
