@@ -165,6 +165,12 @@ class ServerConfig:
         for name, value, allowed in choices:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
+        if any(not key or key != key.strip() for key in self.api_keys):
+            raise ConfigError(
+                "api_keys holds an empty key, or one with blanks around it, which no client can send; leave it out, or "
+                "give a key.",
+                param="api_keys",
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:

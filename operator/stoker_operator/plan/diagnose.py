@@ -19,8 +19,8 @@ from stoker_operator.spec.service import FetchedModel, FetchFailure, parse_fetch
 
 Object = Mapping[str, Any]
 # The end of a log stands in for last words: of its lines, what `stoker serve` logs in its daily business says nothing.
-_CHATTER = re.compile(r"\d\d:\d\d:\d\d\.\d+ (DEBUG|INFO|WARNING) ")
-_LOGGED = re.compile(r"^\d\d:\d\d:\d\d\.\d+ (ERROR|CRITICAL) (\[[^]]*\] )?[\w.]+: ")
+_CHATTER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (DEBUG|INFO|WARNING) ")
+_LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (ERROR|CRITICAL) (\[[^]]*\] )?[\w.]+: ")
 # A container that ran so long is no crash loop: the kubelet forgets its back-off then, too.
 _STEADY = timedelta(minutes=10)
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")

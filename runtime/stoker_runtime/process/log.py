@@ -1,7 +1,8 @@
 """One log for both processes: lines for people or JSON objects for machines, on standard error.
 
-Invariants: each record has a time, a level, a logger and a message, and a request id where there is one; nothing
-is logged twice.
+Invariants: each record has a time with its date, a level, a logger and a message, and a request id where there is
+one; nothing is logged twice. A record is one line, whatever a client put into it: control characters are escaped, and
+the lines of a traceback are indented.
 Knows nothing of what is logged.
 """
 
@@ -13,10 +14,20 @@ import sys
 import time
 
 FIELDS = ("request_id",)
+# What ends a line, moves a terminal's cursor, or turns the direction of what follows.
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
+_ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in _CONTROLS}
+
+
+def escaped(text: str) -> str:
+    """`text` on one line, its control characters as they are written in a program."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 class LineFormatter(logging.Formatter):
-    """`12:34:56.789 INFO server: message`, with the process's name before the logger's where there are several."""
+    """`2026-01-31 12:34:56.789 INFO server: message`; the process before the logger where there are several."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -24,14 +35,16 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, with the traceback below it if there is one."""
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix("stoker_runtime.")
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname} {self._process}{name}: {record.getMessage()}"
+        line = (
+            f"{clock}.{int(record.msecs):03d} {record.levelname} {self._process}{name}: {escaped(record.getMessage())}"
+        )
         for field in FIELDS:
             if value := getattr(record, field, None):
-                line += f" {field}={value}"
+                line += f" {field}={escaped(str(value))}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "".join(f"\n    {escaped(each)}" for each in self.formatException(record.exc_info).split("\n"))
         return line
 
 
@@ -56,7 +69,7 @@ class JsonFormatter(logging.Formatter):
                 entry[field] = value
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False).translate(_JSON_ESCAPES)
 
 
 def set_up(level: str, as_json: bool = False, process: str = "") -> None:

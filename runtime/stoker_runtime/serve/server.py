@@ -269,6 +269,7 @@ class Server:
             engine.vocab_size,
             self.config.engine.scheduling_policy == "priority",
             engine.ready.eos_token_ids,
+            self.config.engine.max_queued,
         )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
         return Service(

@@ -176,7 +176,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if flag.many:
             parts = _split(flag, [value])
             parts = value.split(",") if parts == [value] else parts
-            found[flag.name] = [_convert(flag, name, part.strip()) for part in parts if part.strip()]
+            # An empty secret is refused, not dropped: whoever sets one believes that it protects.
+            found[flag.name] = [_convert(flag, name, part.strip()) for part in parts if part.strip() or flag.secret]
         else:
             found[flag.name] = _convert(flag, name, value)
     return found

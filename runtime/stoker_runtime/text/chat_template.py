@@ -9,6 +9,7 @@ Knows nothing of tokens, HTTP or requests: messages are plain dicts.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -101,6 +102,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt. Raises RequestError when there is no template, or the template refuses the messages."""
         template = self._pick(bool(tools))
+        mark = f"{secrets.token_hex(16)} " if continue_final_message else ""
+        messages = _marked(messages, mark) if mark else messages
         variables: dict[str, Any] = {
             **self._special,
             "messages": [dict(message) for message in messages],
@@ -117,7 +120,7 @@ class ChatTemplate:
             raise RequestError(
                 f"The chat template fails on these messages: {type(error).__name__}: {error}", param="messages"
             ) from error
-        return _cut_after_last(text, messages) if continue_final_message else text
+        return _cut_at(text, mark) if mark else text
 
     def _pick(self, tools: bool) -> jinja2.Template:
         names = ("tool_use", "default") if tools else ("default",)
@@ -129,18 +132,24 @@ class ChatTemplate:
         raise RequestError(f"This model has no chat template; {ADVICE}.", param="messages", code="no_chat_template")
 
 
-def _cut_after_last(text: str, messages: Sequence[Message]) -> str:
-    """Drop what the template put after the last message, so that the model goes on writing it."""
+def _marked(messages: Sequence[Message], mark: str) -> list[Message]:
+    """The messages with `mark` behind the last one's text: its words alone may stand anywhere in a prompt."""
     last = messages[-1].get("content") if messages else None
     if not isinstance(last, str) or not last.strip():
         raise RequestError("continue_final_message needs a last message with text.", param="continue_final_message")
-    for ending in (last, last.strip()):
-        at = text.rfind(ending)
-        if at >= 0:
-            return text[: at + len(ending)]
-    raise RequestError(
-        "continue_final_message: the chat template changes the last message's text.", param="continue_final_message"
-    )
+    return [*messages[:-1], {**messages[-1], "content": last + mark}]
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """Drop what the template put from the mark on, so that the model goes on writing the last message."""
+    at = text.rfind(mark.rstrip())
+    if at < 0:
+        raise RequestError(
+            "continue_final_message: the chat template changes the last message's text.",
+            param="continue_final_message",
+        )
+    # A template that took the mark's blank takes those at the end of every message.
+    return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
 def load_chat_template(

@@ -3,14 +3,14 @@
 Invariants: `token_bytes` is exact: joining the bytes of ids and decoding them as UTF-8 is what `decode` returns (less
 the one space that SentencePiece puts before a text), so streamed and whole answers agree; it is memoised, so its
 cost per token is one list access. An id beyond the
-vocabulary has no text. Encoding runs in Rust and releases the GIL.
+vocabulary has no text. Encoding runs in Rust and releases the GIL, so that in a thread it holds nobody up.
 Knows nothing of chat templates beyond finding their source, and nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from stoker_runtime.text import gguf_tokenizer
 
 SPACE: Final = gguf_tokenizer.SPACE
 SYNTHETIC_PREFIX = "shape:"
+PIECE_CHARACTERS = 1 << 17
 LISTED = 8  # names of a folder that an error quotes
 BYTE_LEVEL, SENTENCEPIECE, WORDPIECE = "ByteLevel", "SentencePiece", "WordPiece"
 
@@ -115,8 +116,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`; special tokens written out in it are matched as such."""
-        ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self.encode_many((text,), add_special_tokens)[0]
+
+    def encode_many(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The ids of each of `texts`, as `encode` gives them."""
+        return _ids(self._rust, texts, add_special_tokens)
 
     def encode_texts(
         self, text: str, second: str | None, add_special_tokens: bool = True, limit: int | None = None
@@ -125,7 +129,8 @@ class Tokenizer:
 
         What is too long loses the end of its last text; the special tokens around it stay.
         """
-        found = self._rust.encode(text, second, add_special_tokens=add_special_tokens)
+        given = text if second is None else (text, second)
+        found = self._rust.encode_batch_fast([given], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = found.ids
         kinds: list[int] = found.type_ids
         excess = len(ids) - limit if limit is not None else 0
@@ -139,12 +144,15 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of `text` as nothing but text: a special token written out in it is cut into pieces."""
+        return self.encode_many_plain((text,))[0]
+
+    def encode_many_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each of `texts`, as `encode_plain` gives them."""
         if self._plain is None:
             # A copy, because the switch belongs to the tokenizer and not to the call.
             self._plain = RustTokenizer.from_str(self._rust.to_str())
             self._plain.encode_special_tokens = True
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._plain, texts, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -189,6 +197,29 @@ class Tokenizer:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(SPACE, " ").encode()
+
+
+def _ids(rust: RustTokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    # Of a single text `encode` keeps the GIL until it is done, which for a long one stops every stream of the process;
+    # and what many texts became is freed piece by piece, because that keeps it too.
+    found: list[list[int]] = []
+    for some in _pieces(texts):
+        found += [each.ids for each in rust.encode_batch_fast(some, add_special_tokens=add_special_tokens)]
+    return found
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, so many at a time that they have PIECE_CHARACTERS, or one that has more."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        if some and size + len(text) > PIECE_CHARACTERS:
+            yield some
+            some, size = [], 0
+        some.append(text)
+        size += len(text)
+    if some:
+        yield some
 
 
 def _decoder_kind(parts: list[dict[str, Any]], source: str) -> str:

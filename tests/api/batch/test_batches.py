@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,61 @@ def test_embeddings(tmp_path: Path) -> None:
         assert len(found["response"]["body"]["data"][0]["embedding"]) == 4
         assert refused["response"]["body"]["error"]["code"] == "model_does_not_generate"
         asyncio.run_coroutine_threadsafe(runner_of(running).stop(), running.loop).result(10)
+
+
+REST = b'"endpoint": "", "input_file_id": "", "expires_at": 1, "request_counts": {}}'
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff",
+        b"[]",
+        b'{"id": "%b"}',
+        b'{"id": "batch_other", "status": "validating"}',
+        b'{"id": "%b", "status": "thinking", ' + REST,
+        b'{"id": "%b", "status": "in_progress", "endpoint": "x", "input_file_id": 7, "expires_at": 1}',
+        b'{"id": "%b", "status": "finalizing", ' + REST,
+    ],
+)
+def test_one_bad_record_stops_no_other_batch(
+    batch_host: Running, batch_client: openai.OpenAI, tmp_path: Path, record: bytes
+) -> None:
+    """Whoever shares the folder, or edits it, may leave anything there."""
+    name = f"batch_{'7' * 32}"
+    place = tmp_path / "batches" / name
+    place.mkdir()
+    (place / "batch.json").write_bytes(record.replace(b"%b", name.encode()))
+    (tmp_path / "files" / f"file-{'3' * 32}.json").write_bytes(record)
+    assert wait_until(lambda: runner_of(batch_host).looked > 2)
+    batch = wait_for(batch_client, begin(batch_client, [request_line("a")]).id, "completed")
+    assert batch.id in [each.id for each in batch_client.batches.list()]
+    assert batch.output_file_id in [each.id for each in batch_client.files.list()]
+    with batch_server(tmp_path):
+        """A start finds it there as well."""
+
+
+def test_a_line_with_more_choices_than_the_queue_holds(tmp_path: Path) -> None:
+    """It would be 429 for ever, and hold its slot."""
+    with batch_server(tmp_path) as running:
+        service = running.state.service
+        assert service is not None
+        running.state.service = replace(service, limits=replace(service.limits, max_queued=6))
+        with client_of(running) as client:
+            lines = [request_line("a", n=7), request_line("b", n=6), request_line("c")]
+            batch = wait_for(client, begin(client, lines).id, "completed")
+            (refused,) = results(client, batch.error_file_id)
+            assert refused["custom_id"] == "a"
+            assert refused["response"]["status_code"] == 400
+            assert refused["response"]["body"]["error"]["param"] == "n"
+            assert sorted(each["custom_id"] for each in results(client, batch.output_file_id)) == ["b", "c"]
+            with pytest.raises(openai.BadRequestError, match="--max-queued"):
+                client.completions.create(model=MODEL, prompt=["a", "b"], n=4)
+            with pytest.raises(openai.BadRequestError, match="7 prompts with 1 choices"):
+                client.completions.create(model=MODEL, prompt=["a"] * 7)
 
 
 def test_lines_are_checked_before_any_runs(batch_host: Running, batch_client: openai.OpenAI) -> None:

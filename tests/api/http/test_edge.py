@@ -10,6 +10,8 @@ import pytest
 from api_server import CLIENT, KEY, Running, make_state, serve, wait_until
 from fake_engine import FakeEngine
 
+from stoker_runtime.process.log import LineFormatter
+
 BODY = {"prompt": "hi"}
 
 
@@ -88,6 +90,16 @@ def test_access_log_has_the_id_and_no_prompt(http: httpx.Client, caplog: pytest.
     assert [record.getMessage().split(" ")[:3] for record in lines] == [["POST", "/v1/completions", "200"]]
     assert lines[0].request_id == "log-1"
     assert "sesame" not in caplog.text
+
+
+def test_a_path_cannot_write_a_line_of_the_log(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stoker.access")
+    assert http.get("/v1/%0A2031-05-06%2007:08:09.010%20ERROR%20server:%20lost%1b%5b2J").status_code == 404
+    assert wait_until(lambda: any(each.name == "stoker.access" for each in caplog.records))
+    (record,) = [each for each in caplog.records if each.name == "stoker.access"]
+    line = LineFormatter().format(record)
+    assert line.isprintable()
+    assert "GET /v1/\\n2031-05-06 07:08:09.010 ERROR server: lost\\x1b[2J 404" in line
 
 
 def test_an_answer_carries_the_id_of_its_request(http: httpx.Client) -> None:

@@ -47,9 +47,9 @@ def running(restarts: int = 0, *, last: dict[str, Any] | None = None, ready: boo
     return {"state": state, "restartCount": restarts, "ready": ready, "lastState": last or {}}
 
 
-LOG = """22:42:06.060 INFO server: ready
-22:42:06.061 ERROR [api 0] server: The engine process ended with signal SIGKILL.
-22:42:11.067 INFO server: stopped
+LOG = """2026-11-30 22:42:06.060 INFO server: ready
+2026-11-30 22:42:06.061 ERROR [api 0] server: The engine process ended with signal SIGKILL.
+2026-11-30 22:42:11.067 INFO server: stopped
 """
 MISMATCH = json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"})
 CRASHED = "2026-01-01T11:00:00Z"
@@ -135,7 +135,7 @@ CASES = {
         ("PodRestarting", False, ["exit code 1: The engine process ended with signal SIGKILL. The container starts"]),
     ),
     "nothing that matters": (
-        pod(engine={"state": ended(1, "22:42:11.067 INFO server: stopped\n"), "restartCount": 0}),
+        pod(engine={"state": ended(1, "2026-11-30 22:42:11.067 INFO server: stopped\n"), "restartCount": 0}),
         ("PodRestarting", False, ["ended with exit code 1. The container starts"]),
     ),
     "killed": (

@@ -61,6 +61,22 @@ def test_lists_in_variables() -> None:
     assert config.engine.kernels == (("gemm", "cublas"), ("norm", "triton"))
 
 
+@pytest.mark.parametrize("key", ["", " ", "\t", " sk-1", "sk-1 "])
+def test_a_key_that_no_client_can_send_is_refused(tmp_path: Path, key: str) -> None:
+    """A server that looks protected must be."""
+    file = tmp_path / "stoker.toml"
+    file.write_text(f"api-key = [{json.dumps(key)}]\n")
+    for arguments in (["--api-key", key], ["--api-key", "sk-good", f"--api-key={key}"], ["--config", str(file)]):
+        with pytest.raises(ConfigError, match="empty key, or one with blanks"):
+            parse(["m", *arguments], {})
+
+
+@pytest.mark.parametrize("value", ["", ",", "sk-1,", " "])
+def test_an_empty_key_in_a_variable_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="empty key"):
+        parse(["m"], {"STOKER_API_KEY": value})
+
+
 def test_api_keys_are_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# for the team\nsk-one\n\n sk-two \n")

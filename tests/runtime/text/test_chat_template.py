@@ -67,6 +67,19 @@ def test_tools_take_the_template_for_tools() -> None:
     assert template.render(MESSAGES, tools=[{"name": "f"}]) == "f"
 
 
+@pytest.mark.parametrize("prefill", ["A", "e", "n", "end", "]", "Assistant", "Answer: \n"])
+def test_a_short_prefill_is_continued_where_it_stands(prefill: str) -> None:
+    """What the template writes after the message holds the same letters."""
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]\n{% endfor %}Assistant: Answer: \n end]"
+    messages = [{"role": "user", "content": prefill}, {"role": "assistant", "content": prefill}]
+    template = ChatTemplate({"default": source}, {}, "test")
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == f"[user]{prefill}[end]\n[assistant]{prefill}"
+    trimming = ChatTemplate({"default": source.replace("m.content", "m.content | trim")}, {}, "test")
+    text = trimming.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == f"[user]{prefill.strip()}[end]\n[assistant]{prefill.strip()}"
+
+
 def test_continue_final_message_cuts_after_it() -> None:
     source = "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}"
     assert render(source, continue_final_message=True) == '<He said "ä" & <b>><ok'

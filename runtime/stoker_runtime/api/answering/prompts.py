@@ -1,7 +1,7 @@
 """From what a client sent to prompts in token ids that fit the model.
 
 Invariants: every prompt that leaves here is not empty, lies in the vocabulary and leaves room for its answer.
-Long texts are encoded in a thread, so that they hold up no stream.
+Long texts are encoded in a thread, so that they hold up no stream; one that cannot fit is known by a part of it.
 Knows nothing of sampling or of formats.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from stoker_runtime.api.answering.chat_message import ChatMessage
 from stoker_runtime.api.answering.state import Service
@@ -20,31 +20,88 @@ from stoker_runtime.api.http.fields import SamplingFields
 from stoker_runtime.api.tools.dialect import CallHistory
 from stoker_runtime.errors import ModelError, RequestError
 from stoker_runtime.text.chat_template import ChatTemplate
+from stoker_runtime.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 # Characters beyond which encoding (about 1 µs each) leaves the event loop.
 THREAD_CHARACTERS = 4096
+# More than most tokens have, so that one part mostly settles it.
+PART_CHARACTERS = 8
+MARGIN = 64
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "documents"})
 
 
 async def encode(service: Service, text: str, add_special_tokens: bool) -> list[int]:
     """The ids of `text`."""
-    if len(text) < THREAD_CHARACTERS:
-        return service.tokenizer.encode(text, add_special_tokens)
-    return await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens)
+    return await off_loop(len(text), lambda: service.tokenizer.encode(text, add_special_tokens))
+
+
+async def encode_prompt(service: Service, text: str, add_special_tokens: bool, body: SamplingFields) -> list[int]:
+    """The ids of a prompt, at least as many as `body` lets it keep. Raises RequestError for one that cannot fit."""
+    return (await _encode_prompts(service, [text], add_special_tokens, body))[0]
+
+
+async def _encode_prompts(
+    service: Service, texts: Sequence[str], add_special_tokens: bool, body: SamplingFields
+) -> list[list[int]]:
+    longest, truncate = service.limits.max_model_len, body.truncate_prompt_tokens
+    keep = truncate if truncate and truncate > 0 else longest
+    from_end = bool(truncate) and body.truncation_side != "right"
+
+    def encode_all() -> list[list[int]]:
+        parts = [a_part(service.tokenizer, text, add_special_tokens, keep, from_end=from_end) for text in texts]
+        if not truncate and (long := next((part for part in parts if part is not None), None)) is not None:
+            raise too_long(longest, len(long[1]), "prompt")
+        whole = [text for text, part in zip(texts, parts, strict=True) if part is None]
+        ids = iter(service.tokenizer.encode_many(whole, add_special_tokens))
+        return [next(ids) if part is None else part[1] for part in parts]
+
+    return await off_loop(sum(map(len, texts)), encode_all)
+
+
+def too_long(longest: int, tokens: int, field: str) -> RequestError:
+    """The error for a text of which a part has so many tokens."""
+    return RequestError(
+        f"This model's maximum context length is {longest} tokens. However, {field} has more than {tokens} tokens. "
+        "Shorten it, or set truncate_prompt_tokens.",
+        param=field,
+        code="context_length_exceeded",
+    )
+
+
+def a_part(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, keep: int, *, from_end: bool = False
+) -> tuple[str, list[int]] | None:
+    """A part of a long `text`, from its beginning or end, and its ids, which are more than `keep`; else None.
+
+    Encoding megabytes takes seconds and their ids hundreds of them; a part tells that a text is too long, and holds
+    what is kept of it. A cut changes the tokens beside it, hence the margin.
+    """
+    size = max(keep * PART_CHARACTERS, THREAD_CHARACTERS)
+    while 2 * size < len(text):
+        part = text[-size:] if from_end else text[:size]
+        ids = tokenizer.encode(part, add_special_tokens)
+        if len(ids) > keep + MARGIN:
+            return part, ids
+        size *= 4
+    return None
+
+
+async def off_loop(characters: int, work: Callable[[], T]) -> T:
+    """Do `work` on so much text in a thread where it would hold up streams."""
+    return await asyncio.to_thread(work) if characters > THREAD_CHARACTERS else work()
 
 
 async def completion_prompts(
-    service: Service, inputs: Sequence[str | list[int]], add_special_tokens: bool
+    service: Service, inputs: Sequence[str | list[int]], add_special_tokens: bool, body: SamplingFields
 ) -> list[Prompt]:
-    """The prompts of /v1/completions: texts are encoded, ids are checked."""
-    prompts: list[Prompt] = []
+    """The prompts of /v1/completions: texts are encoded as `encode_prompt` does, ids are checked."""
     for given in inputs:
-        if isinstance(given, str):
-            prompts.append(Prompt(tuple(await encode(service, given, add_special_tokens)), given))
-        else:
+        if not isinstance(given, str):
             check_ids("prompt", given, service.limits.vocab_size)
-            prompts.append(Prompt(tuple(given)))
-    return prompts
+    texts = [given for given in inputs if isinstance(given, str)]
+    encoded = iter(await _encode_prompts(service, texts, add_special_tokens, body))
+    return [Prompt(tuple(next(encoded)), given) if isinstance(given, str) else Prompt(tuple(given)) for given in inputs]
 
 
 def fit(prompt: Prompt, asked: int | None, body: SamplingFields, service: Service) -> tuple[Prompt, int]:

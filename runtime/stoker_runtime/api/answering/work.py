@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stoker_runtime.api.answering.prompts import off_loop
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.generate.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.generate.sampling import build_params, check_beams, spellings
@@ -29,7 +30,7 @@ def check_stream_options(body: SamplingFields) -> None:
         raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
 
 
-def make_work(
+async def make_work(
     service: Service,
     body: SamplingFields,
     prompts: Sequence[Prompt],
@@ -39,7 +40,8 @@ def make_work(
     constraint: Constraint | None = None,
 ) -> Work:
     """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
-    words = spellings(body.bad_words or (), service.tokenizer)
+    bad = body.bad_words or ()
+    words = await off_loop(2 * sum(map(len, bad)), lambda: spellings(bad, service.tokenizer)) if bad else ()
     params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
     n = body.n or 1
     if constraint is not None:
@@ -51,6 +53,12 @@ def make_work(
     elif body.length_penalty not in (None, 1.0):
         raise RequestError("length_penalty is only allowed with use_beam_search.", param="length_penalty")
     tried = max(n, body.best_of or n)
+    if len(prompts) * tried > service.limits.max_queued:
+        raise RequestError(
+            f"{len(prompts)} prompts with {tried} choices each never fit into this server's queue, which holds "
+            f"{service.limits.max_queued} requests (--max-queued).",
+            param="n" if tried > service.limits.max_queued or len(prompts) == 1 else "prompt",
+        )
     if len(prompts) * tried > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts with {tried} choices each are too many; at most {MAX_SEQUENCES} choices in all.",

@@ -8,15 +8,19 @@ Knows nothing of how batches run.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 from stoker_runtime.api.batch.folder import Claim, is_id, load_json, make_folder, storage_errors, write_json
-from stoker_runtime.api.batch.records import BATCH_PREFIX, UNFINISHED, entered
+from stoker_runtime.api.batch.records import BATCH_PREFIX, STATUSES, UNFINISHED, entered
 from stoker_runtime.errors import NotFoundError, RequestError, StorageError
 
 Record = dict[str, Any]
+FIELDS = {"status": str, "endpoint": str, "input_file_id": str, "expires_at": int, "request_counts": dict}
+
+log = logging.getLogger(__name__)
 
 
 class BatchStore:
@@ -82,8 +86,12 @@ class BatchStore:
     def _load(self, name: str) -> Record | None:
         if name in self._ended:
             return self._ended[name]
-        record = load_json(self.place(name) / "batch.json")
+        path = self.place(name) / "batch.json"
+        record = load_json(path, name, FIELDS)
         if record is None:
+            return None
+        if record["status"] not in STATUSES:
+            log.error("%s has the status %.60r, so what it describes is left out", path, record["status"])
             return None
         if record["status"] not in UNFINISHED:
             self._ended[name] = record

@@ -17,6 +17,7 @@ from stoker_runtime.errors import NotFoundError
 
 PREFIX = "file-"
 PIECE = 1024 * 1024
+FIELDS = {"purpose": str, "bytes": int}
 LEFTOVER_SECONDS = 24 * 3600
 """Older than any upload that may still be under way."""
 
@@ -38,14 +39,14 @@ class FileStore:
         """The files, all or of one purpose."""
         names = sorted(path.stem for path in self._folder.glob(f"{PREFIX}*.json"))
         for name in names:
-            if name not in self._seen and (found := load_json(self._folder / f"{name}.json")) is not None:
+            if name not in self._seen and (found := self._load(name)) is not None:
                 self._seen[name] = found
         self._seen = {name: self._seen[name] for name in names if name in self._seen}
         return [record for record in self._seen.values() if purpose in (None, record["purpose"])]
 
     def get(self, name: str) -> dict[str, Any]:
         """One file's record. Raises NotFoundError."""
-        found = load_json(self._folder / f"{name}.json") if is_id(name, PREFIX) else None
+        found = self._load(name) if is_id(name, PREFIX) else None
         if found is None:
             raise NotFoundError(f"No such File object: {name[:80]}", param="id")
         return found
@@ -54,6 +55,9 @@ class FileStore:
         """Where a file's content is. Raises NotFoundError."""
         self.get(name)
         return self._folder / f"{name}.data"
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        return load_json(self._folder / f"{name}.json", name, FIELDS)
 
     def temporary(self) -> Path:
         """A place in the same file system for a file to come."""

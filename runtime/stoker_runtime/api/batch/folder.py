@@ -61,15 +61,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
             raise
 
 
-def load_json(path: Path) -> dict[str, Any] | None:
-    """The record in a file; None where there is none, and with a line in the log where it cannot be read."""
+def load_json(path: Path, name: str, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """The record `name` in a file, with at least `fields`; None where there is none.
+
+    One that cannot be read, or is not what its name says, leaves a line in the log: other processes, and people, write
+    here too.
+    """
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or "id" not in found:
-            raise ValueError("it holds no record")
+        if not isinstance(found, dict) or found.get("id") != name:
+            raise ValueError(f"it holds no record of {name}")
+        for field, kind in fields.items():
+            if not isinstance(found.get(field), kind):
+                raise ValueError(f"its {field} is {found.get(field)!r:.60}")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.error("%s cannot be read, so what it describes is left out: %s", path, error)
         return None
     return found

@@ -35,9 +35,9 @@ class BatchRunner:
     """What runs batches in one process. Use from one event loop; nothing runs before `start`."""
 
     def __init__(self, folder: Path, execute: Execute, busy: Callable[[], bool], concurrency: int) -> None:
-        """Raises ConfigError when the folder cannot be used."""
+        """Raises ConfigError when the folder cannot be used. `looked`: how often it looked for batches so far."""
         self.batches = BatchStore(folder / "batches")
-        coming = {record[field] for record in self.batches.unfinished() for field in RESULTS.values()}
+        coming = {str(record.get(field)) for record in self.batches.unfinished() for field in RESULTS.values()}
         self.files = FileStore(folder / "files", coming)
         self.poll_seconds = POLL_SECONDS
         self.retry_seconds = RETRY_SECONDS
@@ -46,6 +46,7 @@ class BatchRunner:
         self._news = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.looked = 0
 
     def start(self) -> None:
         """Go on with everything that is not finished, and with what comes."""
@@ -71,6 +72,10 @@ class BatchRunner:
                     self._tasks[name] = asyncio.create_task(self._run(name, claim))
             except OSError as error:
                 log.error("The folder of batches cannot be read: %s", error)
+            except Exception:
+                # Of one batch, perhaps: the others go on.
+                log.exception("Looking for batches failed.")
+            self.looked += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self.poll_seconds)
 
@@ -97,7 +102,8 @@ class BatchRunner:
         except Exception:
             log.exception("%s failed.", name)
             wrong = {"code": "server_error", "line": None, "message": "The server failed.", "param": None}
-            await self._fail(await asyncio.to_thread(self.batches.get, name), [wrong])
+            with suppress(NotFoundError, StorageError):
+                await self._fail(await asyncio.to_thread(self.batches.get, name), [wrong])
         finally:
             claim.release()
             del self._tasks[name]

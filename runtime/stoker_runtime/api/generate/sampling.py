@@ -15,10 +15,12 @@ from typing import TypeVar
 
 from stoker_runtime.api.http.fields import SamplingFields
 from stoker_runtime.errors import ModelError, RequestError
-from stoker_runtime.request import SamplingParams
+from stoker_runtime.request import MAX_WORD, SamplingParams
 from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_BEAMS = 10
+WORD_CHARACTERS = 1024
+"""Of a bad word: more than most that are short enough in tokens."""
 _NO_BEAMS = (
     "min_tokens",
     "repetition_penalty",
@@ -79,12 +81,20 @@ class Limits:
     vocab_size: int
     priorities: bool
     eos_token_ids: tuple[int, ...] = ()
+    max_queued: int = 4096
 
 
 def spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of bad words: each word as it begins a text, and as it follows a blank."""
-    found = (tuple(tokenizer.encode_plain(before + word.lstrip(" "))) for word in words for before in ("", " "))
-    return tuple(dict.fromkeys(ids for ids in found if ids))
+    """The token sequences of bad words: each word as it begins a text, and as it follows a blank.
+
+    Of a word that is too long to be one the beginning is given, which is too long as well.
+    """
+    texts = [before + word.lstrip(" ") for word in words for before in ("", " ")]
+    found = tokenizer.encode_many_plain([text[:WORD_CHARACTERS] for text in texts])
+    for at, text in enumerate(texts):
+        if len(text) > WORD_CHARACTERS and len(found[at]) <= MAX_WORD:
+            found[at] = tokenizer.encode_plain(text)
+    return tuple(dict.fromkeys(tuple(ids) for ids in found if ids))
 
 
 def build_params(
@@ -102,6 +112,8 @@ def build_params(
     if body.prompt_logprobs and body.stream:
         raise RequestError("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     check_ids("stop_token_ids", body.stop_token_ids or (), limits.vocab_size)
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise RequestError("allowed_token_ids allows no token at all; leave it out.", param="allowed_token_ids")
     check_ids("allowed_token_ids", body.allowed_token_ids or (), limits.vocab_size)
     check_ids("logit_bias", [token for token, _ in body.logit_bias], limits.vocab_size)
     top_k = _or(body.top_k, defaults.top_k)

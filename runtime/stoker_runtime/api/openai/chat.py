@@ -22,7 +22,7 @@ from stoker_runtime.api.answering.prompts import (
     chosen_template,
     content_text,
     effort_variables,
-    encode,
+    encode_prompt,
     fit,
     template_messages,
 )
@@ -67,7 +67,7 @@ async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(
     prompt, max_tokens = fit(rendered, asked, body, service)
     answer_id = public_id("chatcmpl", body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    work = make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
+    work = await make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
     work = replace(work, visible=reading.visible(service.tokenizer))
     layout = ChatFormat(body, answer_id, model, service.tokenizer, reading, _echoed(body))
     if body.stream:
@@ -131,7 +131,7 @@ async def _prompt(service: Service, body: ChatBody, use: ToolUse, template: Chat
         extra=extra,
     )
     # The template writes the special tokens itself, unless the client says that it does not.
-    return Prompt(tuple(await encode(service, text, bool(body.add_special_tokens))), text)
+    return Prompt(tuple(await encode_prompt(service, text, bool(body.add_special_tokens), body)), text)
 
 
 def finish_reason(delta: Delta, called: bool) -> str | None:

@@ -46,7 +46,7 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
     prompts, asked = await _prompts(service, body)
     # The engine gives nothing for nothing: an answer of no tokens is one token that is not shown.
     answer_id = public_id("cmpl", body)
-    work = make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id, constraint)
+    work = await make_work(service, body, prompts, max(asked, 1), body.logprobs, answer_id, constraint)
     if body.echo and body.logprobs is not None:
         asked_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
         work = replace(work, params=replace(work.params, prompt_logprobs=asked_logprobs))
@@ -60,7 +60,7 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
 
 async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:
     """The prompts, and the tokens that each may get."""
-    found = await completion_prompts(service, body.prompt, body.add_special_tokens is not False)
+    found = await completion_prompts(service, body.prompt, body.add_special_tokens is not False, body)
     fitted = [fit(prompt, body.max_tokens, body, service) for prompt in found]
     return [prompt for prompt, _ in fitted], min(tokens for _, tokens in fitted)
 

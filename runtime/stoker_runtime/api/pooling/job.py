@@ -7,16 +7,15 @@ Knows nothing of JSON or of how answers look.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
 
 from starlette.types import Receive
 
+from stoker_runtime.api.answering.prompts import a_part, off_loop, too_long
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import abort_after
@@ -28,11 +27,7 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.text.tokenizer import Encoded
 
-T = TypeVar("T")
 _serials = count()
-
-# Characters beyond which encoding (about 1 µs each) leaves the event loop.
-THREAD_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,7 @@ class TextEncoder:
             if not isinstance(given, str):
                 check_ids(field, given, self._service.limits.vocab_size)
         size = sum(len(given) for given in inputs if isinstance(given, str))
-        found = await _off_loop(size, lambda: [self._one(given) for given in inputs])
+        found = await off_loop(size, lambda: [self._one(given, field) for given in inputs])
         return [self._checked(text, field) for text in found]
 
     async def encode_pairs(self, pairs: Sequence[tuple[str, str]], field: str) -> list[Encoded]:
@@ -164,9 +159,14 @@ class TextEncoder:
         encode = self._service.tokenizer.encode_texts
         change = self._change
         size = sum(len(one) + len(two) for one, two in pairs)
-        found = await _off_loop(
-            size, lambda: [encode(change(one), change(two), self._special, self._limit) for one, two in pairs]
-        )
+
+        def encode_all() -> list[Encoded]:
+            changed = [(change(one), change(two)) for one, two in pairs]
+            for text in (text for pair in changed for text in pair) if self._limit is None else ():
+                self._part(text, field)
+            return [encode(one, two, self._special, self._limit) for one, two in changed]
+
+        found = await off_loop(size, encode_all)
         return [self._checked(text, field) for text in found]
 
     @property
@@ -175,10 +175,21 @@ class TextEncoder:
         pooling = self._service.pooling
         return str.lower if pooling is not None and pooling.lower_case else str
 
-    def _one(self, given: str | list[int]) -> Encoded:
+    def _one(self, given: str | list[int], field: str) -> Encoded:
         if isinstance(given, str):
-            return self._service.tokenizer.encode_texts(self._change(given), None, self._special, self._limit)
+            text = self._part(self._change(given), field)
+            return self._service.tokenizer.encode_texts(text, None, self._special, self._limit)
         return Encoded(given if self._limit is None else given[: self._limit])
+
+    def _part(self, text: str, field: str) -> str:
+        """What of a long text is kept; all of another. Raises RequestError where a text must not be cut."""
+        longest = self._service.limits.max_model_len
+        part = a_part(self._service.tokenizer, text, self._special, self._limit or longest)
+        if part is None:
+            return text
+        if self._limit is None:
+            raise too_long(longest, len(part[1]), field)
+        return part[0]
 
     def _checked(self, text: Encoded, field: str) -> Encoded:
         longest = self._service.limits.max_model_len
@@ -192,11 +203,6 @@ class TextEncoder:
                 code="context_length_exceeded",
             )
         return text
-
-
-async def _off_loop(characters: int, work: Callable[[], T]) -> T:
-    """Do `work` in a thread where it would hold up streams."""
-    return await asyncio.to_thread(work) if characters > THREAD_CHARACTERS else work()
 
 
 def make_pooling_work(

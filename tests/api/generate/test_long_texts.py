@@ -1,0 +1,122 @@
+"""Texts of megabytes: refused or cut soon, and nobody else waits meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from api_server import CLIENT, Running, wait_until
+
+from stoker_runtime.text.tokenizer import Tokenizer
+
+SLACK = 0.6
+"""Seconds on a busy machine; encoding 8 MB of this tokenizer takes some seconds, and of a real one more."""
+LONG = "All work and no play makes a text long.\n" * 200_000
+USER = [{"role": "user", "content": "hi"}]
+FOX = {"prompt": "hi", "stream": True, "max_tokens": 200}
+
+
+def longest_gap(during: Callable[[], object], every: Callable[[], object]) -> float:
+    """The longest time that `every` took while `during` ran in a thread."""
+    worker = threading.Thread(target=during)
+    worker.start()
+    worst = 0.0
+    while worker.is_alive():
+        began = time.perf_counter()
+        every()
+        worst = max(worst, time.perf_counter() - began)
+    worker.join()
+    return worst
+
+
+def test_encoding_lets_other_threads_go_on() -> None:
+    tokenizer = Tokenizer.synthetic(300)
+    text = LONG[:1_500_000]
+    for encode in (
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_plain(text),
+        lambda: tokenizer.encode_texts(text, None),
+        lambda: tokenizer.encode_texts(text[:700_000], text[700_000:]),
+    ):
+        took: list[float] = []
+
+        def timed(encode: Callable[[], object] = encode, took: list[float] = took) -> None:
+            began = time.perf_counter()
+            encode()
+            took.append(time.perf_counter() - began)
+
+        assert longest_gap(timed, lambda: time.sleep(0.001)) < max(took[0] / 2, 0.1)
+
+
+@contextmanager
+def watched_stream(server: Running) -> Iterator[list[float]]:
+    """Gaps between the events of a stream that runs meanwhile, longest last."""
+    server.engine.delay = 0.005
+    gaps: list[float] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            last = 0.0
+            with CLIENT.stream("POST", f"{server.url}/v1/completions", json=FOX) as response:
+                for _ in response.iter_lines():
+                    now = time.perf_counter()
+                    gaps.append(now - last if last else 0.0)
+                    last = now
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert wait_until(lambda: len(gaps) > 3)
+        yield gaps
+    finally:
+        done.set()
+        reader.join(30)
+    gaps.sort()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": LONG}, 400),
+        ("/v1/completions", {"prompt": LONG, "truncate_prompt_tokens": -1, "max_tokens": 3}, 200),
+        ("/v1/completions", {"prompt": ["short", LONG]}, 400),
+        ("/v1/completions", {"prompt": ["word " * 600] * 2000}, 400),
+        ("/v1/completions", {"prompt": "hi", "bad_words": [LONG]}, 400),
+        ("/v1/completions", {"prompt": "hi", "bad_words": ["word " * 1500] * 1000}, 400),
+        ("/v1/completions", {"prompt": "hi", "stop": [LONG[at:] for at in range(3)], "max_tokens": 50}, 200),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400),
+        ("/v1/chat/completions", {"messages": USER, "chat_template_kwargs": {"x": LONG}, "max_tokens": 3}, 200),
+        ("/v1/responses", {"input": LONG}, 400),
+        ("/v1/messages", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 3}, 400),
+    ],
+)
+def test_nobody_else_waits(server: Running, path: str, body: dict[str, Any], status: int) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(server.url + path, json={"model": "byte-model", **body}, timeout=60))
+
+    with watched_stream(server) as gaps:
+        slowest = longest_gap(ask, lambda: CLIENT.get(f"{server.url}/health"))
+    assert answers[0].status_code == status, answers[0].text[:300]
+    assert slowest < SLACK
+    assert gaps[-1] < SLACK
+
+
+def test_what_is_kept_of_a_long_prompt_is_its_end_or_its_beginning(server: Running, http: httpx.Client) -> None:
+    text = "".join(f"<{at}>" for at in range(60_000))
+    for side, expected in (("left", text[-77:]), ("right", text[:77])):
+        body = {"prompt": text, "truncate_prompt_tokens": 77, "truncation_side": side, "max_tokens": 2}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        assert bytes(server.engine.requests[-1].prompt_token_ids).decode() == expected
+
+
+def test_a_prompt_of_a_little_too_many_tokens_is_counted(http: httpx.Client) -> None:
+    said = http.post("/v1/completions", json={"prompt": "x" * 5000, "max_tokens": 7}).json()["error"]["message"]
+    assert "However, you requested 5007 tokens (5000 in the prompt, 7 in the completion)" in said
