@@ -1,4 +1,4 @@
-"""`stoker serve`: flags → configuration → engine → HTTP server.
+"""`stoker serve`: flags → configuration → the model's place → engine → HTTP server.
 
 Invariants: a configuration that cannot work ends with status 2 and one sentence, any other failed start with
 status 1; a traceback is for bugs only.
@@ -12,9 +12,11 @@ import importlib
 import logging
 import os
 import sys
+from dataclasses import replace
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.fetch.by_name import located
 from stoker_runtime.process.exit_status import BAD_CONFIGURATION, run_until_exit
 from stoker_runtime.process.log import set_up
 from stoker_runtime.settings.flags import help_text
@@ -38,7 +40,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def serve(config: ServerConfig) -> int:
-    """Start the engine's process, which takes longest, import the HTTP side beside it, and serve."""
+    """Find the model, start the engine's process, which takes longest, import the HTTP side beside it, and serve."""
+    engine = located(config.engine)
+    # Clients use the name that the model was given by.
+    config = replace(config, engine=engine, served_model_names=config.model_names)
+
     from stoker_runtime.engine.process import EngineProcess
 
     process = await EngineProcess.spawn(config.engine, log_level=config.log_level, log_json=config.log_json)

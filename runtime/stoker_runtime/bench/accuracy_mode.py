@@ -19,6 +19,7 @@ from pathlib import Path
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.build import build_executor
+from stoker_runtime.fetch.by_name import located
 from stoker_runtime.offline.llm import LLM
 from stoker_runtime.outputs import RequestOutput
 from stoker_runtime.request import SamplingParams, TokenLogprobs
@@ -76,7 +77,7 @@ def _perplexity(entries: Sequence[TokenLogprobs]) -> float:
 def parser() -> argparse.ArgumentParser:
     """The flags of `stoker bench accuracy`."""
     flags = argparse.ArgumentParser(prog="stoker bench accuracy", description=__doc__.split("\n")[0])
-    flags.add_argument("model", help="a folder or .gguf file")
+    flags.add_argument("model", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")
@@ -143,6 +144,7 @@ def run(args: argparse.Namespace) -> Accuracy:
         enable_prefix_caching=False,
         quantization="none",
     )
+    plain = located(plain, say=lambda text: print(f"# {text}", flush=True))
     changed = replace(plain, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype)
     return compare(*(score(each.validate(), text, args.tokens, args.window) for each in (plain, changed)))
 

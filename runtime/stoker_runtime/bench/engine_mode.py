@@ -34,6 +34,7 @@ from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.fetch.by_name import located
 
 # Above this many requests the warm-up round generates this many tokens only: every kernel and graph has run by then.
 SHORT_WARMUP_ABOVE = 64
@@ -45,7 +46,8 @@ VERIFIED_TOKENS = 1200
 def parser() -> argparse.ArgumentParser:
     """The flags of `stoker bench engine`."""
     flags = argparse.ArgumentParser(prog="stoker bench engine", description=__doc__.split("\n")[0])
-    flags.add_argument("model", nargs="?", default="", help="a folder or .gguf file")
+    flags.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
+    flags.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
     flags.add_argument("--shape", default="", help="random weights of a known shape, e.g. qwen2.5-7b")
     flags.add_argument("--n", default="1,4,16", help="numbers of requests, comma-separated")
     flags.add_argument("--input-len", type=int, default=128)
@@ -73,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration the flags ask for.
+    """The configuration the flags ask for, with the model fetched if it is the hub's.
 
     Raises:
         ConfigError: neither or both of MODEL and --shape, or a --kernel that is not OP=IMPLEMENTATION.
@@ -86,8 +88,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         if not separator:
             raise ConfigError(f"--kernel {pin}: write OP=IMPLEMENTATION.", param="kernel")
         pins.append((op, name))
-    return EngineConfig(
+    config = EngineConfig(
         model=args.model or f"shape:{args.shape}",
+        revision=args.revision,
         dtype=args.dtype,
         quantization=args.quantization,
         kv_cache_dtype=args.kv_cache_dtype,
@@ -102,6 +105,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_queued=1 << 20,
         kernels=tuple(pins),
     ).validate()
+    return located(config, say=lambda text: print(f"# {text}", flush=True))
 
 
 def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:

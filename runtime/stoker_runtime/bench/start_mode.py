@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.fetch.by_name import locate
 
 PATIENCE_SECONDS = 600.0
 POLL_SECONDS = 0.005
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
 def flags() -> argparse.ArgumentParser:
     """The mode's flags."""
     parser = argparse.ArgumentParser(prog="stoker bench start", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("model", nargs="?", default="", help="a model folder or .gguf file")
+    parser.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
+    parser.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
     parser.add_argument("--shape", default="", help="write a random checkpoint of this shape and start that")
     parser.add_argument("--folder", type=Path, help="where to write it, and leave it (default: a temporary folder)")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of `stoker serve`; comes last")
@@ -101,7 +103,8 @@ def model_of(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     if bool(args.model) == bool(args.shape):
         raise ConfigError("Name a model folder or .gguf file, or --shape NAME: exactly one of them.", param="model")
     if args.model:
-        yield args.model
+        # Fetched before the clock starts.
+        yield locate(args.model, args.revision, say=lambda text: print(f"# {text}", flush=True))
         return
     from stoker_runtime.bench.random_checkpoint import write_checkpoint
 

@@ -11,22 +11,21 @@ import argparse
 import json
 import os
 import re
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
+from stoker_runtime.fetch.interrupt import stopped_by_signals
 from stoker_runtime.fetch.prefetch import Order, Prefetch, in_place, serve_path, verify_only
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
 from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.fetch.volume import DEFAULT_ROOT
 
-DEFAULT_DEST = Path("~/.cache/stoker/models")
 # What Kubernetes keeps of a termination message.
 _MESSAGE_BYTES = 4096
 
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     progress, stop = Progress(), threading.Event()
     try:
         with ExitStack() as stack:
-            stack.enter_context(_signals(stop))
+            stack.enter_context(stopped_by_signals(stop))
             terminal = stack.enter_context(Terminal(progress))
             if options.progress_port is not None:
                 stack.enter_context(_serving(progress, options))
@@ -164,11 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    uris = "hf://ORG/REPO[/FILE.gguf], https://…, file:///PATH or pvc://CLAIM/PATH"
+    uris = "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], https://…, file:///PATH or pvc://CLAIM/PATH"
     add("uri", nargs="?", default="", help=uris)
     add("--uri", dest="uri_flag", metavar="URI", default="", help="the same, as a flag")
     add("--revision", default="", help="branch, tag or commit (default: main)")
-    add("--dest", type=Path, default=DEFAULT_DEST, help="where to publish (default: %(default)s)")
+    add("--dest", type=Path, default=DEFAULT_ROOT, help="where to publish (default: %(default)s)")
     add("--endpoint", default="", metavar="URL", help="the hub (default: HF_ENDPOINT, then huggingface.co)")
     add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
@@ -200,18 +199,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `stop`: partial files are left in order, and the next run goes on."""
-    wanted = (signal.SIGTERM, signal.SIGINT)
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _serving(progress: Progress, options: argparse.Namespace) -> ProgressServer:

@@ -30,7 +30,7 @@ from stoker_runtime.fetch.web import Web, WebFile
 
 # Another fetcher may be downloading all of a large model; the Job's own deadline ends a wait that is longer
 # than it allows.
-_LOCK_SECONDS = 24 * 3600.0
+LOCK_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Prefetch:
         self._volume.prepare()
         with (
             self._opened() as source,
-            self._volume.lock(key, seconds=_LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
+            self._volume.lock(key, seconds=LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
         ):
             return self._answered(source, key) or self._fetch(source, key)
 
@@ -210,7 +210,14 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
     offered = {file.name: file for file in listing.files}
     names = list(offered)
     if reference.scheme == "hf" or len(offered) > 1:
-        names = select(names, file=reference.file, allow=order.allow, ignore=order.ignore, where=order.uri)
+        names = select(
+            names,
+            file=reference.file,
+            quantization=reference.quantization,
+            allow=order.allow,
+            ignore=order.ignore,
+            where=order.uri,
+        )
     unknown = [name for name in order.sha256 if name not in names]
     if unknown:
         raise BadRequest(

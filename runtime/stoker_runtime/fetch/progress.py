@@ -74,8 +74,16 @@ class Progress:
 class Terminal:
     """Shows a Progress on a stream: a bar that redraws itself on a terminal, else a line now and then."""
 
-    def __init__(self, progress: Progress, stream: TextIO | None = None, every_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        stream: TextIO | None = None,
+        every_seconds: float = 10.0,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """`log` takes whole lines in the place of the stream, which then shows the bar alone, on a terminal."""
         self._progress = progress
+        self._log = log
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty()
         self._every = 0.2 if self._live else every_seconds
@@ -97,8 +105,7 @@ class Terminal:
         """Print a line of text without tearing the bar."""
         with self._mutex:
             self._clear()
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            self._line(text)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
@@ -107,9 +114,19 @@ class Terminal:
                 continue
             with self._mutex:
                 self._clear()
-                self._stream.write(line(state) + ("" if self._live else "\n"))
-                self._stream.flush()
-                self._drawn = self._live
+                if self._live:
+                    self._stream.write(line(state))
+                    self._stream.flush()
+                    self._drawn = True
+                else:
+                    self._line(line(state))
+
+    def _line(self, text: str) -> None:
+        if self._log is not None:
+            self._log(text)
+            return
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def _clear(self) -> None:
         if self._drawn:

@@ -2,6 +2,7 @@
 
     hf://ORG/REPO                 every file the default choice takes
     hf://ORG/REPO/PATH/FILE.gguf  that file alone (with its other parts, when it is split)
+    hf://ORG/REPO:Q4_K_M          the one GGUF model of that quantization
     https://HOST/PATH/FILE        that file alone
     file:///PATH                  a folder or a file on this machine
     pvc://CLAIM/PATH              a folder or a file on the volume CLAIM, mounted under --mount-root
@@ -13,7 +14,7 @@ Does no I/O.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
@@ -28,12 +29,16 @@ _NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed URI. `place` is "org/repo", a URL, or a path; `file` is the single file asked for, or ""."""
+    """A parsed URI. `place` is "org/repo", a URL, or a path; `file` is the single file asked for, or "".
+
+    `quantization` is that of the GGUF model asked for, or "".
+    """
 
     scheme: str
     place: str
     file: str
     text: str
+    quantization: str = ""
 
 
 def parse(text: str) -> Reference:
@@ -74,13 +79,34 @@ def relative_path(name: str, where: str) -> str:
 
 
 def _hub(text: str, rest: str) -> Reference:
-    parts = rest.split("/")
+    head, colon, quantization = rest.partition(":")
+    parts = head.split("/")
     if "@" in rest:
         raise BadRequest(f"{text!r} holds an '@'; give the branch, tag or commit as --revision.")
     if len(parts) < 2 or not all(_NAME.fullmatch(part) for part in parts[:2]):
         raise BadRequest(f"{text!r} names no repository; write it as hf://ORG/REPO or hf://ORG/REPO/FILE.")
     file = "/".join(parts[2:])
-    return Reference("hf", "/".join(parts[:2]), relative_path(file, text) if file else "", text)
+    if colon and (file or not _NAME.fullmatch(quantization)):
+        raise BadRequest(f"{text!r} names no GGUF model; write its quantization as hf://ORG/REPO:Q4_K_M.")
+    place = "/".join(parts[:2])
+    return Reference("hf", place, relative_path(file, text) if file else "", text, quantization)
+
+
+def hub_name(text: str) -> Reference | None:
+    """A repository as people write it to an engine, ORG/REPO[/FILE.gguf|:Q4_K_M]; None for what can be none.
+
+    A name that ends as a file does is a file's, unless it names the repository too.
+    """
+    if text.startswith("hf://"):
+        return parse(text)
+    parts = text.partition(":")[0].split("/")
+    file = parts[-1].endswith((".gguf", ".safetensors", ".json"))
+    if len(parts) < 2 or (len(parts) == 2 and file) or (len(parts) > 2 and not parts[-1].endswith(".gguf")):
+        return None
+    try:
+        return replace(_hub(text, text), text=text)
+    except BadRequest:
+        return None
 
 
 def _web(text: str, rest: str) -> Reference:

@@ -1,8 +1,8 @@
 """Which of a repository's files a model needs.
 
-Default choice: safetensors with their index, JSON configuration, tokenizer and chat template files. Where a
-repository has no safetensors and exactly one GGUF model, that one. A second copy of the same weights in
-another layout (`consolidated*.safetensors` beside `model*.safetensors`) is left out.
+Default choice: safetensors with their index, JSON configuration, tokenizer and chat template files; never pickles
+(.bin). Where a repository has no safetensors and exactly one GGUF model, that one. A second copy of the same weights
+in another layout (`consolidated*.safetensors` beside `model*.safetensors`) is left out.
 
 Invariants: the result is sorted and never empty; a choice that only a person can make is an error that lists
 the files. Globs match the whole path, `*` crosses `/`. Does no I/O.
@@ -10,6 +10,7 @@ the files. Globs match the whole path, `*` crosses `/`. Does no I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -25,17 +26,27 @@ DEFAULT_ALLOW = (
     "merges.txt",
     "vocab.txt",
 )
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # Other frameworks' exports of the same weights, in folders of their own.
-_EXPORTS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "flax/*", "gguf/*")
+EXPORTS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "flax/*", "gguf/*")
 
 
 def select(
-    names: Sequence[str], *, file: str = "", allow: Sequence[str] = (), ignore: Sequence[str] = (), where: str
+    names: Sequence[str],
+    *,
+    file: str = "",
+    quantization: str = "",
+    allow: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    where: str,
 ) -> list[str]:
-    """Choose from `names`; `file` asks for one file by name. `where` is the URI, for messages.
+    """Choose from `names`; `file` asks for one file by name, `quantization` for the GGUF model whose name holds it.
 
-    Raises ModelNotFound when `file` is not there, BadRequest when nothing or too much is left.
+    `where` is the URI, for messages. Raises ModelNotFound when what is asked for is not there, BadRequest when nothing
+    or too much is left.
     """
+    if quantization:
+        return _quantized(quantization, names, where)
     if file:
         if file not in names:
             near = [name for name in names if name.endswith(".gguf")] if file.endswith(".gguf") else []
@@ -55,20 +66,45 @@ def select(
 
 
 def _default(names: Sequence[str], where: str) -> list[str]:
-    chosen = [name for name in names if _matches(name, DEFAULT_ALLOW) and not _matches(name, _EXPORTS)]
+    chosen = [name for name in names if _matches(name, DEFAULT_ALLOW) and not _matches(name, EXPORTS)]
     if any(name.endswith(".safetensors") for name in chosen):
         if any(fnmatchcase(name, "model*.safetensors") for name in chosen):
             chosen = [name for name in chosen if not fnmatchcase(name, "consolidated*.safetensors")]
         return chosen
-    ggufs = [name for name in names if name.endswith(".gguf")]
+    ggufs = _ggufs(names)
+    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    if not ggufs and pickles:
+        raise BadRequest(
+            f"{where} has its weights as pickles alone ({_listed(pickles)}), which are not loaded, because they can "
+            "run code. Look for a repository with safetensors, or convert them."
+        )
     if not ggufs:
         return chosen
     one = _parts(ggufs[0], names)
     if len(one) != len(ggufs):
         raise BadRequest(
-            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE: "
-            f"{_listed(sorted(ggufs))}."
+            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE, or its quantization as "
+            f"{where}:Q4_K_M: {_listed(sorted(ggufs))}."
         )
+    return one
+
+
+def _ggufs(names: Sequence[str]) -> list[str]:
+    """GGUF files that hold a language model: what turns images into tokens lies beside it under a name of its own."""
+    return [name for name in names if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj")]
+
+
+def _quantized(quantization: str, names: Sequence[str], where: str) -> list[str]:
+    """The one GGUF model whose name, or folder, holds `quantization` as a word: Q4_K is not Q4_K_M."""
+    ggufs = _ggufs(names)
+    word = re.compile(rf"(?:^|[-./]){re.escape(quantization)}(?:$|[-./])", re.IGNORECASE)
+    found = [name for name in ggufs if word.search(name.removesuffix(".gguf"))]
+    if not found:
+        hint = f" It has: {_listed(sorted(ggufs))}." if ggufs else " It has no GGUF files."
+        raise ModelNotFound(f"{where}: there is no GGUF file of {quantization}.{hint}")
+    one = _parts(found[0], names)
+    if set(one) != set(found):
+        raise BadRequest(f"{where} means {len(found)} files; name one as ORG/REPO/FILE: {_listed(sorted(found))}.")
     return one
 
 

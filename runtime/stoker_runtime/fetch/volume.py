@@ -28,6 +28,8 @@ from stoker_runtime.fetch.errors import FetchError, FetchFailed, Interrupted, Vo
 from stoker_runtime.fetch.manifest import Manifest, sync_folder
 from stoker_runtime.fetch.progress import size
 
+DEFAULT_ROOT = Path("~/.cache/stoker/models")
+"""Where `stoker fetch` publishes unless told otherwise."""
 # Directory entries, the manifest and the file system's own growth.
 _SPARE_BYTES = 1 << 20
 _LOCK_POLL_SECONDS = 0.2

@@ -8,7 +8,6 @@ Knows nothing of which architectures exist.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,14 +57,7 @@ def read_source(model: str) -> ModelSource:
     if path.is_file():
         header = read_gguf_header(path)
         return ModelSource(model, SourceKind.GGUF, path, config_from_gguf(header))
-    raise ModelError(f"{model}: {absent(model)}.", param="model")
-
-
-def absent(path: str) -> str:
-    """Says that nothing is at `path`; for a name of the hub, also how to get it."""
-    said = "no such folder or .gguf file"
-    hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)
-    return f"{said}; `stoker fetch hf://{path}` downloads it and prints the folder to serve" if hub else said
+    raise ModelError(f"{model}: no such folder or .gguf file.", param="model")
 
 
 def _read_folder(model: str, folder: Path) -> ModelSource:

@@ -24,6 +24,7 @@ from stoker_runtime.engine.executor_protocol import Executor
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.fetch.by_name import located
 from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
 from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
@@ -66,14 +67,16 @@ class LLM:
     """A model and its engine in this process."""
 
     def __init__(self, model: str, *, generation_config: str = "auto", **options: Any) -> None:
-        """`options` are the fields of EngineConfig, or vLLM's names for them (see options.py).
+        """`model` is a folder, a .gguf file, or a name of the hub, whose `revision` is a branch, tag or commit.
+
+        `options` are the fields of EngineConfig, or vLLM's names for them (see options.py).
 
         `generation_config` "auto": where no sampling parameters are given, those of the model's folder count; "vllm" or
         "none": those of SamplingParams do. Raises ConfigError (ModelError, KernelUnavailableError too).
         """
         from stoker_runtime.executor.build import build_model
 
-        config = EngineConfig(model=model, **engine_options(options)).validate()
+        config = located(EngineConfig(model=model, **engine_options(options)).validate())
         if generation_config not in ("auto", "vllm", "none"):
             raise ConfigError(
                 f"generation_config is {generation_config!r}; it must be auto, vllm or none.", param="generation_config"

@@ -38,7 +38,6 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "disable_sliding_window": (False,),
     "logprobs_mode": ("raw_logprobs",),
-    "revision": (None, "main"),
     "tokenizer_revision": (None, "main"),
     "speculative_config": (None,),
     "kv_transfer_config": (None,),

@@ -150,8 +150,9 @@ def runner(value: str) -> str:
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
 
 FLAGS: tuple[Flag, ...] = (
-    Flag("model", "model", text, MODEL, "folder, .gguf file or shape:NAME; usually given without the flag", "MODEL"),
-    Flag("tokenizer", "tokenizer", text, MODEL, "tokenizer other than the model's own: folder or file", "PATH"),
+    Flag("model", "model", text, MODEL, "ORG/NAME, folder, .gguf file or shape:NAME; usually given bare", "MODEL"),
+    Flag("revision", "revision", text, MODEL, "branch, tag or commit of a model of the hub [main]", "REVISION"),
+    Flag("tokenizer", "tokenizer", text, MODEL, "tokenizer other than the model's: ORG/NAME, folder or file", "PATH"),
     Flag("dtype", "dtype", choice(DTYPES), MODEL, "type of weights and activations", "|".join(DTYPES)),
     Flag(
         "quantization",
@@ -382,8 +383,12 @@ def help_text() -> str:
     lines = [
         "usage: stoker serve MODEL [FLAGS]",
         "",
-        "Serve MODEL over the OpenAI API. Each flag can also be set by an environment variable (--max-model-len is",
-        "STOKER_MAX_MODEL_LEN) or in a TOML or YAML file (--config); flags win over variables, variables over files.",
+        "Serve MODEL over the OpenAI API: ORG/NAME of the hub (of several GGUF models one by ORG/NAME:Q4_K_M or",
+        "ORG/NAME/FILE.gguf), a folder, a .gguf file, or shape:NAME. What lies here wins; the hub is asked for what",
+        "does not, with the token of HF_TOKEN.",
+        "",
+        "Each flag can also be set by an environment variable (--max-model-len is STOKER_MAX_MODEL_LEN) or in a TOML",
+        "or YAML file (--config); flags win over variables, variables over files.",
     ]
     for group in (MODEL, MEMORY, SCHEDULING, KERNELS, SERVER):
         lines += ["", f"{group}:"]

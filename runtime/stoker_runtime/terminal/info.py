@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from stoker_runtime.errors import ConfigError
+from stoker_runtime.errors import StokerError
+from stoker_runtime.fetch.by_name import DESCRIPTIONS, located
 from stoker_runtime.settings.parse import parse
 from stoker_runtime.version import VERSION
 
@@ -32,6 +33,7 @@ GIB = 1024**3
 USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
 
 Show versions, the device, the kernel chosen for each op, and for MODEL how its weights and KV cache fit the device.
+Of a model of the hub the files that describe it are fetched, no weights.
 """
 Line = tuple[str, str]
 
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     try:
-        config = parse(argv, os.environ).engine if argv else None
+        config = located(parse(argv, os.environ).engine, only=DESCRIPTIONS, say=tell) if argv else None
         # Imported once the flags are right: PyTorch takes seconds.
         from stoker_runtime.executor.device import open_device, pin_kernels
 
@@ -55,10 +57,15 @@ def main(argv: list[str]) -> int:
             lines, dtype = describe_model(config, device)
             show("Model", lines)
         show("Kernels", kernel_lines(dtype, device))
-    except ConfigError as error:
+    except StokerError as error:
         sys.stderr.write(f"stoker info: {error.message}\n")
         return 2
     return 0
+
+
+def tell(text: str) -> None:
+    """Where a model comes from, beside what is asked for."""
+    sys.stderr.write(f"{text}\n")
 
 
 def show(title: str, lines: Sequence[Line]) -> None:

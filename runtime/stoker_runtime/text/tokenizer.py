@@ -20,7 +20,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.config_source import absent
 from stoker_runtime.text import gguf_tokenizer
 
 SPACE: Final = gguf_tokenizer.SPACE
@@ -93,7 +92,7 @@ class Tokenizer:
         folder, file = (place, place / "tokenizer.json") if place.is_dir() else (place.parent, place)
         if not file.is_file():
             if not place.exists():
-                raise ModelError(f"{path}: no tokenizer here: {absent(path)}.")
+                raise ModelError(f"{path}: no tokenizer here: no such folder or .gguf file.")
             raise ModelError(f"{file}: no tokenizer here ({_listing(folder)}); give one with --tokenizer.")
         try:
             rust = RustTokenizer.from_file(str(file))

@@ -36,7 +36,7 @@ def test_globs_replace_and_narrow_the_default() -> None:
 
 
 def test_several_ggufs_are_a_choice_for_a_person() -> None:
-    with pytest.raises(BadRequest, match=r"name one as hf://o/r/FILE: a\.gguf, b\.gguf"):
+    with pytest.raises(BadRequest, match=r"name one as hf://o/r/FILE, or .* hf://o/r:Q4_K_M: a\.gguf, b\.gguf"):
         select(["b.gguf", "a.gguf"], where="hf://o/r")
 
 

@@ -53,10 +53,16 @@ class HubCache:
         """The folder of a commit's files."""
         return self.folder / "snapshots" / commit
 
-    def file(self, commit: str, name: str) -> Path | None:
-        """A cached file; None when it does not lie here."""
-        found = try_to_load_from_cache(self.repo, name, cache_dir=self.root, revision=commit)
-        return Path(found) if isinstance(found, str) else None
+    def file(self, commit: str, file: SourceFile) -> Path | None:
+        """A file of a commit, whole by its size; None when it does not lie here."""
+        found = try_to_load_from_cache(self.repo, file.name, cache_dir=self.root, revision=commit)
+        return Path(found) if isinstance(found, str) and os.path.getsize(found) == file.size else None
+
+    def blob(self, file: SourceFile) -> Path | None:
+        """The same content, whole by its size, as any commit has it; None when it does not lie here."""
+        name = file.sha256 or file.git_blob
+        path = self.folder / "blobs" / name
+        return path if _BLOB.fullmatch(name) and path.is_file() and path.stat().st_size == file.size else None
 
     def listed(self, commit: str) -> list[str] | None:
         """The names of all files that the commit has at the hub; None when the cache does not know them all."""
@@ -74,14 +80,15 @@ class HubCache:
                 if path.is_file():
                     yield _cached(path, path.relative_to(root).as_posix())
 
-    def publish(self, revision: str, commit: str, parts: Mapping[str, tuple[SourceFile, Path]]) -> Path:
-        """Move verified files here: name → its listing's entry and where it lies, on the same volume."""
+    def publish(self, revision: str, commit: str, parts: Mapping[str, tuple[SourceFile, Path | None]]) -> Path:
+        """Move verified files here: name → its listing's entry and where it lies on this volume; None: as a blob."""
         root = self.snapshot(commit)
         for folder in (self.folder / "blobs", root):
             folder.mkdir(parents=True, exist_ok=True)
         for name, (file, part) in parts.items():
-            blob = self.folder / "blobs" / (file.sha256 or file.git_blob)
-            part.replace(blob)
+            blob = inside(self.folder / "blobs", file.sha256 or file.git_blob)
+            if part is not None:
+                part.replace(blob)
             link = inside(root, name)
             staged = link.with_name(f".{link.name[:200]}.{os.getpid()}")
             staged.unlink(missing_ok=True)

@@ -102,6 +102,11 @@ class Session:
     ) -> None:
         _GUARD.dismiss(self._name)
 
+    @property
+    def offline(self) -> bool:
+        """Whether HF_HUB_OFFLINE forbids every request."""
+        return bool(constants.is_offline_mode())
+
     def headers(self, *, marked: bool = True) -> dict[str, str]:
         """Of a request that the library does not make itself; without our mark for a client that is not its own."""
         headers = dict(self.api._build_hf_headers(token=self.token or False))

@@ -57,7 +57,7 @@ class Hub:
     def listing(self, revision: str) -> Listing:
         """Resolve a branch, tag or commit, and list the files of that commit."""
         revision = revision or constants.DEFAULT_REVISION
-        if constants.is_offline_mode():
+        if self._session.offline:
             return self._cached_listing(revision)
         self._commit = commit = self._resolve(revision)
         with self._session.errors(self._repo, revision):
@@ -72,22 +72,26 @@ class Hub:
     @contextmanager
     def open(self, file: SourceFile, offset: int) -> Iterator[Body]:
         """Stream the file from `offset`: from the cache, by Xet, or over HTTP."""
-        cached = None if file.name in self._tried else self._cache.file(self._commit, file.name)
-        if cached is not None and cached.stat().st_size == file.size:
+        cached = self._cache.file(self._commit, file) or self._cache.blob(file)
+        if cached is not None and file.name not in self._tried:
             self._tried.add(file.name)
             with open(cached, "rb") as stream:
                 stream.seek(offset)
                 yield Body(offset, iter(lambda: stream.read(_BLOCK), b""))
             return
-        if constants.is_offline_mode():
-            with self._session.errors(self._repo, self._commit):
-                raise OfflineModeIsEnabled(file.name)
+        self.refuse_offline()
         hash = self._xet.get(file.name, "")
         if hash and offset < file.size and is_xet_available():
             yield Body(offset, self._by_xet(file, hash, offset))
             return
         with ExitStack() as stack:
             yield self._by_http(file, offset, stack)
+
+    def refuse_offline(self) -> None:
+        """Raise HubUnreachable with what to do about it when the hub must not be asked."""
+        if self._session.offline:
+            with self._session.errors(self._repo, ""):
+                raise OfflineModeIsEnabled(self._repo)
 
     def _resolve(self, revision: str) -> str:
         """The commit of a revision. Raises FetchError or Transient."""
@@ -126,8 +130,7 @@ class Hub:
         self._commit = commit = self._cache.commit(revision)
         files = {file.name: file for file in self._cache.files(commit)} if commit else {}
         if not files:
-            with self._session.errors(self._repo, revision):
-                raise OfflineModeIsEnabled(self._repo)
+            self.refuse_offline()
         for name in self._cache.listed(commit) or ():
             files.setdefault(name, SourceFile(relative_path(name, self._repo), 0, ""))
         return Listing(commit, tuple(files.values()))

@@ -1,0 +1,59 @@
+"""What a model argument names, as a path on this machine; a name of the hub is fetched if it does not lie here yet.
+
+Invariants: a path that is here wins, and costs nothing: what asks a hub is imported for those who name a repository
+alone (`hub/local_copy.py`). A token comes from HF_TOKEN or the user's login, never from a flag.
+Knows nothing of what serves the files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.fetch.errors import FetchError
+from stoker_runtime.fetch.reference import hub_name
+
+DESCRIPTIONS = ("*.json",)
+"""What tells a model's sizes, without its weights."""
+TOKENIZERS = ("*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt")
+SHAPE_PREFIX = "shape:"
+
+log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+
+
+def located(config: EngineConfig, *, only: Sequence[str] = (), say: Say = log.info) -> EngineConfig:
+    """The configuration with paths for its model and tokenizer, fetched where they have to be.
+
+    `only` narrows the model to files that match, where it has a config.json. Raises ConfigError for a name that means
+    nothing, FetchError where trying again may help.
+    """
+    model = locate(config.model, config.revision, only=only, say=say)
+    tokenizer = locate(config.tokenizer, only=TOKENIZERS, say=say) if config.tokenizer else ""
+    return replace(config, model=model, tokenizer=tokenizer, revision="")
+
+
+def locate(model: str, revision: str = "", *, only: Sequence[str] = (), say: Say = log.info) -> str:
+    """The path of `model`; `model` itself for what is none, whose reader will say so. Raises as `located` does."""
+    here = model.startswith(SHAPE_PREFIX) or os.path.lexists(model)
+    reference = None if model.startswith(SHAPE_PREFIX) else hub_name(model)
+    if here or reference is None:
+        if revision:
+            what = "lies on this machine" if here else "is no name of the hub"
+            raise ConfigError(f"revision is {revision!r}, but {model!r} {what}; leave it out.", param="revision")
+        if reference is not None:
+            say(f"{model} is a path on this machine, which wins; hf://{model} means the hub's repository")
+        return model
+    from stoker_runtime.fetch.hub.local_copy import LocalCopy
+
+    try:
+        return str(LocalCopy(reference, revision, tuple(only), say).path())
+    except FetchError as error:
+        if error.exit_status != 3:
+            raise
+        hint = "" if model.startswith("hf://") else f" (Nor is there a folder or file {model!r} here.)"
+        raise ModelError(f"{error.message}{hint}", param="model") from None
