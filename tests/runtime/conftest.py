@@ -7,7 +7,6 @@ Knows nothing of the engine: it builds `ForwardInputs` itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,14 +85,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A folder with the named checkpoint of CHECKPOINTS, fp32 safetensors as transformers saves them."""
-    # Nothing here may look for a hub.
-    os.environ["HF_HUB_OFFLINE"] = "1"
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
-        if name not in made:
+        # Nothing here may look for a hub.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_HUB_OFFLINE", "1")
             import transformers
-
+        if name not in made:
             config_class, changes, shard = CHECKPOINTS[name]
             config = getattr(transformers, config_class)(**{**BASE, **changes})
             model = transformers.AutoModelForCausalLM.from_config(config)
