@@ -34,6 +34,7 @@ from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.pulse import Pulse
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings, SettingsError, from_arguments
 
@@ -122,7 +123,8 @@ async def lead(
         await queue.add(key)
 
     turns = Turns(settings.rollout_parallel)
-    reconciler = Reconciler(mirror, PodClient(settings.pod_timeout_seconds), settings, turns=turns, wake=wake)
+    pods = PodClient(settings.pod_timeout_seconds)
+    reconciler = Reconciler(mirror, pods, settings, turns=turns, wake=wake)
     if registration is not None:
         reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
@@ -131,6 +133,7 @@ async def lead(
     started = asyncio.Event()
     work = [
         asyncio.create_task(queue.run()),
+        asyncio.create_task(Pulse(mirror, pods, queue.add).run()),
         asyncio.create_task(resync(cluster, queue, settings)),
         asyncio.create_task(stop.wait()),
         *([asyncio.create_task(registration.keep())] if registration is not None else []),

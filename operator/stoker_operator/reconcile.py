@@ -21,7 +21,7 @@ from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.queue import Key
 from stoker_operator.cluster.turns import Turns
-from stoker_operator.observe.observe import gpu_to_get, load, observe, room_for
+from stoker_operator.observe.observe import gpu_to_get, load, observe, observe_pods, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Finding
@@ -65,8 +65,13 @@ class Reconciler:
         raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
         if raw is None or "deletionTimestamp" in raw["metadata"]:
             await self._next(self.turns.forget((namespace, name)))
-            return None  # its children carry owner references: nothing is left to do, and nothing may be made anew
+        if raw is None:
+            return None
         now = self.clock()
+        if "deletionTimestamp" in raw["metadata"]:
+            # Its children carry owner references: nothing is left to do, and nothing may be made anew.
+            await self._refuse(raw, Finding("Deleting", "The service is being deleted, and its children with it."), now)
+            return None
 
         # 1. spec
         try:
@@ -120,5 +125,7 @@ class Reconciler:
             await self.wake(key)
 
     async def _refuse(self, raw: dict[str, Any], finding: Finding, now: datetime) -> None:
-        generation = int(raw["metadata"].get("generation", 1))
-        await write_status(self.cluster, raw, status.refused(raw.get("status") or {}, generation, finding, now))
+        meta = raw["metadata"]
+        state = await observe_pods(self.cluster, self.pods, meta["namespace"], meta["name"], meta["uid"])
+        found = status.refused(raw.get("status") or {}, int(meta.get("generation", 1)), finding, state, now)
+        await write_status(self.cluster, raw, found)

@@ -139,6 +139,7 @@ class World:
         self.turn: bool | None = None
         self.ahead: tuple[str, ...] = ()
         self.room: Room | None = None
+        self.silent: frozenset[str] = frozenset()
         self.load: int | None = None
         self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
@@ -170,7 +171,8 @@ class World:
             claims=tuple(self.claims),
             engine_pods=tuple(self.pods),
             jobs=tuple(self.jobs),
-            rollout=read(deployment, sets, self.pods, self._floor()),
+            rollout=read(deployment, sets, self.pods, self._floor(), self.silent),
+            silent=self.silent,
             revisions=tuple(self.revisions),
             served=self.served,
             without=self.without,

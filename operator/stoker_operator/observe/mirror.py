@@ -128,6 +128,11 @@ class Mirror(Cluster):
         names = shelf.named.get((namespace, instance), ()) if instance else shelf.inside.get(namespace, ())
         return [json.loads(shelf.entries[namespace, name].text) for name in sorted(names)]
 
+    def known(self, kind: Kind) -> list[Object]:
+        """The objects of a kind that is followed already, in all namespaces."""
+        shelf = self._shelves.get(kind.kind)
+        return [json.loads(entry.text) for entry in shelf.entries.values()] if shelf is not None else []
+
     async def apply(
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:

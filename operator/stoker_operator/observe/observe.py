@@ -59,13 +59,15 @@ async def observe(
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
     floor = scaling.least if scaling is not None and scaling.ours else None
-    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor)
+    silent = await silent_pods(pods, engine_pods)
+    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
     claim = children.get(("PersistentVolumeClaim", claim_name(service)))
     if claim is None and not owns_claim(service):
         claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
         children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
     progress, answer = await asyncio.gather(
-        _progress(pods, service, claim, fetch_pods), _answer(pods, service, state, engine_pods)
+        _progress(pods, service, claim, fetch_pods),
+        _answer(pods, service, state, [pod for pod in engine_pods if pod["metadata"]["name"] not in silent]),
     )
     return Observed(
         children=children,
@@ -79,7 +81,29 @@ async def observe(
         without=without,
         progress=progress,
         answer=answer,
+        silent=silent,
     )
+
+
+async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: str, uid: str) -> Rollout:
+    """The pods of a service whose spec nobody can read, or that is being deleted. Raises ApiError."""
+    wanted = (kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD)
+    ours = f"{MANAGED_BY}=stoker,{INSTANCE}={name}"
+    lists = await asyncio.gather(*(cluster.list_all(kind, namespace, ours) for kind in wanted))
+    found = _owned(dict(zip(wanted, lists, strict=True)), uid)
+    deployment = next((item for item in found[kinds.DEPLOYMENT] if item["metadata"]["name"] == name), None)
+    return rollout.read(
+        deployment, found[kinds.REPLICA_SET], found[kinds.POD], silent=await silent_pods(pods, found[kinds.POD])
+    )
+
+
+async def silent_pods(pods: PodClient, engine_pods: Iterable[Object]) -> frozenset[str]:
+    """The names of the pods that are said to be ready, and do not answer: a kubelet that hangs goes on saying so."""
+    ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
+    addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
+    asked = {name: address for name, address in addresses.items() if address is not None}
+    answers = await asyncio.gather(*(pods.answers(*address) for address in asked.values()))
+    return frozenset(name for name, answered in zip(asked, answers, strict=True) if not answered)
 
 
 def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind, list[dict[str, Any]]]:
@@ -92,7 +116,7 @@ def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind,
 
     found = {kind: of(kind, {uid}) for kind in by_kind}
     found[kinds.REPLICA_SET] = of(kinds.REPLICA_SET, _uids(found[kinds.DEPLOYMENT]))
-    found[kinds.POD] = of(kinds.POD, _uids(found[kinds.REPLICA_SET]) | _uids(found[kinds.JOB]))
+    found[kinds.POD] = of(kinds.POD, _uids(found[kinds.REPLICA_SET]) | _uids(found.get(kinds.JOB, ())))
     return found
 
 
@@ -166,7 +190,7 @@ async def _progress(
 
 
 async def _answer(
-    pods: PodClient, service: InferenceService, state: Rollout, engine_pods: tuple[Object, ...]
+    pods: PodClient, service: InferenceService, state: Rollout, engine_pods: Iterable[Object]
 ) -> Answer | None:
     """Ask one ready pod of the current revision, unless that revision is known to have answered."""
     answered = (service.status.get("revisions") or {}).get("answered")

@@ -18,6 +18,8 @@ from stoker_operator.observe.snapshot import Progress
 
 _LARGEST_ANSWER = 1 << 20
 _LARGEST_PAGE = 4 << 20
+# /ready is answered beside all other work.
+BRIEF_SECONDS = 3.0
 
 
 class PodClient:
@@ -25,6 +27,7 @@ class PodClient:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._brief = aiohttp.ClientTimeout(total=min(timeout, BRIEF_SECONDS))
 
     async def progress(self, ip: str, port: int) -> Progress | None:
         """What `stoker fetch` says of its progress; None when it does not answer yet or any more."""
@@ -55,6 +58,14 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
+    async def answers(self, ip: str, port: int) -> bool:
+        """Whether something answers there: an engine that hangs or is gone does not. Asked twice, for a lost packet."""
+        for _ in range(2):
+            status, _ = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
+            if status:
+                return True
+        return False
+
     async def page(self, ip: str, port: int, path: str) -> str:
         """A page of text, as /metrics is; "" when the pod does not give it."""
         try:
@@ -67,10 +78,12 @@ class PodClient:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return ""
 
-    async def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    async def _ask(
+        self, method: str, url: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
+    ) -> tuple[int, dict[str, Any]]:
         try:
             async with (
-                aiohttp.ClientSession(timeout=self._timeout) as session,
+                aiohttp.ClientSession(timeout=timeout or self._timeout) as session,
                 session.request(method, url, json=body) as answer,
             ):
                 raw = await read_at_most(answer, _LARGEST_ANSWER)

@@ -7,7 +7,7 @@ Knows nothing of InferenceServices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,21 +69,29 @@ def template_hash(pod: Object) -> str:
 
 
 def read(
-    deployment: Object | None, replica_sets: Sequence[Object], pods: Sequence[Object], floor: int | None = None
+    deployment: Object | None,
+    replica_sets: Sequence[Object],
+    pods: Sequence[Object],
+    floor: int | None = None,
+    silent: Container[str] = (),
 ) -> Rollout:
-    """The rollout as the cluster stands."""
+    """The rollout as the cluster stands. Pods named in `silent` are said to be ready and do not answer."""
+
+    def ready(pod: Object) -> bool:
+        return is_ready(pod) and pod["metadata"].get("name") not in silent
+
     terminating = sum(is_terminating(pod) for pod in pods)
     live = [pod for pod in pods if not is_terminating(pod) and not is_finished(pod)]
     if deployment is None:
-        return Rollout(total=len(live), ready=sum(map(is_ready, live)), terminating=terminating)
+        return Rollout(total=len(live), ready=sum(map(ready, live)), terminating=terminating)
     current, number = _current(deployment, replica_sets)
     updated = [pod for pod in live if current and template_hash(pod) == current]
     return Rollout(
         desired=int(deployment["spec"].get("replicas", 1)),
         total=len(live),
-        ready=sum(map(is_ready, live)),
+        ready=sum(map(ready, live)),
         updated=len(updated),
-        updated_ready=sum(map(is_ready, updated)),
+        updated_ready=sum(map(ready, updated)),
         terminating=terminating,
         current=current,
         failed=_failure(deployment),

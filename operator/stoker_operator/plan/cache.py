@@ -57,7 +57,9 @@ _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What to do for the cache, and how it stands. `model` is None until it is published and sound."""
+    """What to do for the cache, and how it stands. `model` is None until it is published and sound. `exact`: something
+    is due after `requeue_after`, not only to be looked at.
+    """
 
     claim: str
     source: str = ""
@@ -66,6 +68,7 @@ class CachePlan:
     model: FetchedModel | None = None
     finding: Finding | None = None
     requeue_after: float | None = None
+    exact: bool = False
     resolved: FetchedModel | None = None
     in_place: bool = False
 
@@ -184,6 +187,9 @@ def _while_running(
     if trouble and not (young and trouble.reason == "Unschedulable"):
         return replace(running, finding=Finding(trouble.reason, trouble.message, trouble.permanent))
     name = job["metadata"]["name"]
+    if not pods and made is not None and not young and not job["spec"].get("suspend"):
+        text = f"Job {name} has no pod: a ResourceQuota, a LimitRange or an admission webhook keeps it from being made"
+        return replace(running, finding=Finding("PodRefused", f"{text}. More: kubectl describe job {name}."))
     outcome, progress = fetch_outcome(pods), observed.progress
     # Until the next try knows what there is to fetch, the one before is the news.
     if isinstance(outcome, FetchFailure) and not (progress and progress.bytes_total):
@@ -232,6 +238,7 @@ def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, no
         base,
         finding=Finding(failure.reason, sentence(text), failure.reason in PERMANENT),
         requeue_after=max((due - now).total_seconds(), 1.0),
+        exact=True,
     )
 
 

@@ -27,7 +27,7 @@ TYPES = frozenset(
 STAGES = frozenset(
     {
         "Serving", "CreatingVolume", "Fetching", "RollingOut", "PodsStarting", "PodsStopping", "WaitingForIdle",
-        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused",
+        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused", "Deleting",
     }
 )  # fmt: skip
 # Not ready by choice: nothing is being done about it and nothing is wrong.
@@ -73,13 +73,17 @@ def pod_conditions(
     """What is to be said of the pods: Servable, Degraded, Progressing, Scheduled. `done` as in pods.py, `waits` as in
     rollout.py.
     """
-    state = observed.rollout
-    servable = Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
-    if not state.ready:
-        why = trouble.message if trouble else blocking.message if blocking else "No pod is ready."
-        servable = Condition("Servable", "False", blocking.reason if blocking else "NoPods", why)
     degraded = _degraded(blocking, trouble, done)
-    return [servable, degraded, _progressing(blocking, degraded, waits), _scheduled(observed)]
+    said = servable(observed.rollout, blocking, trouble)
+    return [said, degraded, _progressing(blocking, degraded, waits), _scheduled(observed)]
+
+
+def servable(state: Rollout, blocking: Finding | None, trouble: Trouble | None) -> Condition:
+    """Whether some pod answers, of whatever revision."""
+    if state.ready:
+        return Condition("Servable", "True", "PodsReady", f"{state.ready} of {state.total} pods answer.")
+    why = trouble.message if trouble else blocking.message if blocking else "No pod is ready."
+    return Condition("Servable", "False", blocking.reason if blocking else "NoPods", why)
 
 
 def _degraded(blocking: Finding | None, trouble: Trouble | None, done: str) -> Condition:

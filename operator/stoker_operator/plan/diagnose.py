@@ -7,6 +7,7 @@ Knows nothing of which pods matter: it is shown one at a time.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,9 @@ Object = Mapping[str, Any]
 # The end of a log stands in for last words: of its lines, what `stoker serve` logs in its daily business says nothing.
 _CHATTER = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (DEBUG|INFO|WARNING) ")
 _LOGGED = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (ERROR|CRITICAL) (\[[^]]*\] )?[\w.]+: ")
+_QUIET = ("debug", "info", "warning")
+# So much of a log's end stands in for last words, in bytes.
+_LOG_TAIL = 2048
 # A container that ran so long is no crash loop: the kubelet forgets its back-off then, too.
 _STEADY = timedelta(minutes=10)
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -209,9 +213,8 @@ def _ending(ended: Object) -> str:
     outcome = parse_fetch_result(str(ended.get("message", "")))
     if isinstance(outcome, FetchFailure):
         return f"{outcome.reason}: {short(outcome.message)}"
-    lines = [_LOGGED.sub("", line.strip()) for line in str(ended.get("message", "")).splitlines() if line.strip()]
-    spoken = [line for line in lines if not _CHATTER.match(line)]
-    last = f": {short(spoken[-1])}" if spoken else ""
+    spoken = _last_words(str(ended.get("message", "")))
+    last = f": {short(spoken)}" if spoken else ""
     if ended.get("reason") == "OOMKilled":
         return f"out of memory{last}. Raise spec.resources.memory or lower runtime.contextLength"
     code = int(ended.get("exitCode", 0))
@@ -219,6 +222,28 @@ def _ending(ended: Object) -> str:
         return "exit code 0, as one that is told to end because it failed its startup or liveness probe"
     by = f" ({signal.Signals(code - 128).name})" if code - 128 in signal.valid_signals() else ""
     return f"exit code {code}{by}{last}"
+
+
+def _last_words(message: str) -> str:
+    """The last line that says something; "" when there is none."""
+    lines = message.splitlines()
+    if len(message.encode()) >= _LOG_TAIL and len(lines) > 1:
+        del lines[0]  # the kubelet took the log's end, and cut into a line
+    for line in reversed([line.strip() for line in lines if line.strip()]):
+        entry = _json_entry(line)
+        if entry.get("level") in _QUIET or _CHATTER.match(line):
+            continue
+        return str(entry.get("message") or _LOGGED.sub("", line))
+    return ""
+
+
+def _json_entry(line: str) -> Mapping[str, Any]:
+    """A line of a log that is written as JSON; {} for any other."""
+    try:
+        entry = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) and "level" in entry else {}
 
 
 def _unschedulable(pod: str, text: str) -> Trouble:

@@ -61,6 +61,18 @@ def endpoint_conditions(service: InferenceService, observed: Observed) -> list[C
 
 
 def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
+    found = _published(service, observed)
+    if found.status == "True" and not observed.rollout.ready:
+        return no_pod_ready(found.message)
+    return found
+
+
+def no_pod_ready(where: str) -> Condition:
+    """EndpointReady while nobody answers behind an address that is there; `where` says where it is."""
+    return _ready("False", "NoPodReady", f"No pod is ready to answer. {where}")
+
+
+def _published(service: InferenceService, observed: Observed) -> Condition:
     endpoint, url = service.endpoint, manifests.public_url(service)
     if endpoint.ingress is not None:
         if "Ingress" in observed.without:

@@ -24,7 +24,8 @@ from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.left import left_behind
-from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out
+from stoker_operator.plan.pace import look_again
+from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, silence
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.turn import reached_before
@@ -32,11 +33,8 @@ from stoker_operator.plan.wording import counted
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
-UNSETTLED_SECONDS = 15.0
-UNANSWERED_SECONDS = 5.0
 # Who is next is woken; this is for what nobody told of.
 TURN_SECONDS = 60.0
-_SOON = ("NoAnswer", "AwaitingAnswer", "WaitingForIdle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rolling = plan_held(service, observed)
     state = observed.rollout
     answered = _answered(service, observed)
-    trouble = first_trouble(pods_that_count(observed))
+    trouble = first_trouble(pods_that_count(observed)) or silence(observed)
     done = rolled_out(service, state, answered)
     pods = pods_finding(service, observed, rolling.workload, trouble, done)
     blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)
@@ -93,6 +91,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         blocking = _unanswered(observed)
     scaling = scaling_condition(service, observed, settings)
     released = left_behind(service, observed, cache) if blocking is None else []
+    waits_turn = bool(rolling.waits) and blocking is None
     return Plan(
         actions=(
             *_fixed(service, observed),
@@ -111,7 +110,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *endpoint_conditions(service, observed),
             *([scaling] if scaling else []),
         ),
-        requeue_after=TURN_SECONDS if rolling.waits and blocking is None else _requeue(cache, blocking),
+        requeue_after=TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
         cache=cache,
         rollout=state,
         fit=fit,
@@ -180,11 +179,3 @@ def _unanswered(observed: Observed) -> Finding:
     if answer is None:
         return Finding("AwaitingAnswer", "The pods are ready; one of them is about to be asked for a completion.")
     return Finding("NoAnswer", f"Pod {answer.pod} is ready, but a completion asked of it failed: {answer.error}")
-
-
-def _requeue(cache: CachePlan, blocking: Finding | None) -> float | None:
-    if cache.requeue_after is not None:
-        return cache.requeue_after
-    if blocking is None or blocking.reason in (*IDLE, "DoesNotFit", "RolledBack"):
-        return None
-    return UNANSWERED_SECONDS if blocking.reason in _SOON else UNSETTLED_SECONDS

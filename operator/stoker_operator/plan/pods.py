@@ -33,6 +33,18 @@ def pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
     return [pod for pod in live if not current or template_hash(pod) == current]
 
 
+def silence(observed: Observed) -> Trouble | None:
+    """The trouble with pods that are said to be ready and do not answer."""
+    for pod in pods_that_count(observed):
+        name = pod["metadata"]["name"]
+        if name in observed.silent:
+            node = pod["spec"].get("nodeName", "")
+            text = f"Pod {name} is said to be ready and does not answer: node {node} may have stopped reporting, or a "
+            return Trouble("PodNotReady", f"{text}NetworkPolicy keeps the operator out.", False,
+                           f"More: kubectl describe node {node}.")  # fmt: skip
+    return None
+
+
 def rolled_out(service: InferenceService, state: Rollout, answered: str) -> str:
     """The hash of the current revision if it was rolled out and answered, now or earlier while it was current;
     else "".

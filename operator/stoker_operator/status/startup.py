@@ -67,9 +67,12 @@ def _verify(pod: Object) -> int | None:
 
 
 def _fetch(observed: Observed, source: str) -> int | None:
-    """Of the last prefetch that succeeded, while its Job is kept."""
-    for job in observed.jobs:
-        status = job.get("status", {})
-        if (job["metadata"].get("labels") or {}).get(SOURCE_LABEL) == source and status.get("completionTime"):
-            return _between(status.get("startTime"), status["completionTime"])
+    """Of the prefetch that succeeded, from the start of its container: what it waited for is no fetching."""
+    for pod in observed.fetch_pods:
+        if (pod["metadata"].get("labels") or {}).get(SOURCE_LABEL) != source:
+            continue
+        for item in pod.get("status", {}).get("containerStatuses") or ():
+            ended = (item.get("state") or {}).get("terminated")
+            if item["name"] == "fetch" and ended and not ended.get("exitCode"):
+                return _between(ended.get("startedAt"), ended.get("finishedAt"))
     return None

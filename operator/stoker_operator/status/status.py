@@ -12,9 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator import manifests
+from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
-from stoker_operator.plan.conditions import ready_conditions
+from stoker_operator.plan.conditions import ready_conditions, servable
+from stoker_operator.plan.endpoint import no_pod_ready
 from stoker_operator.plan.fit import Fit
 from stoker_operator.plan.plan import Plan
 from stoker_operator.plan.scaling import scaling_status
@@ -30,10 +32,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     status: Status = {
         "observedGeneration": service.generation,
         "url": manifests.public_url(service),
-        "replicas": state.total,
-        "readyReplicas": state.ready,
-        "updatedReplicas": state.updated,
-        "terminatingReplicas": state.terminating,
+        **_counts(state),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(manifests.selector(service).items())),
         "cache": _cache(observed, plan),
         "conditions": conditions(service.status, plan.conditions, service.generation, now),
@@ -65,6 +64,15 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     return status
 
 
+def _counts(state: Rollout) -> Status:
+    return {
+        "replicas": state.total,
+        "readyReplicas": state.ready,
+        "updatedReplicas": state.updated,
+        "terminatingReplicas": state.terminating,
+    }
+
+
 def _fit(fit: Fit) -> dict[str, Any]:
     found = {
         "verdict": fit.verdict,
@@ -83,9 +91,16 @@ def _fit(fit: Fit) -> dict[str, Any]:
     return found
 
 
-def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, now: datetime) -> Status:
-    """The status when this generation could not be carried out; what is known of the pods stays."""
-    fresh = ready_conditions(finding, "")
+def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, state: Rollout, now: datetime) -> Status:
+    """The status when this generation could not be carried out: of the pods what they are now, of the rest what was
+    known.
+    """
+    fresh = [*ready_conditions(finding, ""), servable(state, finding, None)]
+    fresh += [
+        no_pod_ready("")
+        for item in earlier.get("conditions") or ()
+        if item["type"] == "EndpointReady" and item["status"] == "True" and not state.ready
+    ]
     kept = [
         Condition(item["type"], item["status"], item["reason"], item["message"])
         for item in earlier.get("conditions") or ()
@@ -93,6 +108,7 @@ def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, now: 
     ]
     return dict(earlier) | {
         "observedGeneration": generation,
+        **_counts(state),
         "conditions": conditions(earlier, [*fresh, *kept], generation, now),
     }
 

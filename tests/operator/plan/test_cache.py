@@ -285,6 +285,15 @@ def test_a_volume_that_was_just_asked_for_is_given_time(world: World, age: float
     assert reason(there.plan()) == expected
 
 
+@pytest.mark.parametrize(("age", "expected"), [(5, "Fetching"), (60, "PodRefused")])
+def test_a_job_whose_pod_a_quota_refuses_is_told(world: World, age: float, expected: str) -> None:
+    world.job().jobs[0]["metadata"]["creationTimestamp"] = stamp(age)
+    plan = world.plan()
+    assert reason(plan) == expected
+    assert plan.finding is not None
+    assert ("kubectl describe job" in plan.finding.message) is (expected == "PodRefused")
+
+
 RESOLVING, DOWNLOADING = Progress("resolve", 0, 0, 0), Progress("download", 10**8, 10**9, 9)
 TRIES: dict[str, tuple[str, Progress | None, bool, str, str]] = {
     # name: (why the pod before failed, what the next one says, whether it repairs, the reason, what the message says)

@@ -51,6 +51,11 @@ LOG = """2026-11-30 22:42:06.060 INFO server: ready
 2026-11-30 22:42:06.061 ERROR [api 0] server: The engine process ended with signal SIGKILL.
 2026-11-30 22:42:11.067 INFO server: stopped
 """
+# What the kubelet takes of a log whose last words are of daily business: 2,048 bytes, and the first line is cut.
+BUSY = "67 INFO access: GET /v1/models 200\n" + "2026-11-23 22:42:11.067 INFO access: 10.0.0.7 GET /ready 200\n" * 35
+AS_JSON = """{"time": "t", "level": "error", "logger": "server", "message": "no space left"}
+{"time": "t", "level": "info", "logger": "access", "message": "GET /ready 200"}
+"""
 MISMATCH = json.dumps({"reason": "ChecksumMismatch", "message": "a.gguf differs"})
 CRASHED = "2026-01-01T11:00:00Z"
 AN_HOUR = {"startedAt": "2026-01-01T10:00:00Z", "finishedAt": "2026-01-01T11:00:00Z"}
@@ -133,6 +138,14 @@ CASES = {
     "last words are the last that matter": (
         pod(engine={"state": ended(1, LOG), "restartCount": 0}),
         ("PodRestarting", False, ["exit code 1: The engine process ended with signal SIGKILL. The container starts"]),
+    ),
+    "the end of a busy log": (
+        pod(engine={"state": ended(1, BUSY), "restartCount": 0}),
+        ("PodRestarting", False, ["ended with exit code 1. The container starts"]),
+    ),
+    "a log in JSON": (
+        pod(engine={"state": ended(1, AS_JSON), "restartCount": 0}),
+        ("PodRestarting", False, ["exit code 1: no space left. The container starts"]),
     ),
     "nothing that matters": (
         pod(engine={"state": ended(1, "2026-11-30 22:42:11.067 INFO server: stopped\n"), "restartCount": 0}),

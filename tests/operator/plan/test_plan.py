@@ -11,6 +11,7 @@ import pytest
 
 from stoker_operator import manifests
 from stoker_operator.observe.gpu import Gpu
+from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Apply, Condition, Delete, Finding
 from stoker_operator.plan.plan import Plan, make_plan
@@ -225,14 +226,22 @@ def test_a_transition_moves_the_time_of_its_condition_alone() -> None:
     assert (after["B"]["reason"], after["B"]["observedGeneration"]) == ("r2", 2)
 
 
-def test_a_refused_spec_keeps_what_is_known_of_the_pods(world: Any) -> None:
+def test_a_refused_spec_says_of_the_pods_what_they_are_now(world: Any) -> None:
     earlier = world().pod().answered().status()
-    refused = status.refused(earlier, 5, Finding("SpecInvalid", "spec.x: no", stalled=True), NOW)
+    finding = Finding("SpecInvalid", "spec.x: no", stalled=True)
+    refused = status.refused(earlier, 5, finding, Rollout(total=2, ready=1), NOW)
     by_type = {item["type"]: item for item in refused["conditions"]}
     assert (by_type["Ready"]["status"], by_type["Stalled"]["status"]) == ("False", "True")
     assert by_type["Servable"]["status"] == "True"
     assert refused["observedGeneration"] == 5
     assert refused["model"] == earlier["model"]
+    assert (refused["replicas"], refused["readyReplicas"]) == (2, 1)
+    assert by_type["EndpointReady"]["status"] == "True"
+    gone = status.refused(refused, 5, finding, Rollout(), NOW)
+    by_type = {item["type"]: item for item in gone["conditions"]}
+    assert (by_type["Servable"]["status"], by_type["Servable"]["message"]) == ("False", "spec.x: no")
+    assert (by_type["EndpointReady"]["status"], by_type["EndpointReady"]["reason"]) == ("False", "NoPodReady")
+    assert gone["readyReplicas"] == 0
 
 
 def test_a_gpu_of_the_cluster_that_is_too_small_is_said_and_blocks_nothing(world: Any) -> None:

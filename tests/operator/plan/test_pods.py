@@ -130,6 +130,22 @@ ROLLED_OUT: dict[str, tuple[Callable[[Any], Any], str, str, str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("pods", "ready", "servable"), [(1, "False", "False"), (2, "True", "True")])
+def test_who_does_not_answer_is_not_ready_whatever_is_said(world: Any, pods: int, ready: str, servable: str) -> None:
+    there = world(autoscaling={"min": 1, "max": 4}).pod()
+    for _ in range(1, pods):
+        there.pod()
+    there.children["Deployment", "demo"]["spec"]["replicas"] = pods
+    remember(there)
+    there.silent = frozenset({"p0"})
+    found = {item.type: item for item in there.plan().conditions}
+    assert (found["Ready"].status, found["Servable"].status) == (ready, servable)
+    assert found["EndpointReady"].status == servable
+    told = found["Ready"] if ready == "False" else found["Degraded"]
+    assert told.reason == "PodNotReady"
+    assert "Pod p0 is said to be ready and does not answer: node n1 may have stopped reporting" in told.message
+
+
 @pytest.mark.parametrize("case", ROLLED_OUT.values(), ids=ROLLED_OUT)
 def test_what_happens_after_a_rollout_is_no_rollout(
     world: Any, case: tuple[Callable[[Any], Any], str, str, str, str, str]

@@ -1,0 +1,61 @@
+"""Asks the pods that are said to be ready whether they answer, since nothing else tells of an engine that died under a
+kubelet that hangs.
+
+Invariants: a service is only enqueued when one of its pods falls silent or answers again, so services at rest cost a
+request a pod and no reconcile; so many pods are asked at once at most.
+Knows nothing of what follows from an answer: the reconcile asks again for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from stoker_operator.cluster import kinds
+from stoker_operator.manifests.identity import COMPONENT, INSTANCE
+from stoker_operator.observe.mirror import Mirror
+from stoker_operator.observe.pod_http import PodClient, pod_address
+from stoker_operator.observe.rollout import is_ready, is_terminating
+
+EVERY_SECONDS = 10.0
+_AT_ONCE = 64
+Key = tuple[str, str]
+
+
+class Pulse:
+    """Follows the ready engine pods that `mirror` knows; `enqueue` is told whose pods fell silent or answer again."""
+
+    def __init__(self, mirror: Mirror, pods: PodClient, enqueue: Callable[[Key], Awaitable[None]]) -> None:
+        self._mirror, self._pods, self._enqueue = mirror, pods, enqueue
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._silent: set[str] = set()
+
+    async def run(self) -> None:
+        """Ask round after round until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            await self.ask_all()
+
+    async def ask_all(self) -> None:
+        """Ask every pod once."""
+        pods = [pod for pod in self._mirror.known(kinds.POD) if _counts(pod)]
+        answers = await asyncio.gather(*map(self._ask, pods))
+        silent = {pod["metadata"]["uid"] for pod, answered in zip(pods, answers, strict=True) if not answered}
+        changed = silent ^ (self._silent & {pod["metadata"]["uid"] for pod in pods})
+        self._silent = silent
+        for meta in (pod["metadata"] for pod in pods if pod["metadata"]["uid"] in changed):
+            await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
+
+    async def _ask(self, pod: Mapping[str, Any]) -> bool:
+        address = pod_address(pod, "http")
+        if address is None:
+            return True  # nobody could be reached there yet
+        async with self._slots:
+            return await self._pods.answers(*address)
+
+
+def _counts(pod: Mapping[str, Any]) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    engine = labels.get(COMPONENT) == "engine" and INSTANCE in labels
+    return engine and is_ready(pod) and not is_terminating(pod)

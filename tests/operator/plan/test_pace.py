@@ -1,0 +1,47 @@
+"""pace.py: what moves is looked at often, what stands still rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from stoker_operator.observe.snapshot import Observed, Progress
+from stoker_operator.plan.actions import Finding
+from stoker_operator.plan.cache import CachePlan
+from stoker_operator.plan.pace import look_again
+from stoker_operator.spec.service import InferenceService
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+MOVING = Observed(progress=Progress("download", 1, 9, 4))
+CASES: dict[str, tuple[str, CachePlan, Observed, float, float | None]] = {
+    # name: (Ready's reason, the cache, what was observed, seconds since it was ready, when it is looked at again)
+    "a crash loop, just now": ("CrashLoop", CachePlan("c"), Observed(), 20, 15),
+    "a crash loop for ten minutes": ("CrashLoop", CachePlan("c"), Observed(), 600, 60),
+    "a crash loop for a day": ("CrashLoop", CachePlan("c"), Observed(), 86400, 300),
+    "a prefetch that hangs": ("ImagePullFailed", CachePlan("c", requeue_after=10), Observed(), 3000, 300),
+    "a long download": ("Fetching", CachePlan("c", requeue_after=30), MOVING, 7200, 30),
+    "the next try is due": ("TokenRejected", CachePlan("c", requeue_after=7, exact=True), Observed(), 7200, 7),
+    "no answer for long": ("NoAnswer", CachePlan("c"), Observed(), 7200, 30),
+    "no answer yet": ("NoAnswer", CachePlan("c"), Observed(), 3, 5),
+    "idle pods are awaited": ("WaitingForIdle", CachePlan("c"), Observed(), 7200, 5),
+    "asleep": ("Suspended", CachePlan("c"), Observed(), 7200, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_pace(
+    service: Callable[..., InferenceService], case: tuple[str, CachePlan, Observed, float, float | None]
+) -> None:
+    reason, cache, observed, age, expected = case
+    since = (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+    there = replace(service(), status={"conditions": [unready]})
+    assert look_again(there, observed, cache, Finding(reason, "m"), NOW) == expected
+
+
+def test_at_rest_events_tell(service: Callable[..., InferenceService]) -> None:
+    assert look_again(service(), Observed(), CachePlan("c"), None, NOW) is None
+    assert look_again(service(), Observed(), CachePlan("c"), Finding("Unschedulable", "m"), NOW) == 15
