@@ -1,6 +1,11 @@
 """Stoker's runtime: the inference engine and its OpenAI API server. Never imports kopf or kubernetes.
 
 `from stoker_runtime import LLM, SamplingParams` is the Python interface; importing the package alone imports nothing.
+A request enters the rooms in this order: `serve/` → `api/` → `text/` → `engine/` → `scheduler/` → `executor/` →
+`models/` → `sampling/`; ARCHITECTURE.md draws the floors. In the root lie what a user imports, the entry point, and the
+vocabulary of all rooms (`request.py`, `config.py`, `errors.py`, `metrics.py`). A new room goes onto a floor of the
+contract in pyproject.toml.
+Must never know: Kubernetes, and who started it.
 """
 
 from __future__ import annotations

@@ -71,17 +71,10 @@ class Scheduler:
 
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
-        config, params = self.config, request.params
-        refuse_impossible(
-            request,
-            max_tokens=config.max_tokens,
-            vocab_size=config.vocab_size,
-            eos_ids=len(config.eos_token_ids),
-        )
+        config, params, eos = self.config, request.params, self.config.eos_token_ids
+        refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size, eos_ids=len(eos))
         self._admissions.require_room(len(self._waiting), config.max_queued, self._clock())
-        stops = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stops |= frozenset(config.eos_token_ids)
+        stops = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos))
         length = len(request.prompt_token_ids)
         sequence = Sequence(
             request,

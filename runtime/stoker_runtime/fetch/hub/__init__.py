@@ -4,4 +4,5 @@
 errors into ours; `cache.py` reads and fills the cache that all of the user's programs share. huggingface_hub takes a
 third of a second to import: this folder alone imports it, and is itself imported when a name of the hub is met. A
 hub with another protocol is another source beside this folder.
+Must never know: where files are published, or who asked for them.
 """
