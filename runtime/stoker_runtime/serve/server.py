@@ -43,6 +43,7 @@ from stoker_runtime.process.board import WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
+from stoker_runtime.serve.bounds import BoundedProtocol
 from stoker_runtime.serve.port import BACKLOG, address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
 from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
@@ -379,7 +380,7 @@ def uvicorn_config(app: Application, tls: ssl.SSLContext | None = None) -> uvico
     """uvicorn with nothing of its own between the socket and `app`."""
     config = WebConfig(
         app,
-        http="httptools",
+        http=BoundedProtocol,
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -1,32 +1,77 @@
-"""The body of a request, read within bounds.
+"""The body of a request, read within bounds of size and time.
 
-Invariants: no more than the limit is ever held.
+Invariants: no more than the limit is ever held; a body that stops coming, or drips, is given up.
 Knows nothing of what bodies mean.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 
-from stoker_runtime.errors import TooLargeError
+from stoker_runtime.errors import DeadlineError, TooLargeError
 
-
-async def pieces(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises TooLargeError as soon as it passes `limit` bytes, or ClientDisconnect."""
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise TooLargeError(f"The body has {int(declared)} bytes; at most {limit} are allowed.")
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise TooLargeError(f"The body has more than {limit} bytes, which is the most allowed.")
-        yield piece
+BODY_SECONDS = 60.0
+"""What any body may take, beside what its size takes at the slowest rate."""
+LEAST_BYTES_PER_SECOND = 64 * 1024
 
 
 async def whole(request: Request, limit: int) -> bytes:
-    """The whole body; raises as `pieces` does."""
-    parts = [piece async for piece in pieces(request, limit)]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    """The whole body.
+
+    Raises TooLargeError as soon as it passes `limit` bytes, DeadlineError when it takes too long, or ClientDisconnect.
+    """
+    _check_declared(request, limit)
+    parts: list[bytes] = []
+    size, begun = 0, _now()
+    try:
+        async with asyncio.timeout_at(begun + BODY_SECONDS) as patience:
+            async for piece in request.stream():
+                size += len(piece)
+                _check_size(size, limit)
+                parts.append(piece)
+                patience.reschedule(begun + BODY_SECONDS + size / LEAST_BYTES_PER_SECOND)
+    except TimeoutError:
+        raise _late(begun) from None
+    return b"".join(parts)
+
+
+async def pieces(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes; raises as `whole` does. What is done with a piece does not count as the body's time."""
+    _check_declared(request, limit)
+    size, patience = 0, BODY_SECONDS
+    stream = request.stream()
+    while True:
+        begun = _now()
+        try:
+            async with asyncio.timeout(patience):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise _late(begun) from None
+        if piece is None:
+            return
+        patience += len(piece) / LEAST_BYTES_PER_SECOND - (_now() - begun)
+        size += len(piece)
+        _check_size(size, limit)
+        yield piece
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _check_declared(request: Request, limit: int) -> None:
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        raise TooLargeError(f"The body has {int(declared)} bytes; at most {limit} are allowed.")
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLargeError(f"The body has more than {limit} bytes, which is the most allowed.")
+
+
+def _late(begun: float) -> DeadlineError:
+    return DeadlineError(f"The body did not come within {_now() - begun:.0f} seconds.", code="body_timeout")
