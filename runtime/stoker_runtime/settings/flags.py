@@ -2,16 +2,14 @@
 
 Invariants: a flag, its `STOKER_*` variable and its key in a config file are one entry, so they cannot differ; the
 names are vLLM's where vLLM has the setting.
-Knows nothing of where settings are read from; see parse.py.
+Knows nothing of where settings are read from (parse.py) and of how a value is read (values.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,85 +25,9 @@ from stoker_runtime.config import (
     EngineConfig,
     ServerConfig,
 )
+from stoker_runtime.settings.values import choice, integer, number, only_one, pair, runner, switch, text
 
 PREFIX = "STOKER_"
-
-
-class BadValue(ValueError):
-    """What is allowed, in words."""
-
-
-def text(value: str) -> str:
-    """Any text."""
-    return value
-
-
-def choice(allowed: Sequence[str]) -> Callable[[str], str]:
-    """One of `allowed`."""
-
-    def convert(value: str) -> str:
-        if value not in allowed:
-            near = difflib.get_close_matches(value, allowed, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise BadValue(f"one of {', '.join(allowed)}{hint}")
-        return value
-
-    return convert
-
-
-_MULTIPLES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
-
-
-def integer(least: int = 0) -> Callable[[str], int]:
-    """A whole number; `4k` is 4,000 and `4K` is 4,096."""
-
-    def convert(value: str) -> int:
-        found = re.fullmatch(r"(-?\d+)([kmgKMG]?)", value.strip())
-        number = int(found[1]) * _MULTIPLES[found[2]] if found else None
-        if number is None or number < least:
-            raise BadValue(f"a whole number of at least {least}")
-        return number
-
-    return convert
-
-
-def number(least: float, most: float | None = None) -> Callable[[str], float]:
-    """A number in a range."""
-    rule = f"a number of at least {least:g}" if most is None else f"a number between {least:g} and {most:g}"
-
-    def convert(value: str) -> float:
-        try:
-            parsed = float(value)
-        except ValueError:
-            raise BadValue(rule) from None
-        if not parsed >= least or (most is not None and parsed > most):
-            raise BadValue(rule)
-        return parsed
-
-    return convert
-
-
-def switch(value: str) -> bool:
-    """true or false."""
-    spelled = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if value.lower() not in spelled:
-        raise BadValue("true or false")
-    return spelled[value.lower()]
-
-
-def only_one(value: str) -> int:
-    """1: more than one GPU is not supported yet."""
-    if value != "1":
-        raise BadValue("1: a model runs on one GPU so far")
-    return 1
-
-
-def pair(value: str) -> tuple[str, str]:
-    """op=implementation."""
-    op, equals, implementation = value.partition("=")
-    if not (op and equals and implementation):
-        raise BadValue("OP=IMPLEMENTATION, such as gemm=cublas")
-    return op, implementation
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +59,6 @@ class Flag:
     def is_switch(self) -> bool:
         """Whether it is on or off."""
         return self.convert is switch
-
-
-_RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}
-
-
-def runner(value: str) -> str:
-    """auto, generate or pooling; the older names of tasks that pool mean pooling."""
-    return choice(RUNNERS)(_RUNNERS.get(value, value))
 
 
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"

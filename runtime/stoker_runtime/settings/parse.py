@@ -20,18 +20,8 @@ from stoker_runtime.api.http.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.settings import vllm_flags
-from stoker_runtime.settings.flags import (
-    ALIASES,
-    BY_NAME,
-    DEFAULTS,
-    FLAGS,
-    OPPOSITES,
-    PREFIX,
-    BadValue,
-    Flag,
-    pair,
-    spell,
-)
+from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, Flag, spell
+from stoker_runtime.settings.values import BadValue, pair
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
 OTHER_VARIABLES = (
