@@ -79,7 +79,10 @@ def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
             found["runner"] = _runner(given, value)
         elif given in ONE_VALUE:
             if not any(value == allowed and type(value) is type(allowed) for allowed in ONE_VALUE[given]):
-                raise ConfigError(f"LLM does not support {given}={value!r}; leave it out.", param=given)
+                # A token is among these: no value is quoted where there is another way to give it.
+                why = vllm_flags.UNSUPPORTED.get(given.replace("_", "-"))
+                said = f"LLM does not support {given}" + (f": {why}." if why else f"={value!r}; leave it out.")
+                raise ConfigError(said, param=given)
         elif given == "max_logprobs":
             if not 0 <= value <= MAX_LOGPROBS:
                 raise ConfigError(f"max_logprobs must be between 0 and {MAX_LOGPROBS}; got {value}.", param=given)

@@ -24,6 +24,8 @@ from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate, located
 from stoker_runtime.fetch.download import Downloader
 from stoker_runtime.fetch.hub.cache import HubCache
 from stoker_runtime.fetch.reference import hub_name
+from stoker_runtime.offline.options import engine_options
+from stoker_runtime.settings.parse import parse
 
 ROOT = Path(__file__).parents[3]
 Checkpoint = Callable[[str], Path]
@@ -370,3 +372,15 @@ def test_versions_of_the_library_name_what_is_used() -> None:
     assert callable(_runtime.is_xet_available)
     assert callable(_xet.refresh_xet_connection_info)
     assert huggingface_hub.HfApi()._build_hf_headers(token=False)
+
+
+def test_a_token_is_never_quoted() -> None:
+    """Neither an option nor a flag takes one; what was given stands in no message."""
+    for given in ({"hf_token": "hf_secret77"}, {"download_dir": "/models", "hf_token": "hf_secret77"}):
+        with pytest.raises(ConfigError, match=r"HF_TOKEN|HF_HOME") as failure:
+            engine_options(given)
+        assert "secret77" not in failure.value.message
+    for arguments in (["m", "--hf-token", "hf_secret77"], ["m", "--hf_token=hf_secret77"]):
+        with pytest.raises(ConfigError, match="HF_TOKEN") as failure:
+            parse(arguments, {})
+        assert "secret77" not in failure.value.message
