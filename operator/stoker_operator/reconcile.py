@@ -9,7 +9,7 @@ Knows nothing of kopf, queues or leadership.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -75,7 +75,7 @@ class Reconciler:
 
         # 1. spec
         try:
-            service = parse(raw)
+            service = parse(raw, tolerate_unknown=_serves(raw))
         except SpecError as error:
             await self._next(self.turns.forget((namespace, name)))
             await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
@@ -129,3 +129,8 @@ class Reconciler:
         state = await observe_pods(self.cluster, self.pods, meta["namespace"], meta["name"], meta["uid"])
         found = status.refused(raw.get("status") or {}, int(meta.get("generation", 1)), finding, state, now)
         await write_status(self.cluster, raw, found)
+
+
+def _serves(raw: Mapping[str, Any]) -> bool:
+    """Whether a revision of it was rolled out: what serves goes on when a newer CRD brings fields unknown here."""
+    return bool(((raw.get("status") or {}).get("revisions") or {}).get("rolledOut"))

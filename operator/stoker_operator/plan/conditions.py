@@ -7,6 +7,8 @@ Knows nothing of how a plan is made and of times, which the status adds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stoker_operator import manifests
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
@@ -21,6 +23,7 @@ TYPES = frozenset(
     {
         "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
         "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
+        "Understood",
     }
 )  # fmt: skip
 # Reasons of Ready that are a stage on the way, not a failure.
@@ -59,6 +62,12 @@ def ready_conditions(blocking: Finding | None, serving: str) -> list[Condition]:
         Condition("Reconciling", str(waiting), blocking.reason, blocking.message),
         Condition("Stalled", str(blocking.stalled), blocking.reason, blocking.message),
     ]
+
+
+def understood_condition(unknown: Sequence[str]) -> Condition:
+    """What to say where a newer CRD has fields that nobody here knows."""
+    text = f"This operator does not know {', '.join(unknown)}, and goes on without. The CRD is newer: upgrade it."
+    return Condition("Understood", "False", "FieldsUnknown", text)
 
 
 def fit_condition(fit: Fit) -> Condition:

@@ -19,7 +19,14 @@ from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.cache import CachePlan, plan_cache
-from stoker_operator.plan.conditions import IDLE, fit_condition, pod_conditions, ready_conditions, serving
+from stoker_operator.plan.conditions import (
+    IDLE,
+    fit_condition,
+    pod_conditions,
+    ready_conditions,
+    serving,
+    understood_condition,
+)
 from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
@@ -109,6 +116,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *([fit_condition(fit)] if fit else []),
             *endpoint_conditions(service, observed),
             *([scaling] if scaling else []),
+            *([understood_condition(service.unknown)] if service.unknown else []),
         ),
         requeue_after=TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
         cache=cache,

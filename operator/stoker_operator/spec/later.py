@@ -37,6 +37,12 @@ def name_later(raw: Mapping[str, Any], problems: list[str]) -> list[str]:
     return [*(f"{path}: {LATER[path]}" for path in found), *rest]
 
 
+def split_unknown(problems: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(the fields that are unknown, the other problems)."""
+    unknown = tuple(text.partition(": is not a field")[0] for text in problems if ": is not a field" in text)
+    return unknown, [text for text in problems if ": is not a field" not in text]
+
+
 def _has(raw: Any, names: list[str]) -> bool:
     if not isinstance(raw, Mapping) or names[0] not in raw:
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker_operator.spec import engine_guard
@@ -24,7 +24,7 @@ from stoker_operator.spec.endpoint import (
     read_observability,
     read_secret_ref,
 )
-from stoker_operator.spec.later import name_later
+from stoker_operator.spec.later import name_later, split_unknown
 from stoker_operator.spec.operations import (
     Autoscaling,
     Disruption,
@@ -121,7 +121,10 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may."""
+    """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may.
+
+    `unknown`: the fields that a newer CRD has and this program does not know.
+    """
 
     name: str
     namespace: str
@@ -143,6 +146,7 @@ class InferenceService:
     endpoint: Endpoint = field(default_factory=Endpoint)
     observability: Observability = field(default_factory=Observability)
     status: Mapping[str, Any] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -181,8 +185,12 @@ class FetchFailure:
     message: str
 
 
-def parse(raw: Mapping[str, Any]) -> InferenceService:
-    """The typed service. Raises SpecError listing every problem, each with its field."""
+def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> InferenceService:
+    """The typed service. Raises SpecError listing every problem, each with its field.
+
+    `tolerate_unknown`: fields that nobody here knows are named in `unknown` instead. The API server drops what its CRD
+    does not know, so such a field means that the CRD is newer than this program.
+    """
     problems: list[str] = []
     reader = Reader(raw, "", problems)
     meta = reader.mapping("metadata")
@@ -215,7 +223,11 @@ def parse(raw: Mapping[str, Any]) -> InferenceService:
         status=reader.mapping("status").raw,
     )
     spec.finish()
-    problems = name_later(raw, problems)
+    if tolerate_unknown:
+        unknown, problems = split_unknown(problems)
+        service = replace(service, unknown=unknown)
+    else:
+        problems = name_later(raw, problems)
     if not problems:
         problems.extend(_cross_field_problems(service))
     if problems:

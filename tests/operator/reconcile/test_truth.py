@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -116,3 +116,44 @@ async def test_a_job_that_a_quota_keeps_from_making_its_pod_is_told(
     ready = condition(await stored(reconciler, namespace), "Ready")
     assert ready["reason"] == "PodRefused"
     assert "ResourceQuota" in ready["message"]
+
+
+@pytest.fixture
+def newer_crd(kubectl: Callable[..., str]) -> Iterator[None]:
+    """The CRD of a later version, which gives every object a field that this operator does not know."""
+    name = ("crd", "inferenceservices.stoker.dev")
+    older = json.loads(kubectl("get", *name, "-o", "json"))
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/warpFactor"
+    field = {"type": "integer", "default": 9}
+    kubectl("patch", *name, "--type=json", "-p", json.dumps([{"op": "add", "path": path, "value": field}]))
+    yield
+    kubectl("patch", *name, "--type=json", "-p", json.dumps([{"op": "remove", "path": path}]))
+    assert "warpFactor" not in json.dumps(older)
+
+
+async def test_a_crd_newer_than_the_operator_does_not_stop_who_serves(
+    serve: Callable[..., Any],
+    create: Callable[..., Any],
+    look: Callable[..., Any],
+    reconciler: Reconciler,
+    namespace: str,
+    kubectl: Callable[..., str],
+    eventually: Callable[..., Any],
+    request: pytest.FixtureRequest,
+) -> None:
+    await serve()
+    request.getfixturevalue("newer_crd")
+
+    async def defaulted() -> bool:
+        return "warpFactor" in (await stored(reconciler, namespace))["spec"]
+
+    await eventually(defaulted)
+    kubectl("delete", "service", "demo")
+    found = await look("Serving")
+    said = condition(found, "Understood")
+    assert (said["status"], said["reason"]) == ("False", "FieldsUnknown")
+    assert "spec.warpFactor" in said["message"]
+    assert kubectl("get", "service", "demo", "-o", "name")  # what it knows it goes on to look after
+    await create("second")
+    invalid = await look("SpecInvalid", "second")
+    assert "spec.warpFactor" in condition(invalid, "Ready")["message"]

@@ -104,3 +104,13 @@ def test_anything_else_is_no_report(text: str) -> None:
 
 def test_a_status_without_a_model_remembers_none() -> None:
     assert remembered_model({}) is None
+
+
+def test_fields_of_a_newer_crd_are_named_where_they_are_tolerated(raw: Raw) -> None:
+    body = raw("demo", model={"uri": "hf://a/b", "turbo": True}, canary={"weight": 5}, warp="9")
+    with pytest.raises(SpecError, match=r"spec\.warp: is not a field"):
+        parse(body)
+    assert parse(body, tolerate_unknown=True).unknown == ("spec.model.turbo", "spec.canary", "spec.warp")
+    assert parse(raw("demo"), tolerate_unknown=True).unknown == ()
+    with pytest.raises(SpecError, match=r"spec\.replicas: is -1"):
+        parse(raw("demo", warp="9", replicas=-1), tolerate_unknown=True)
