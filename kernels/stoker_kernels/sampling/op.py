@@ -15,12 +15,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
 from stoker_kernels.sampling.state import SamplingState
 
 MAX_TOP_LOGPROBS = 20
 LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+
+def _sm90_supports(target: Target) -> str | None:
+    if target.device != "cuda" or target.sm != 90:
+        return "needs sm_90"
+    return cuda.missing_cubin("sm90_sample", "sm_90a") if target.dtype == torch.bfloat16 else "takes bfloat16"
+
+
+register("sample", "sm90", "stoker_kernels.sampling.sm90_sample:sample", _sm90_supports)
 for _op in ("argmax", "sample", "token_logprobs"):
     register(_op, "triton", f"stoker_kernels.sampling.triton_sampling:{_op}", triton_supports(*LOGITS_DTYPES))
     register(_op, "reference", f"stoker_kernels.sampling.reference:{_op}", reference_supports)

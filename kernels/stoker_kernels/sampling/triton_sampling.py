@@ -78,9 +78,8 @@ def sample(
     out: Tensor | None = None,
 ) -> Tensor:
     """`sampling.sample` on CUDA."""
-    rows, vocab = _shape(logits)
-    if vocab != state.vocab:
-        raise ValueError(f"logits of {vocab} tokens do not fit a state of {state.vocab}")
+    check_shape(logits, state)
+    rows, vocab = logits.shape
     tiles = triton.cdiv(vocab, TILE)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out
     if rows == 0:
@@ -192,6 +191,13 @@ def _apply_constants() -> dict[str, int]:
         "BLOCK": _COUNTS_BLOCK,
         "ENTRIES": _ENTRIES_BLOCK,
     }
+
+
+def check_shape(logits: Tensor, state: SamplingState) -> None:
+    """Raise ValueError for logits that are not contiguous, or not of the state's vocabulary."""
+    _, vocab = _shape(logits)
+    if vocab != state.vocab:
+        raise ValueError(f"logits of {vocab} tokens do not fit a state of {state.vocab}")
 
 
 def _shape(logits: Tensor) -> tuple[int, int]:
