@@ -156,7 +156,11 @@ constexpr uint32_t LOCAL = (1u << emulator::RANK_SHIFT) - 1;
 inline void mbarrier_arrive_cluster(uint32_t there) {
   emulator::Cta& to = emulator::owner(there);
   emulator::running(to);
-  arrive_at(emulator::mbarrier(to, there & LOCAL), 0);
+  // It is on its way for a while; the barrier of the cluster does not wait for it.
+  emulator::cluster->copies.push_back([=, &to] {
+    emulator::running(to);
+    arrive_at(emulator::mbarrier(to, there & LOCAL), 0);
+  });
 }
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) { mbarrier_wait(barrier, parity); }
 inline void store_async(uint32_t there, float a, float b, float c, float d, uint32_t barrier) {

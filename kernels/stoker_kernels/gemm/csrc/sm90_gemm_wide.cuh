@@ -272,8 +272,11 @@ __device__ __forceinline__ void consume_wide(const WideArguments& g, const WideR
   uint32_t parity = 0;
   cluster_wait();
   grid_dependency_wait();
+  const int mine = cluster < tiles ? (tiles - 1 - cluster) / clusters + 1 : 0;
+  int awaited = mine * g.k_blocks - g.stages;  // releases that producers wait for
   auto release = [&](int held) {  // in both CTAs: each one's producer writes to both
-    if (lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
+    // Only those: another would still be on its way when that CTA has ended, and the next kernel has its shared memory.
+    if (awaited-- > 0 && lane < 2) mbarrier_arrive_cluster(cluster_address(ring.empty + 8 * held, lane));
   };
   for (int index = cluster; index < tiles; index += clusters) {
     if constexpr (Chunk<T>::scaled) prefetch_scales<HALF, GATED>(g, WideTile<HALF>(g, index, rank));
