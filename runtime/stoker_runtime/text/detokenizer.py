@@ -41,6 +41,11 @@ class Detokenizer:
         self._held = ""
         self.stopped_by: str | None = None
 
+    @property
+    def searches(self) -> bool:
+        """Whether it looks for stop strings: without any, tokens may come in pieces of any length."""
+        return bool(self._stops)
+
     def push(self, tokens: Sequence[int], search: bool = True) -> str:
         """The text that is certain after `tokens`. Without `search` they count as text before any stop string.
 
