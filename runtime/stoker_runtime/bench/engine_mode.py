@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench import structured_mode
-from stoker_runtime.bench.rounds import Round, Work, run_round
+from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
 from stoker_runtime.bench.table import Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
     TOLERANCE_BF16,
@@ -35,11 +35,17 @@ from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.fetch.by_name import located
+from stoker_runtime.request import SamplingParams
 
 # Above this many requests the warm-up round generates this many tokens only: every kernel and graph has run by then.
 SHORT_WARMUP_ABOVE = 64
 SHORT_WARMUP_TOKENS = 64
 VERIFIED_PROMPTS = 3
+# Flags of how tokens are chosen, as fields of SamplingParams: their defaults are greedy.
+SAMPLING_DEFAULTS: dict[str, Any] = {
+    "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
+    "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+}  # fmt: skip
 VERIFIED_TOKENS = 1200
 
 
@@ -53,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--input-len", type=int, default=128)
     flags.add_argument("--output-len", type=int, default=256)
     flags.add_argument("--uniform", default="", metavar="LEAST-MOST", help="draw input and output lengths uniformly")
+    for name, default in SAMPLING_DEFAULTS.items():
+        text = "sample all requests so; the tokens that are checked come from a greedy round before"
+        flags.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     flags.add_argument("--dtype", default="auto")
     flags.add_argument("--quantization", default="auto")
     flags.add_argument("--kv-cache-dtype", default="auto")
@@ -114,7 +123,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     precision = config.dtype if config.quantization == "none" else config.quantization
     if config.kv_cache_dtype == "fp8":
         precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
-    return f"{args.shape or args.model}/{precision}/{work}"
+    sampled = "/sampled" if args.temperature else ""  # of which peers.json has no row
+    return f"{args.shape or args.model}/{precision}/{work}{sampled}"
 
 
 def default_tolerance(config: EngineConfig) -> Tolerance:
@@ -131,14 +141,30 @@ def read_peers() -> dict[str, dict[str, dict[str, float]]]:
     return rows
 
 
-def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance) -> Row:
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """How the measured rounds choose their tokens.
+
+    Raises:
+        ConfigError: a value that no request may have, or a filter of tokens that are not drawn.
+    """
+    params = SamplingParams(**{name: getattr(args, name) for name in SAMPLING_DEFAULTS})
+    if params.temperature == 0.0 and params != SamplingParams(temperature=0.0):
+        raise ConfigError("Filters and penalties of sampled tokens need --temperature.", param="temperature")
+    if not (0.0 <= params.temperature <= 2.0 and 0.0 < params.top_p <= 1.0 and 0.0 <= params.min_p <= 1.0):
+        raise ConfigError("--temperature is 0 to 2, --top-p above 0 and up to 1, --min-p 0 to 1.", param="temperature")
+    return params
+
+
+def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, params: SamplingParams = GREEDY) -> Row:
     """Warm up, time, check, and return one row."""
     n, vocab = len(work.inputs), executor.vocab_size
     loop = StepLoop(executor, executor.config)
     warm = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work
-    run_round(loop, warm, vocab, seed=1)
-    timed = run_round(loop, work, vocab, seed=2)
-    prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i).wall for i in range(2))
+    greedy = run_round(loop, warm, vocab, seed=1)
+    for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
+        run_round(loop, warm, vocab, seed=1, params=params)
+    timed = run_round(loop, work, vocab, seed=2, params=params)
+    prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i, params=params).wall for i in range(2))
     longest = max(work.outputs)
     return Row(
         key=key,
@@ -150,7 +176,7 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance) -> R
         prefill_tok_s=sum(work.inputs) / prefill,
         p50_s=sorted(timed.latencies)[n // 2],
         spread=timed.spread,
-        verdict=check(executor, timed, tolerance),
+        verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance),
         peer=read_peers().get(key, {}).get(str(n), {}),
     )
 
@@ -185,7 +211,7 @@ def main(argv: list[str]) -> int:
 
 def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -> int:
     """Measure every N, print the table, write the files."""
-    key = peer_key(args, executor.config)
+    key, params = peer_key(args, executor.config), sampling_params(args)
     described = executor.describe()
     for name, value in described.items():
         print(f"# {name}: {value}")
@@ -200,7 +226,7 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -
             work = Work.uniform(n, least, most)
         else:
             work = Work.fixed(n, args.input_len, args.output_len)
-        rows.append(measure(executor, work, key, tolerance))
+        rows.append(measure(executor, work, key, tolerance, params))
         print_table(rows[-1:], header=len(rows) == 1)
         if args.json:
             args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))

@@ -1,7 +1,7 @@
 """One round of engine work: all requests submitted together, run to the end, every finish time noted.
 
 Invariants: drives the same step loop that serves requests, in this process; prompts are random and distinct, decoding
-is greedy and runs to the asked length; prefix caching is off, so that no round helps the next.
+is greedy unless asked otherwise, and runs to the asked length; prefix caching is off, so that no round helps the next.
 Knows nothing of tables or of other engines.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import EngineError
@@ -65,8 +65,11 @@ class Round:
         return (ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] - middle) / middle
 
 
-def run_round(loop: StepLoop, work: Work, vocab: int, seed: int) -> Round:
-    """Submit all of `work` and run it to the end.
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def run_round(loop: StepLoop, work: Work, vocab: int, seed: int, params: SamplingParams = GREEDY) -> Round:
+    """Submit all of `work` and run it to the end; tokens are chosen by `params`, each request with a seed of its own.
 
     Raises:
         EngineError: a request ended early or with an error.
@@ -76,7 +79,7 @@ def run_round(loop: StepLoop, work: Work, vocab: int, seed: int) -> Round:
     prompts = [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for length in work.inputs]
     began = time.perf_counter()
     sequences = [
-        loop.add(Request(str(i), prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)))
+        loop.add(Request(str(i), prompt, replace(params, max_tokens=count, ignore_eos=True, seed=i)))
         for i, (prompt, count) in enumerate(zip(prompts, work.outputs, strict=True))
     ]
     finished: dict[str, float] = {}
