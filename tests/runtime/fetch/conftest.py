@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
 import random
 import socket
 import socketserver
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from e2e.hub.server import Hub
 
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.prefetch import Order, Prefetch, Published
 from stoker_runtime.fetch.progress import Progress
 
-ROOT = Path(__file__).parents[3]
 REPO = "acme/tiny"
 QUICK = Patience(failures=3, first_wait=0.02, longest_wait=0.05, base_seconds=20.0)
-
-
-def load_server() -> ModuleType:
-    """e2e/hub/server.py as a module; e2e is no package."""
-    name = "stoker_e2e_hub"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "e2e" / "hub" / "server.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -64,8 +43,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(model: Path) -> Iterator[Any]:
-    server = load_server().Hub()
+def hub(model: Path) -> Iterator[Hub]:
+    server = Hub()
     server.add(REPO, model)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -362,6 +363,28 @@ def test_a_server_takes_a_name_shows_progress_and_answers_to_it(hub: Any, repo: 
     assert not any("hf_server" in text for text in messages)
     assert asked(hub) == ["SmolLM2.Q4_1.gguf"]
     assert not list((tmp_path / "hf").rglob("*Q8_0*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_fetches_ends_at_a_signal_and_goes_on_the_next_time(
+    hub: Any, repo: Path, tmp_path: Path, number: int
+) -> None:
+    hub.faults.bytes_per_second = 300_000
+    env = environment(tmp_path, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"))
+    command = [sys.executable, "-m", "stoker_cli", "serve", "acme/tiny", "--device", "cpu", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server:
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size for path in tmp_path.glob("hf/hub/*/.partial-*/*")):
+            assert time.monotonic() < deadline
+            assert server.poll() is None
+            time.sleep(0.05)
+        server.send_signal(number)
+        assert server.wait(15) == 1
+        assert server.stderr is not None
+        said = server.stderr.read()
+    assert "could not start: Stopped; the next run goes on from here." in said
+    assert "Traceback" not in said
+    assert any(path.stat().st_size for path in tmp_path.glob("hf/hub/*/.partial-*/*"))
 
 
 def test_versions_of_the_library_name_what_is_used() -> None:

@@ -45,6 +45,8 @@ from stoker_runtime.fetch.web import CONNECT_SECONDS, STALL_SECONDS, product, re
 # A page of a listing holds 1,000 files in some 300 KB. Compressed answers were not asked for and may unfold.
 MAX_ANSWER_BYTES = 32 << 20
 MAX_PACKED_BYTES = 1 << 20
+# Of a session, beside files' bytes: pages of a listing, access to Xet, attempts.
+MAX_REQUESTS = 2000
 MARK = "x-stoker-session"
 """The header that names a session within this process; it is taken off before the request leaves."""
 FILE = "stoker_file"
@@ -84,6 +86,7 @@ class Session:
         self.token = token_for(self.endpoint, token)
         self.origin = _origin(httpx2.URL(self.endpoint))
         self._name = str(id(self))
+        self._asked = 0
         name, version = product()
         self.api = HfApi(
             endpoint=self.endpoint,
@@ -101,6 +104,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _GUARD.dismiss(self._name)
+
+    def count(self) -> None:
+        """Count a request that is for no file's bytes. Raises FetchFailed where they do not end."""
+        self._asked += 1
+        if self._asked > MAX_REQUESTS:
+            raise FetchFailed(f"{self.endpoint}: the hub's file list does not end.")
 
     @property
     def offline(self) -> bool:
@@ -210,6 +219,8 @@ class _Guard:
         # A redirect's request takes the extensions along.
         request.extensions[MARK] = session
         request.extensions["timeout"] = _TIMEOUT
+        if FILE not in request.extensions:
+            session.count()
         if _origin(request.url) != session.origin:
             if FILE not in request.extensions:
                 raise FetchFailed(f"The hub at {session.endpoint} leads to another host, {request.url.host}.")

@@ -11,8 +11,10 @@ Knows nothing of what is selected from the list.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -53,6 +55,8 @@ class Hub:
         self._commit = ""
         self._xet: dict[str, str] = {}
         self._tried: set[str] = set()
+        self._mutex = threading.Lock()
+        self._connections: Any = None
 
     def listing(self, revision: str) -> Listing:
         """Resolve a branch, tag or commit, and list the files of that commit."""
@@ -163,6 +167,15 @@ class Hub:
         with self._session.errors(self._repo, self._commit):
             yield from blocks
 
+    def _xet_session(self) -> Any:
+        """hf_xet's connections, made when they are first needed and shared by all files."""
+        import hf_xet
+
+        with self._mutex:
+            if self._connections is None:
+                self._connections = hf_xet.XetSession()
+        return self._connections
+
     def _by_xet(self, file: SourceFile, hash: str, offset: int) -> Iterator[bytes]:
         """The file from `offset`, put together by hf_xet from chunks; the access token of Xet is asked of the hub."""
         import hf_xet
@@ -178,7 +191,8 @@ class Hub:
         with self._session.errors(self._repo, self._commit):
             access = refresh_xet_connection_info(file_data=XetFileData(hash, route), headers=self._session.headers())
         try:
-            group = hf_xet.XetSession().new_download_stream_group(
+            # A group does not survive an error, so each stream has its own; connections are the session's.
+            group = self._xet_session().new_download_stream_group(
                 endpoint=access.endpoint,
                 token=access.access_token,
                 token_expiry_unix_secs=access.expiration_unix_epoch,

@@ -169,6 +169,17 @@ def test_a_hub_cannot_send_the_token_elsewhere(fetch: Fetch, serve: Serve) -> No
     assert reached == []
 
 
+def test_a_listing_whose_pages_lead_in_a_circle_is_given_up(fetch: Fetch, serve: Serve) -> None:
+    def answer(request: str, connection: socket.socket) -> None:
+        body = b"[]" if "/tree/" in request else json.dumps({"id": "a/b", "sha": "5" * 40}).encode()
+        link = f'Link: <http://{"%s:%d" % connection.getsockname()}/api/models/a/b/tree/x>; rel="next"\r\n'
+        head = f"HTTP/1.1 200 OK\r\nConnection: close\r\n{link}Content-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+
+    with pytest.raises(FetchFailed, match="does not end"):
+        fetch(uri="hf://a/b", endpoint=serve(answer))
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"sha": 5}', b'{"sha": "../../x"}', b'{"id": "a/b"}'])
 def test_an_address_that_is_no_hub_says_so(fetch: Fetch, serve: Serve, body: bytes) -> None:
     def answer(request: str, connection: socket.socket) -> None:
