@@ -172,7 +172,8 @@ def test_a_hub_cannot_send_the_token_elsewhere(fetch: Fetch, serve: Serve) -> No
 def test_a_listing_whose_pages_lead_in_a_circle_is_given_up(fetch: Fetch, serve: Serve) -> None:
     def answer(request: str, connection: socket.socket) -> None:
         body = b"[]" if "/tree/" in request else json.dumps({"id": "a/b", "sha": "5" * 40}).encode()
-        link = f'Link: <http://{"%s:%d" % connection.getsockname()}/api/models/a/b/tree/x>; rel="next"\r\n'
+        host, port = connection.getsockname()
+        link = f'Link: <http://{host}:{port}/api/models/a/b/tree/x>; rel="next"\r\n'
         head = f"HTTP/1.1 200 OK\r\nConnection: close\r\n{link}Content-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
 
