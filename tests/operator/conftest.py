@@ -140,6 +140,7 @@ class World:
         self.ahead: tuple[str, ...] = ()
         self.room: Room | None = None
         self.silent: frozenset[str] = frozenset()
+        self.warnings: dict[str, str] = {}
         self.load: int | None = None
         self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
@@ -173,6 +174,7 @@ class World:
             jobs=tuple(self.jobs),
             rollout=read(deployment, sets, self.pods, self._floor(), self.silent),
             silent=self.silent,
+            warnings=self.warnings,
             revisions=tuple(self.revisions),
             served=self.served,
             without=self.without,

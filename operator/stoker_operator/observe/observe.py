@@ -59,7 +59,8 @@ async def observe(
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
     floor = scaling.least if scaling is not None and scaling.ours else None
-    silent = await silent_pods(pods, engine_pods)
+    words = await pod_words(pods, engine_pods)
+    silent = frozenset(name for name, word in words.items() if word is None)
     state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
     claim = children.get(("PersistentVolumeClaim", claim_name(service)))
     if claim is None and not owns_claim(service):
@@ -82,6 +83,7 @@ async def observe(
         progress=progress,
         answer=answer,
         silent=silent,
+        warnings={name: word for name, word in words.items() if word},
     )
 
 
@@ -92,18 +94,20 @@ async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: 
     lists = await asyncio.gather(*(cluster.list_all(kind, namespace, ours) for kind in wanted))
     found = _owned(dict(zip(wanted, lists, strict=True)), uid)
     deployment = next((item for item in found[kinds.DEPLOYMENT] if item["metadata"]["name"] == name), None)
-    return rollout.read(
-        deployment, found[kinds.REPLICA_SET], found[kinds.POD], silent=await silent_pods(pods, found[kinds.POD])
-    )
+    words = await pod_words(pods, found[kinds.POD])
+    silent = [name for name, word in words.items() if word is None]
+    return rollout.read(deployment, found[kinds.REPLICA_SET], found[kinds.POD], silent=silent)
 
 
-async def silent_pods(pods: PodClient, engine_pods: Iterable[Object]) -> frozenset[str]:
-    """The names of the pods that are said to be ready, and do not answer: a kubelet that hangs goes on saying so."""
+async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str, str | None]:
+    """What each pod that is said to be ready says is wrong, "" = nothing; None = it does not answer: a kubelet that
+    hangs goes on saying ready.
+    """
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    answers = await asyncio.gather(*(pods.answers(*address) for address in asked.values()))
-    return frozenset(name for name, answered in zip(asked, answers, strict=True) if not answered)
+    words = await asyncio.gather(*(pods.word(*address) for address in asked.values()))
+    return dict(zip(asked, words, strict=True))
 
 
 def _owned(by_kind: Mapping[Kind, list[dict[str, Any]]], uid: str) -> dict[Kind, list[dict[str, Any]]]:

@@ -58,13 +58,16 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
-    async def answers(self, ip: str, port: int) -> bool:
-        """Whether something answers there: an engine that hangs or is gone does not. Asked twice, for a lost packet."""
+    async def word(self, ip: str, port: int) -> str | None:
+        """What the engine there says is wrong, "" = nothing; None when nothing answers: an engine that hangs or is gone
+        does not. Asked twice, for a lost packet.
+        """
         for _ in range(2):
-            status, _ = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
+            status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
             if status:
-                return True
-        return False
+                warnings = body.get("warnings")
+                return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
+        return None
 
     async def page(self, ip: str, port: int, path: str) -> str:
         """A page of text, as /metrics is; "" when the pod does not give it."""

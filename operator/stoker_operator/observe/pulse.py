@@ -1,8 +1,8 @@
 """Asks the pods that are said to be ready whether they answer, since nothing else tells of an engine that died under a
 kubelet that hangs.
 
-Invariants: a service is only enqueued when one of its pods falls silent or answers again, so services at rest cost a
-request a pod and no reconcile; so many pods are asked at once at most.
+Invariants: a service is only enqueued when one of its pods falls silent, answers again, or says another thing, so
+services at rest cost a request a pod and no reconcile; so many pods are asked at once at most.
 Knows nothing of what follows from an answer: the reconcile asks again for itself.
 """
 
@@ -24,12 +24,12 @@ Key = tuple[str, str]
 
 
 class Pulse:
-    """Follows the ready engine pods that `mirror` knows; `enqueue` is told whose pods fell silent or answer again."""
+    """Follows the ready engine pods that `mirror` knows; `enqueue` is told whose pods say another thing, or nothing."""
 
     def __init__(self, mirror: Mirror, pods: PodClient, enqueue: Callable[[Key], Awaitable[None]]) -> None:
         self._mirror, self._pods, self._enqueue = mirror, pods, enqueue
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._silent: set[str] = set()
+        self._words: dict[str, str | None] = {}
 
     async def run(self) -> None:
         """Ask round after round until cancelled."""
@@ -40,19 +40,19 @@ class Pulse:
     async def ask_all(self) -> None:
         """Ask every pod once."""
         pods = [pod for pod in self._mirror.known(kinds.POD) if _counts(pod)]
-        answers = await asyncio.gather(*map(self._ask, pods))
-        silent = {pod["metadata"]["uid"] for pod, answered in zip(pods, answers, strict=True) if not answered}
-        changed = silent ^ (self._silent & {pod["metadata"]["uid"] for pod in pods})
-        self._silent = silent
-        for meta in (pod["metadata"] for pod in pods if pod["metadata"]["uid"] in changed):
-            await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
+        words = await asyncio.gather(*map(self._ask, pods))
+        before = self._words
+        self._words = {pod["metadata"]["uid"]: word for pod, word in zip(pods, words, strict=True)}
+        for meta in (pod["metadata"] for pod in pods):
+            if self._words[meta["uid"]] != before.get(meta["uid"], ""):
+                await self._enqueue((meta["namespace"], meta["labels"][INSTANCE]))
 
-    async def _ask(self, pod: Mapping[str, Any]) -> bool:
+    async def _ask(self, pod: Mapping[str, Any]) -> str | None:
         address = pod_address(pod, "http")
         if address is None:
-            return True  # nobody could be reached there yet
+            return ""  # nobody could be reached there yet
         async with self._slots:
-            return await self._pods.answers(*address)
+            return await self._pods.word(*address)
 
 
 def _counts(pod: Mapping[str, Any]) -> bool:

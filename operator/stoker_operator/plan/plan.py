@@ -32,7 +32,7 @@ from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.pace import look_again
-from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, silence
+from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, silence, warned
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.turn import reached_before
@@ -90,7 +90,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rolling = plan_held(service, observed)
     state = observed.rollout
     answered = _answered(service, observed)
-    trouble = first_trouble(pods_that_count(observed)) or silence(observed)
+    trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(observed)
     done = rolled_out(service, state, answered)
     pods = pods_finding(service, observed, rolling.workload, trouble, done)
     blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)

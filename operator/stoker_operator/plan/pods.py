@@ -17,11 +17,11 @@ from stoker_operator.observe.rollout import Rollout, is_finished, is_terminating
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Finding
 from stoker_operator.plan.diagnose import Trouble
-from stoker_operator.plan.wording import counted, listed
+from stoker_operator.plan.wording import counted, listed, short
 from stoker_operator.spec.service import InferenceService
 
 # What passes by itself, and does not make a service unready that has as many ready pods as it needs without this one.
-PASSING = ("PodRestarting", "PodNotReady", "CacheCorrupt")
+PASSING = ("PodRestarting", "PodNotReady", "CacheCorrupt", "PodWarns")
 
 
 def pods_that_count(observed: Observed) -> list[Mapping[str, Any]]:
@@ -43,6 +43,14 @@ def silence(observed: Observed) -> Trouble | None:
             return Trouble("PodNotReady", f"{text}NetworkPolicy keeps the operator out.", False,
                            f"More: kubectl describe node {node}.")  # fmt: skip
     return None
+
+
+def warned(observed: Observed) -> Trouble | None:
+    """What a pod that serves says is wrong nevertheless: keys that it can no longer read, say."""
+    if not observed.rollout.settled:
+        return None
+    said = next(((name, word) for name, word in sorted(observed.warnings.items())), None)
+    return Trouble("PodWarns", f"Pod {said[0]} serves and says: {short(said[1])}", False) if said else None
 
 
 def rolled_out(service: InferenceService, state: Rollout, answered: str) -> str:

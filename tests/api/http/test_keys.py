@@ -78,3 +78,18 @@ def test_a_file_without_keys_is_no_start(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         KeyRing((), str(tmp_path / "keys"))
+
+
+def test_what_is_wrong_with_the_file_is_known_without_a_request_and_until_it_is_mended(tmp_path: Path) -> None:
+    """As where a Secret's key is emptied: the server goes on with what it knew, and says so on /ready."""
+    file = tmp_path / "keys"
+    file.write_text("sk-old\n")
+    ring = KeyRing((), str(file), Clock())
+    assert ring.problem() == ""
+    file.write_text("")
+    assert str(file) in ring.problem()
+    assert "stay valid" in ring.problem()
+    assert ring.allows(bearer("sk-old"))
+    file.write_text("sk-newer-one\n")
+    assert ring.problem() == ""
+    assert KeyRing(("a",)).problem() == ""

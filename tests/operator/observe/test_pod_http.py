@@ -147,3 +147,33 @@ def gauges(running: int, waiting: int) -> str:
 )
 async def test_the_requests_of_ready_pods(pods: list[dict[str, Any]], pages: dict[str, str], expected: int) -> None:
     assert await load(Pages(pages), Observed(engine_pods=tuple(pods))) == expected
+
+
+WORDS: dict[str, tuple[int, Any, str | None]] = {
+    # name: (status, body, what is taken from it)
+    "well": (200, {"status": "ready"}, ""),
+    "warns": (200, {"status": "ready", "warnings": ["no key", "none at all"]}, "no key none at all"),
+    "starts": (503, {"error": {}}, ""),
+    "an older engine": (404, "not found", ""),
+    "no list": (200, {"warnings": "x"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", WORDS.values(), ids=WORDS)
+async def test_what_a_pod_says_of_itself(case: tuple[int, Any, str | None]) -> None:
+    status, body, expected = case
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    app = web.Application()
+    app.add_routes([web.get("/ready", ready)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    try:
+        assert await PodClient(5.0).word("127.0.0.1", port) == expected
+    finally:
+        await runner.cleanup()
+    assert await PodClient(5.0).word("127.0.0.1", port) is None

@@ -26,6 +26,7 @@ class World:
 
     def __init__(self, *pods: Object) -> None:
         self.pods, self.dead = list(pods), set[str]()
+        self.words: dict[str, str] = {}
         self.asked: list[str] = []
         self.told: list[tuple[str, str]] = []
         self.pulse = Pulse(cast(Mirror, self), cast(PodClient, self), self.add)
@@ -33,9 +34,9 @@ class World:
     def known(self, kind: Any) -> list[Object]:
         return self.pods
 
-    async def answers(self, ip: str, port: int) -> bool:
+    async def word(self, ip: str, port: int) -> str | None:
         self.asked.append(ip)
-        return ip not in self.dead
+        return None if ip in self.dead else self.words.get(ip, "")
 
     async def add(self, key: tuple[str, str]) -> None:
         self.told.append(key)
@@ -55,6 +56,17 @@ async def test_silence_is_told_once_and_so_is_its_end() -> None:
     world.dead.clear()
     assert await world.round() == [("ns", "of-b")]
     assert await world.round() == []
+
+
+async def test_what_a_pod_says_is_told_once() -> None:
+    world = World(pod("a"), pod("b"))
+    world.words["ip-a"] = "no key"
+    assert await world.round() == [("ns", "of-a")]
+    assert await world.round() == []
+    world.words["ip-a"] = "no key at all"
+    assert await world.round() == [("ns", "of-a")]
+    world.words.clear()
+    assert await world.round() == [("ns", "of-a")]
 
 
 async def test_only_who_is_said_to_be_ready_is_asked() -> None:

@@ -146,6 +146,15 @@ def test_who_does_not_answer_is_not_ready_whatever_is_said(world: Any, pods: int
     assert "Pod p0 is said to be ready and does not answer: node n1 may have stopped reporting" in told.message
 
 
+def test_what_a_pod_that_serves_warns_of_is_told(world: Any) -> None:
+    there = world().pod()
+    remember(there)
+    there.warnings = {"p0": "The file of API keys holds none. The keys that were valid stay valid."}
+    found = {item.type: item for item in there.plan().conditions}
+    assert (found["Ready"].status, found["Degraded"].status, found["Degraded"].reason) == ("True", "True", "PodWarns")
+    assert found["Degraded"].message.startswith("Pod p0 serves and says: The file of API keys holds none.")
+
+
 @pytest.mark.parametrize("case", ROLLED_OUT.values(), ids=ROLLED_OUT)
 def test_what_happens_after_a_rollout_is_no_rollout(
     world: Any, case: tuple[Callable[[Any], Any], str, str, str, str, str]

@@ -8,6 +8,7 @@ Knows nothing of generating.
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker_runtime.api.answering.intake import State
@@ -30,10 +31,11 @@ async def health(state: State) -> Response:
 
 
 @router.get("/ready")
-async def ready(state: State) -> Response:
-    """GET /ready: whether to send requests here."""
+async def ready(request: Request, state: State) -> Response:
+    """GET /ready: whether to send requests here, and what is wrong nevertheless."""
     state.require_ready().engine.check_health()
-    return JsonAnswer({"status": "ready"})
+    problem = request.app.state.keys.problem()
+    return JsonAnswer({"status": "ready"} | ({"warnings": [problem]} if problem else {}))
 
 
 @router.get("/version")

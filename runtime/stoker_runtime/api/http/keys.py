@@ -42,6 +42,7 @@ class KeyRing:
         self._fixed = [_digest(key.encode()) for key in keys]
         self._file = Path(file) if file else None
         self._clock = clock
+        self._problem = ""
         self._checked = clock()
         self._seen = _stamp(self._file)
         self._from_file = [_digest(key.encode()) for key in read_keys(self._file)] if self._file else []
@@ -51,8 +52,7 @@ class KeyRing:
 
         The key comes as `authorization: Bearer KEY`, or as `x-api-key: KEY`, which Anthropic's clients send.
         """
-        if self._file is not None and self._clock() - self._checked >= CHECK_SECONDS:
-            self._reload(self._file)
+        self._look()
         digests = self._fixed + self._from_file
         if not digests:
             return True
@@ -66,6 +66,15 @@ class KeyRing:
             found |= hmac.compare_digest(given, digest)
         return found
 
+    def problem(self) -> str:
+        """What is wrong with the file of keys as it is now; "" = nothing."""
+        self._look()
+        return self._problem
+
+    def _look(self) -> None:
+        if self._file is not None and self._clock() - self._checked >= CHECK_SECONDS:
+            self._reload(self._file)
+
     def _reload(self, file: Path) -> None:
         self._checked = self._clock()
         stamp = _stamp(file)
@@ -75,8 +84,10 @@ class KeyRing:
         try:
             keys = read_keys(file)
         except ConfigError as error:
-            log.error("%s The keys that were valid stay valid.", error.message)
+            self._problem = f"{error.message} The keys that were valid stay valid."
+            log.error("%s", self._problem)
             return
+        self._problem = ""
         self._from_file = [_digest(key.encode()) for key in keys]
         log.info("read %d API keys from %s, which changed", len(keys), file)
 
