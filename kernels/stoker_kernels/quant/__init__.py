@@ -3,6 +3,13 @@
 Must never know: how a product is computed (`gemm`). A new kind of weight: `linear_weight.py`.
 """
 
+from stoker_kernels.quant.integer_weight import (
+    IntegerWeight,
+    Layout,
+    integer_scale_shape,
+    pack_rows,
+    unpack_rows,
+)
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
@@ -13,11 +20,16 @@ __all__ = [
     "FP8_MAX",
     "MIN_SCALE",
     "WEIGHT_KINDS",
+    "IntegerWeight",
+    "Layout",
     "LinearWeight",
     "Quantized",
     "WeightKind",
     "dequantize",
+    "integer_scale_shape",
+    "pack_rows",
     "quantize_fp8",
     "quantize_weight",
     "scale_shape",
+    "unpack_rows",
 ]

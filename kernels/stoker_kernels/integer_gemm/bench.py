@@ -1,0 +1,175 @@
+"""Checks and times products with four-bit weights on a GPU: `python -m stoker_kernels.integer_gemm.bench`.
+
+Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight. Then
+the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes; with
+`--sweep` every tile and split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.integer_gemm import sm90_int4
+from stoker_kernels.integer_gemm.choose import integer_linear
+from stoker_kernels.integer_gemm.fragments import to_fragments
+from stoker_kernels.integer_gemm.reference import dequantize_integers
+from stoker_kernels.integer_gemm.sm90_int4 import TILES, Int4Tile
+from stoker_kernels.quant import IntegerWeight, integer_scale_shape
+
+BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
+COLD_BYTES = 200e6  # several times the L2
+# Qwen2.5-7B: qkv, output, gate and up, down.
+LAYER = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One product: its time in µs, and that of its bytes."""
+
+    n: int
+    k: int
+    tokens: int
+    kernel: str
+    split: int
+    us: float
+    limit_us: float
+
+
+def random_weight(n: int, k: int, group: int, zeros: bool, device: torch.device) -> IntegerWeight:
+    """Four-bit codes in fragments with scales that keep the product near one."""
+    shape = integer_scale_shape(n, k, group)
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+    scale = (torch.rand(shape, device=device) + 0.5) * (0.2 / k**0.5)
+    zero = torch.randint(0, 16, shape, dtype=torch.uint8, device=device) if zeros else None
+    return IntegerWeight(to_fragments(codes), scale.bfloat16(), zero, 4, group, layout="fragments")
+
+
+def error(got: Tensor, x: Tensor, weight: IntegerWeight, bias: Tensor | None) -> float:
+    """‖got − exact‖ / ‖exact‖ of one product; NaN never passes a comparison."""
+    exact = x.double() @ dequantize_integers(weight, torch.bfloat16).double().t()
+    exact = exact if bias is None else exact + bias.double()
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+def check(device: torch.device, cases: int, seed: int) -> list[str]:
+    """Random products through every tile that takes them, and through the op; what is wrong, if anything."""
+    generator, complaints = random.Random(seed), []
+    for _ in range(cases):
+        n, k = 64 * generator.randrange(1, 40), 64 * generator.randrange(1, 60)
+        group = generator.choice([16, 32, 64, 128, 256, k])
+        weight = random_weight(n, k, group, generator.random() < 0.6, device)
+        bias = torch.randn(n, device=device).bfloat16() if generator.random() < 0.5 else None
+        got = torch.empty(n, k, dtype=torch.bfloat16, device=device)
+        sm90_int4.dequantize(weight, got)
+        if not torch.equal(got, dequantize_integers(weight, torch.bfloat16)):
+            complaints.append(f"dequantize {n} × {k}, group {group}: differs from the reference")
+        tokens = generator.choice([1, 3, 8, 13, 16, 29, 32, 57, 64, 100, 128, 200, 300])
+        x = torch.randn(tokens, k, device=device).bfloat16()
+        for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.shares_x)):
+            out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
+            if tile is None:
+                integer_linear(x, weight, bias=bias, out=out)
+            else:
+                sm90_int4.multiply(x, weight, bias, out, tile)
+            found = error(out, x, weight, bias)
+            if not found < 4e-3:
+                name = "the op" if tile is None else tile.kernel_name
+                complaints.append(f"{name}: {tokens} × {n} × {k}, group {group}: error {found:.2e}")
+    return complaints
+
+
+def timed(run: Callable[[int], object], rounds: int = 24) -> float:
+    """Median µs of `run(i)` inside a graph of eight, over `rounds` replays."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(3):
+            run(i)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for i in range(8):
+                run(i)
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+        for start, end in events:
+            start.record()
+            graph.replay()
+            end.record()
+        stream.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1000 / 8
+
+
+def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...]) -> Iterator[Row]:
+    """Times of the layer's weights."""
+    for n, k in LAYER:
+        size = n * k * (0.5 + 3 / group)
+        copies = [random_weight(n, k, group, True, device) for _ in range(max(2, int(COLD_BYTES / size) + 1))]
+        for m in tokens:
+            xs = [torch.randn(m, k, device=device).bfloat16() for _ in range(2)]
+            out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+            limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
+
+            def product(i: int) -> None:
+                integer_linear(xs[i % 2], copies[i % len(copies)], bias=None, out=out)
+
+            yield Row(n, k, m, "op", 0, timed(product), limit)
+            for tile, split in _choices(sweep, m):
+
+                def chosen(i: int, tile: Int4Tile = tile, split: int = split) -> None:
+                    weight = copies[i % len(copies)]
+                    sm90_int4.multiply(xs[i % 2], weight, None, out, tile, split)
+
+                yield Row(n, k, m, tile.kernel_name, split, timed(chosen, 8), limit)
+
+
+def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:
+    if sweep:
+        fitting = [tile for tile in TILES if m <= tile.tokens < 8 * m + 8 or (tile.tokens == 128 and m > 128)]
+        yield from itertools.product(fitting, (1, 2, 3, 4, 6, 8))
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", type=int, default=128, help="columns that share a scale (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=60, help="random products to check first (default: %(default)s)")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(options.seed)
+    complaints = check(device, options.cases, options.seed)
+    print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
+    for line in complaints[:40]:
+        print(" ", line)
+    if complaints:
+        return 1
+    found = []
+    for row in rows(device, options.group, options.sweep, tuple(map(int, options.tokens.split(",")))):
+        found.append(row)
+        if row.kernel == "op":
+            print(f"{row.n:6} × {row.k:5}  M = {row.tokens:4}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}", flush=True)
+    for key, group in itertools.groupby(found, key=lambda row: (row.n, row.k, row.tokens)):
+        best = min(group, key=lambda row: row.us)
+        if options.sweep:
+            print(f"best of {key}: {best.kernel} split {best.split} {best.us:.1f} µs")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""`integer_linear` on CUDA: our Hopper kernels for four bits in fragments, Triton for every other weight.
+
+Invariants: one call outside of a capture makes every later one of its shape capturable; what a call takes of memory beyond
+its result is `scratch_bytes`, for more than a few hundred tokens.
+Does not know: which layer it serves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.integer_gemm import sm90_int4
+from stoker_kernels.launch import cuda
+from stoker_kernels.quant import IntegerWeight
+
+TRITON_TOKENS = 64
+
+
+def integer_linear(x: Tensor, weight: IntegerWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """y = x · Wᵀ + bias. Raises ValueError where a weight in fragments meets operands that its kernels do not take."""
+    from stoker_kernels.integer_gemm import triton_integer
+
+    m = x.shape[0]
+    y = torch.empty((m, weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
+    if m == 0:
+        return y
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    if weight.layout == "rows":
+        if m <= TRITON_TOKENS:
+            triton_integer.multiply(x, weight, bias, y)
+            return y
+        return _dense(x, _scratch(weight, x.dtype), bias, y)
+    reason = sm90_int4.refusal(x, weight, bias, y)
+    if reason is not None:
+        raise ValueError(f"integer_linear of a weight in fragments: {reason}")
+    if m <= sm90_int4.MAX_TOKENS:
+        sm90_int4.multiply(x, weight, bias, y)
+        return y
+    return _dense(x, _scratch(weight, x.dtype), bias, y)
+
+
+def _scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
+    from stoker_kernels.integer_gemm import triton_integer
+
+    dense = torch.empty((weight.out_features, weight.in_features), dtype=dtype, device=weight.data.device)
+    (sm90_int4 if weight.layout == "fragments" else triton_integer).dequantize(weight, dense)
+    return dense
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if bias is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)
+
+
+def fragments_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+    """None where weights of `dtype` products on `device` should be laid out in fragments, else why not."""
+    from stoker_kernels.launch.dispatch import sm_of
+
+    if sm_of(device) != 90 or dtype != torch.bfloat16:
+        return "needs sm_90 and bfloat16"
+    return cuda.missing_cubin(sm90_int4.STEM, sm90_int4.ARCH)

@@ -1,0 +1,42 @@
+"""`integer_linear`: y = x · Wᵀ + bias for weights in integers of 4 or 8 bits with scales a group.
+
+Implementations, for `--kernel integer_linear=NAME`: `own` (CUDA: our Hopper kernels for weights in fragments, Triton for
+those in rows) and `reference`, which is also the CPU's.
+Invariants: each row of the result depends on its own row of x alone; nothing synchronises with the host.
+Does not know: which layer it serves, nor how weights reached the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.integer_gemm import fragments
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant import IntegerWeight, Layout
+
+_FLOATS = (torch.bfloat16, torch.float16)
+register("integer_linear", "own", "stoker_kernels.integer_gemm.choose:integer_linear", triton_supports(*_FLOATS))
+register("integer_linear", "reference", "stoker_kernels.integer_gemm.reference:integer_linear", reference_supports)
+
+
+def integer_linear(
+    x: Tensor, weight: IntegerWeight, *, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x [T, K] float, weight [N, K] → [T, N] of x's dtype; bias [N]; `out` is written and returned where given.
+
+    Raises ValueError for shapes or dtypes that do not fit, KernelUnavailable where nothing takes x's dtype.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.in_features:
+        raise ValueError(f"x is {tuple(x.shape)}, the weight [N, K] = {(weight.out_features, weight.in_features)}")
+    y: Tensor = select("integer_linear", x.device, x.dtype)(x, weight, bias=bias, out=out)
+    return y
+
+
+def best_layout(n: int, k: int, bits: int, group: int, dtype: torch.dtype, device: torch.device) -> Layout:
+    """How codes of an [n, k] weight should rest on `device` for products of `dtype`."""
+    from stoker_kernels.integer_gemm.choose import fragments_refusal
+
+    if bits != 4 or device.type != "cuda" or not fragments.takes(n, k, group):
+        return "rows"
+    return "rows" if fragments_refusal(dtype, device) else "fragments"
