@@ -77,7 +77,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             complaints.append(f"dequantize {n} × {k}, group {group}: differs from the reference")
         tokens = generator.choice([1, 3, 8, 13, 16, 29, 32, 57, 64, 100, 128, 200, 300])
         x = torch.randn(tokens, k, device=device).bfloat16()
-        for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.shares_x)):
+        for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.stages)):
             out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
             if tile is None:
                 integer_linear(x, weight, bias=bias, out=out)
@@ -85,7 +85,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
                 sm90_int4.multiply(x, weight, bias, out, tile)
             found = error(out, x, weight, bias)
             if not found < 4e-3:
-                name = "the op" if tile is None else tile.kernel_name
+                name = "the op" if tile is None else tile.kernel_name(group < 64)
                 complaints.append(f"{name}: {tokens} × {n} × {k}, group {group}: error {found:.2e}")
     return complaints
 
@@ -130,12 +130,12 @@ def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...])
                     weight = copies[i % len(copies)]
                     sm90_int4.multiply(xs[i % 2], weight, None, out, tile, split)
 
-                yield Row(n, k, m, tile.kernel_name, split, timed(chosen, 8), limit)
+                yield Row(n, k, m, tile.kernel_name(group < 64), split, timed(chosen, 8), limit)
 
 
 def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:
     if sweep:
-        fitting = [tile for tile in TILES if m <= tile.tokens < 8 * m + 8 or (tile.tokens == 128 and m > 128)]
+        fitting = [tile for tile in TILES if m <= tile.tokens < 4 * m + 8 or (tile.tokens >= 128 and m > 128)]
         yield from itertools.product(fitting, (1, 2, 3, 4, 6, 8))
 
 

@@ -17,7 +17,7 @@ ROWS, COLUMNS = 64, 64  # of a block
 def takes(rows: int, columns: int, group: int) -> bool:
     """Whether an [rows, columns] weight in groups of `group` columns can be laid out, and its scales be read.
 
-    A lane has 16 columns of one group; kernels find it by shifts.
+    A step has 16 columns of one group; kernels find it by shifts.
     """
     whole = group >= columns
     return rows % ROWS == 0 and columns % COLUMNS == 0 and (whole or (group >= 16 and group & (group - 1) == 0))
@@ -28,9 +28,9 @@ def to_fragments(codes: Tensor) -> Tensor:
     n, k = codes.shape
     if n % ROWS or k % COLUMNS:
         raise ValueError(f"fragments take multiples of {ROWS} rows and {COLUMNS} columns, not {n} × {k}")
-    # Row 8q + 2t + h, column 16c + 4s + 2p + e of a block.
-    block, q, t, h, chunk, c, s, p, e = range(9)
-    split = codes.view(n // ROWS, 8, 4, 2, k // COLUMNS, 4, 4, 2, 2)
+    # Row 8q + 2t + h, column 16s + 8p + 2c + e of a block.
+    block, q, t, h, chunk, s, p, c, e = range(9)
+    split = codes.view(n // ROWS, 8, 4, 2, k // COLUMNS, 4, 2, 4, 2)
     # Half byte h + 2p + 4e of a word: the last three dimensions, slowest first, are e, p, h.
     ordered = split.permute(block, chunk, t, q, c, s, e, p, h).reshape(-1, 2)
     return (ordered[:, 0] | ordered[:, 1] << 4).view(n, k // 2)
@@ -42,4 +42,4 @@ def from_fragments(data: Tensor) -> Tensor:
     halves = torch.stack([data.flatten() & 15, data.flatten() >> 4], dim=-1)
     block, chunk, t, q, c, s, e, p, h = range(9)
     split = halves.view(n // ROWS, k // COLUMNS, 4, 8, 4, 4, 2, 2, 2)
-    return split.permute(block, q, t, h, chunk, c, s, p, e).reshape(n, k)
+    return split.permute(block, q, t, h, chunk, s, p, c, e).reshape(n, k)

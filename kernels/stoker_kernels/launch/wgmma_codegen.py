@@ -10,7 +10,12 @@ from pathlib import Path
 
 HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
 REGISTER_ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
-REGISTER_SHAPES = ((64, False), (128, True))
+# Per element: (width, whether columns are contiguous). Attention takes 64 and 128 of both, products with integer weights
+# rows of tokens.
+REGISTER_SHAPES = {
+    "__nv_bfloat16": ((32, False), (64, False), (128, False), (256, False), (128, True)),
+    "__half": ((64, False), (128, True)),
+}
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 224, 256)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
@@ -80,7 +85,7 @@ def header() -> str:
     """The whole text of wgmma.cuh."""
     wrappers = "".join(wrapper(element, tokens) for element in ELEMENTS for tokens in TOKENS)
     registers = "".join(
-        register_wrapper(element, *shape) for element in REGISTER_ELEMENTS for shape in REGISTER_SHAPES
+        register_wrapper(element, *shape) for element, shapes in REGISTER_SHAPES.items() for shape in shapes
     )
     return f"{TOP}{wrappers}{registers}\n}}  // namespace stoker\n"
 

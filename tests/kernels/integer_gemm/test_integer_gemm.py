@@ -51,7 +51,7 @@ def test_a_word_of_a_fragment_holds_what_a_lane_multiplies() -> None:
             pair = word >> (4 * register) & 0x000F000F
             for e in range(2):
                 row = 64 * block + 8 * q + 2 * tile + register % 2
-                column = 64 * chunk + 16 * c + 4 * step + 2 * (register // 2) + e
+                column = 64 * chunk + 16 * step + 2 * c + e + 8 * (register // 2)
                 assert pair >> (16 * e) & 15 == int(codes[row, column])
     assert torch.equal(from_fragments(to_fragments(codes)), codes)
 
@@ -92,4 +92,4 @@ def test_a_split_never_leaves_a_cta_without_columns_where_columns_are_many() -> 
             for tokens in (1, tile.tokens, 3 * tile.tokens):
                 split = sm90_int4.split_for(tile, tokens, n, k, 132)
                 assert 1 <= split <= sm90_int4.MAX_SPLIT
-                assert split == 1 or k // (64 * tile.k_warps) >= split
+                assert split == 1 or k // (64 * tile.blocks_at_once) >= split
