@@ -1,13 +1,14 @@
 """Checks and times products with four-bit weights on a GPU: `python -m stoker_kernels.integer_gemm.bench`.
 
-Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight. Then
-the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes; with
-`--sweep` every tile and split.
+Correctness first: random shapes, groups and zero points, every compiled tile, against fp64 of the dequantized weight.
+Then the weights of a layer, cold (as many copies as exceed the L2 take turns), medians, beside the time of their bytes;
+with `--sweep` every tile and split.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import random
@@ -116,21 +117,24 @@ def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...])
         size = n * k * (0.5 + 3 / group)
         copies = [random_weight(n, k, group, True, device) for _ in range(max(2, int(COLD_BYTES / size) + 1))]
         for m in tokens:
-            xs = [torch.randn(m, k, device=device).bfloat16() for _ in range(2)]
-            out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-            limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
+            yield from _rows_of(copies, m, sweep, (size + 2 * m * (n + k)) / BANDWIDTH * 1e6)
 
-            def product(i: int) -> None:
-                integer_linear(xs[i % 2], copies[i % len(copies)], bias=None, out=out)
 
-            yield Row(n, k, m, "op", 0, timed(product), limit)
-            for tile, split in _choices(sweep, m):
+def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> Iterator[Row]:
+    n, k, group = copies[0].out_features, copies[0].in_features, copies[0].group
+    xs = [torch.randn(m, k, device=copies[0].data.device).bfloat16() for _ in range(2)]
+    out = torch.empty(m, n, dtype=torch.bfloat16, device=xs[0].device)
 
-                def chosen(i: int, tile: Int4Tile = tile, split: int = split) -> None:
-                    weight = copies[i % len(copies)]
-                    sm90_int4.multiply(xs[i % 2], weight, None, out, tile, split)
+    def product(i: int) -> None:
+        integer_linear(xs[i % 2], copies[i % len(copies)], bias=None, out=out)
 
-                yield Row(n, k, m, tile.kernel_name(group < 64), split, timed(chosen, 8), limit)
+    def chosen(tile: Int4Tile, split: int, i: int) -> None:
+        sm90_int4.multiply(xs[i % 2], copies[i % len(copies)], None, out, tile, split)
+
+    yield Row(n, k, m, "op", 0, timed(product), limit)
+    for tile, split in _choices(sweep, m):
+        us = timed(functools.partial(chosen, tile, split), 8)
+        yield Row(n, k, m, tile.kernel_name(group < 64), split, us, limit)
 
 
 def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:

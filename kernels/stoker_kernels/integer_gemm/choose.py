@@ -1,7 +1,7 @@
 """`integer_linear` on CUDA: our Hopper kernels for four bits in fragments, Triton for every other weight.
 
-Invariants: one call outside of a capture makes every later one of its shape capturable; what a call takes of memory beyond
-its result is `scratch_bytes`, for more than a few hundred tokens.
+Invariants: one call outside of a capture makes every later one of its shape capturable; what a call takes of memory
+beyond its result is `scratch_bytes`, for more than a few hundred tokens.
 Does not know: which layer it serves.
 """
 

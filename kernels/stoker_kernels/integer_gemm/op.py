@@ -1,7 +1,7 @@
 """`integer_linear`: y = x · Wᵀ + bias for weights in integers of 4 or 8 bits with scales a group.
 
-Implementations, for `--kernel integer_linear=NAME`: `own` (CUDA: our Hopper kernels for weights in fragments, Triton for
-those in rows) and `reference`, which is also the CPU's.
+Implementations, for `--kernel integer_linear=NAME`: `own` (CUDA: our Hopper kernels for weights in fragments, Triton
+for those in rows) and `reference`, which is also the CPU's.
 Invariants: each row of the result depends on its own row of x alone; nothing synchronises with the host.
 Does not know: which layer it serves, nor how weights reached the device.
 """

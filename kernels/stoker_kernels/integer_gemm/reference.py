@@ -1,7 +1,7 @@
 """Products with integer weights in plain PyTorch: oracle and CPU backend.
 
-Invariants: the weight is dequantized to the dtype of x first, each step rounded, as its kernels do; the product is that of
-the dtype. Knows nothing of dispatch.
+Invariants: the weight is dequantized to the dtype of x first, each step rounded, as its kernels do; the product is that
+of the dtype. Knows nothing of dispatch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Products with four-bit weights on Hopper: host side of csrc/sm90_int4_*.
 
 Up to 16 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` tiles of tokens go through shared
-memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which costs 2.5 bytes a weight
-once for all tokens.
+memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which costs 2.5 bytes a
+weight once for all tokens.
 
-Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed order,
-so equal calls give equal bits.
+Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed
+order, so equal calls give equal bits.
 Does not know: which layer it serves, nor how the weight came to be in fragments.
 """
 
@@ -44,7 +44,8 @@ class Int4Arguments(ctypes.Structure):
 class Int4Tile:
     """One compiled kernel: up to `tokens` tokens a CTA, 64 weight rows a warpgroup; `ctas` are resident on an SM.
 
-    `stages` of x go through shared memory, and several tiles of tokens may follow; 0: every warp is by itself, on 64 rows.
+    `stages` of x go through shared memory, and several tiles of tokens may follow; 0: every warp is by itself, on 64
+    rows.
     """
 
     tokens: int
@@ -74,7 +75,9 @@ class Int4Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: barriers, and the sums, in whose place the ring of x was, on a multiple of 1024 bytes."""
+        """Dynamic shared memory: barriers, and the sums, in whose place the ring of x was, on a multiple of 1024
+        bytes.
+        """
         sums = self.blocks_at_once * self.tokens * self.rows * 4
         return max(sums, self.stages * self.tokens * 128) + (16 * self.stages + 1024 if self.stages else 0)
 
@@ -95,8 +98,8 @@ def tile_for(tokens: int) -> Int4Tile:
 def split_for(tile: Int4Tile, tokens: int, n: int, k: int, sms: int) -> int:
     """How many CTAs share the columns: the fewest steps one after the other, counting what a start and a cluster cost.
 
-    The costs, in steps, are an H200's: this choice took 1% (without a ring of x) and 2% longer than the best of all splits
-    of the four weights of a layer, averaged over 1 to 1,024 tokens.
+    The costs, in steps, are an H200's: this choice took 1% (without a ring of x) and 2% longer than the best of all
+    splits of the four weights of a layer, averaged over 1 to 1,024 tokens.
     """
     tiles = -(-n // tile.rows) * -(-tokens // tile.tokens)
     steps = -(-k // (COLUMNS * tile.blocks_at_once))
@@ -154,11 +157,11 @@ def _load(tile: Int4Tile, weight: IntegerWeight, device: torch.device) -> cuda.K
 def _arguments(
     weight: IntegerWeight, out: Tensor, *, x: Tensor | None = None, bias: Tensor | None = None, split: int = 1
 ) -> Int4Arguments:
-    whole = weight.group >= weight.in_features
+    shift = WHOLE_ROW if weight.group >= weight.in_features else (weight.group // STEP).bit_length() - 1
     return Int4Arguments(
         out.data_ptr(), _address(x), _address(bias), weight.data.data_ptr(), weight.scale.data_ptr(),
         _address(weight.zero), 0 if x is None else x.shape[0], weight.out_features, weight.in_features,
-        0 if x is None else x.stride(0), out.stride(0), WHOLE_ROW if whole else (weight.group // STEP).bit_length() - 1, split,
+        0 if x is None else x.stride(0), out.stride(0), shift, split,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Products with integer weights in Triton, for every GPU, shape and width: fused for few tokens, and dequantization.
 
-Invariants: `(code - zero) · scale` in the dtype of x, as the reference rounds it; correct on every shape and tuned for none.
-Reads the layout "rows". Knows nothing of which products take which path (`choose`).
+Invariants: `(code - zero) · scale` in the dtype of x, as the reference rounds it; correct on every shape and tuned for
+none. Reads the layout "rows". Knows nothing of which products take which path (`choose`).
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -25,10 +25,13 @@ def _weights(codes, scale, zero, row, column, n, k, group, middle, DTYPE: tl.con
     """Codes [ROWS, COLUMNS] of `column`s → weights in DTYPE; 0 outside."""
     inside = (row[:, None] < n) & (column[None, :] < k)
     place = (column // group)[None, :] * n + row[:, None]
-    factor = tl.load(scale + place, mask=inside, other=0.0).to(DTYPE)
+    factor = tl.load(scale + place, mask=inside, other=0.0).to(tl.float32)
+    steps = codes.to(tl.int32)
     if zero is None:
-        return (codes.to(tl.int32) - middle).to(DTYPE) * factor
-    return (codes.to(tl.int32) - tl.load(zero + place, mask=inside, other=0).to(tl.int32)).to(DTYPE) * factor
+        steps -= middle
+    else:
+        steps -= tl.load(zero + place, mask=inside, other=0).to(tl.int32)
+    return (steps.to(tl.float32) * factor).to(DTYPE)  # one rounding: the product is exact in fp32
 
 
 @kernel
@@ -79,7 +82,9 @@ def integer_dequantize_kernel(
     row = tl.program_id(0) + tl.arange(0, 1)
     byte = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
     row_bytes = k // PER_BYTE
-    packed = tl.load(data + row[:, None].to(tl.int64) * row_bytes + byte[None, :], mask=byte[None, :] < row_bytes, other=0)
+    packed = tl.load(
+        data + row[:, None].to(tl.int64) * row_bytes + byte[None, :], mask=byte[None, :] < row_bytes, other=0
+    )
     for part in tl.static_range(PER_BYTE):
         column = byte * PER_BYTE + part
         codes = (packed >> (BITS * part)) & ((1 << BITS) - 1) if BITS < 8 else packed
@@ -123,9 +128,9 @@ def _register() -> None:
                         "x": f"*{dtype}", "m": I32, "n": I32, "x_stride": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE,
                     }  # fmt: skip
                     for tokens in TOKEN_TILES:
+                        tile = {"TOKENS": tokens, "ROWS": _ROWS, "BYTES": _BYTES, "WIDEN": False}
                         register_aot(
-                            integer_linear_kernel, signature,
-                            [zero | bias | {"BITS": bits, "TOKENS": tokens, "ROWS": _ROWS, "BYTES": _BYTES, "WIDEN": False}],
+                            integer_linear_kernel, signature, [zero | bias | {"BITS": bits} | tile],
                             options={"num_warps": _WARPS, "num_stages": 3}, min_sm=min_sm,
                             compact=bits == 4 and tokens == 16 and not zero and bool(bias),
                         )  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 
 HEADER = Path(__file__).parent / "csrc" / "wgmma.cuh"
 REGISTER_ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
-# Per element: (width, whether columns are contiguous). Attention takes 64 and 128 of both, products with integer weights
-# rows of tokens.
+# Per element: (width, whether columns are contiguous). Attention takes 64 and 128 of both, products with integer
+# weights rows of tokens.
 REGISTER_SHAPES = {
     "__nv_bfloat16": ((32, False), (64, False), (128, False), (256, False), (128, True)),
     "__half": ((64, False), (128, True)),

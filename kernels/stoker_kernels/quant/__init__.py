@@ -8,11 +8,15 @@ from stoker_kernels.quant.integer_weight import (
     Layout,
     integer_scale_shape,
     pack_rows,
+    quantize_integers,
     unpack_rows,
 )
 from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearWeight, WeightKind, scale_shape
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
+
+AnyWeight = LinearWeight | IntegerWeight
+"""The weight of a linear layer in any form that `gemm.linear` multiplies."""
 
 __all__ = [
     "BLOCK",
@@ -20,6 +24,7 @@ __all__ = [
     "FP8_MAX",
     "MIN_SCALE",
     "WEIGHT_KINDS",
+    "AnyWeight",
     "IntegerWeight",
     "Layout",
     "LinearWeight",
@@ -29,6 +34,7 @@ __all__ = [
     "integer_scale_shape",
     "pack_rows",
     "quantize_fp8",
+    "quantize_integers",
     "quantize_weight",
     "scale_shape",
     "unpack_rows",

@@ -1,6 +1,7 @@
 """The weight of a linear layer in integers of 4 or 8 bits, with a scale and a zero point for each group of columns.
 
-Its value is `(code - zero) · scale`. GPTQ, AWQ and compressed-tensors checkpoints become this, whatever their files look like.
+Its value is `(code - zero) · scale`. GPTQ, AWQ and compressed-tensors checkpoints become this, whatever their files
+look like.
 
 Invariants: `scale` and `zero` are [G, N], so that a kernel reads a group's for neighbouring rows together; all tensors
 live on one device. A value of this type is checked once, when it is made.
@@ -44,18 +45,27 @@ class IntegerWeight:
         if self.bits not in (4, 8) or self.group < 1:
             raise ValueError(f"integer weights have 4 or 8 bits and groups of 1 or more, not {self.bits}, {self.group}")
         if self.data.dim() != 2 or self.data.dtype != torch.uint8 or not self.data.is_contiguous():
-            raise ValueError(f"codes are contiguous uint8 [N, K · bits / 8], not {self.data.dtype} {tuple(self.data.shape)}")
+            raise ValueError(
+                f"codes are contiguous uint8 [N, K · bits / 8], not {self.data.dtype} {tuple(self.data.shape)}"
+            )
         if tuple(self.scale.shape) != self.groups or self.scale.dtype not in SCALE_DTYPES:
             raise ValueError(f"scales are floats {self.groups}, not {self.scale.dtype} {tuple(self.scale.shape)}")
         if self.zero is not None and (tuple(self.zero.shape) != self.groups or self.zero.dtype != torch.uint8):
             raise ValueError(f"zero points are uint8 {self.groups}, not {self.zero.dtype} {tuple(self.zero.shape)}")
         if self.order is not None and (self.order.shape != (self.in_features,) or self.order.dtype != torch.int32):
-            raise ValueError(f"the order is int32 [{self.in_features}], not {self.order.dtype} {tuple(self.order.shape)}")
+            raise ValueError(
+                f"the order is int32 [{self.in_features}], not {self.order.dtype} {tuple(self.order.shape)}"
+            )
 
     @property
     def kind(self) -> IntegerKind:
         """What a linear of this kind is called beside `LinearWeight.kind`."""
         return "int4" if self.bits == 4 else "int8"
+
+    @property
+    def takes_quantized(self) -> bool:
+        """Whether products read activations in FP8: never."""
+        return False
 
     @property
     def out_features(self) -> int:
@@ -95,3 +105,19 @@ def unpack_rows(data: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return data
     return torch.stack([data & 15, data >> 4], dim=-1).flatten(1)
+
+
+def quantize_integers(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A float weight [N, K] rounded to integers → uint8 codes [N, K], fp32 scales [G, N], uint8 zero points [G, N].
+
+    Each group's least and greatest value, or 0 where that lies beyond, become codes 0 and 2^bits - 1, to within half a
+    step (round to nearest, as GPTQ's paper calls it).
+    """
+    n, k = weight.shape
+    groups, most = -(-k // group), (1 << bits) - 1
+    padded = torch.nn.functional.pad(weight.float(), (0, groups * group - k)).view(n, groups, group)
+    low, high = padded.amin(-1).clamp_max(0.0), padded.amax(-1).clamp_min(0.0)
+    scale = ((high - low) / most).clamp_min(1e-8)
+    zero = (-low / scale).round().clamp_(0, most)
+    codes = (padded / scale.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, most)
+    return codes.to(torch.uint8).view(n, -1)[:, :k], scale.t(), zero.to(torch.uint8).t()

@@ -66,6 +66,11 @@ class LinearWeight:
             raise ValueError(f"scale on {self.scale.device}, data on {self.data.device}")
 
     @property
+    def takes_quantized(self) -> bool:
+        """Whether products read activations in FP8."""
+        return self.kind != "dense"
+
+    @property
     def out_features(self) -> int:
         """N."""
         return self.data.shape[0]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stoker_runtime.config import EngineConfig
+from stoker_runtime.config import CHECKPOINT_METHODS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, stored_kind
 
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
@@ -22,6 +24,8 @@ RESERVE_BYTES = 512 * 1024**2
 LARGE_GPU_BYTES = 36 * GIB
 # Most sequences and most tokens of a step, unless they are given.
 LARGE_GPU_STEPS, SMALL_GPU_STEPS, CPU_STEPS = (1024, 8192), (256, 2048), (32, 512)
+# Up to so many tokens no kernel of integer weights dequantizes one into memory; from here on one may.
+FUSED_TOKENS = 64
 # Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
 SCORED_ROWS = 128
 
@@ -80,7 +84,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str, gpu_bytes: int =
     """
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else ("bfloat16" if spec.dtype == "float32" else spec.dtype)
+        dtype = "float32" if device == "cpu" else _gpu_dtype(spec)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     refuse_beyond(config.max_model_len, spec.max_position)
     max_len = config.max_model_len or spec.max_position
@@ -102,16 +106,33 @@ def resolve(config: EngineConfig, spec: ModelSpec, device: str, gpu_bytes: int =
     )
 
 
+def _gpu_dtype(spec: ModelSpec) -> str:
+    """The checkpoint's dtype; bfloat16 for one in 32 bits or in integers, whose files say float16 out of habit."""
+    return "bfloat16" if spec.dtype == "float32" or isinstance(spec.checkpoint, IntegerCheckpoint) else spec.dtype
+
+
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
-    """"none" or "fp8". Raises ConfigError for weights that are FP8 already and are asked to be something else."""
-    if spec.checkpoint is None:
+    """"none", "fp8" or "w4" for weights to be quantized at load, "fp8" or the method's name for a quantized checkpoint.
+
+    Raises ConfigError where the checkpoint is not what was asked for.
+    """
+    checkpoint = spec.checkpoint
+    if checkpoint is None:
+        if asked in CHECKPOINT_METHODS:
+            raise ConfigError(
+                f"quantization is {asked}, but the checkpoint is not quantized; w4 and fp8 quantize it at load.",
+                param="quantization",
+            )
         return "none" if asked == "auto" else asked
-    if asked == "none":
+    floats = isinstance(checkpoint, Fp8Checkpoint)
+    if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):
+        kind = "FP8" if floats else f"integers of {checkpoint.scheme.bits} bits"
         raise ConfigError(
-            "quantization is none, but the checkpoint's weights are FP8; leave --quantization out.",
+            f"quantization is {asked}, but the checkpoint's weights are {kind} ({checkpoint.method}); leave "
+            "--quantization out.",
             param="quantization",
         )
-    return "fp8"
+    return "fp8" if floats else checkpoint.method
 
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
@@ -130,7 +151,16 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     holes = 2 * spec.q_size + 2 * spec.kv_size
     # The product once more in 8 bits, where the next linear reads that.
     ffn = 3 * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
-    return tokens * (kept + holes + ffn) * ITEM_BYTES[config.dtype]
+    return (tokens * (kept + holes + ffn) + _integer_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
+
+
+def _integer_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
+    """Elements that products with integer weights need besides: the largest weight in 16 bits, x in another order."""
+    kinds = {each.name: stored_kind(each, config.quantization) for each in spec.parameters()}
+    shapes = [each.shape for each in spec.parameters() if kinds[each.name].startswith("int")]
+    ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order
+    wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
+    return wide + (tokens * max((k for _, k in shapes), default=0) if ordered else 0)
 
 
 def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, left_dense, read_fp8
+from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.rope_config import max_position, read_rope
 from stoker_runtime.models.spec import ModelSpec, Role
 
@@ -178,7 +178,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
             f"supported are {', '.join(ARCHITECTURES)}.",
             param="model",
         )
-    checkpoint = read_fp8(source.name, source.config)
+    checkpoint = read_quantization(source.name, source.config)
     row = ARCHITECTURES[known[0]]
     config = {**row.defaults, **source.config, "architectures": known}
     try:
@@ -191,8 +191,8 @@ def build_spec(source: ModelSource) -> ModelSpec:
     return spec if checkpoint is None else _quantized(spec, checkpoint, row)
 
 
-def _quantized(spec: ModelSpec, checkpoint: Fp8Checkpoint, row: Architecture) -> ModelSpec:
-    """`spec` of a checkpoint in FP8. Raises ModelError where a part of a merged matrix is and a part is not."""
+def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
+    """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
     for parameter in spec.parameters():
         if parameter.role is Role.LINEAR:

@@ -18,7 +18,7 @@ from stoker_kernels.attention import paged_attention
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
-from stoker_kernels.quant import LinearWeight, Quantized
+from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import ForwardInputs
@@ -79,17 +79,17 @@ class Decoder:
 
     def _first_norm(self, hidden: Tensor) -> Tensor | Quantized:
         first = self.weights.layers[0]
-        if first.qkv.kind != "dense":
+        if first.qkv.takes_quantized:
             return rms_norm_quant(hidden, first.input_norm, self.spec.eps)
         return rms_norm(hidden, first.input_norm, self.spec.eps)
 
-    def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: LinearWeight) -> Tensor | Quantized:
+    def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: AnyWeight) -> Tensor | Quantized:
         """Add `update` to the residual stream in place and norm it in the form that `consumer` reads."""
-        if consumer.kind != "dense":
+        if consumer.takes_quantized:
             return add_rms_norm_quant(update, residual, norm, self.spec.eps)
         return add_rms_norm(update, residual, norm, self.spec.eps)
 
-    def _linear(self, x: Tensor | Quantized, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
         if isinstance(x, Quantized):
             # Quantized input has lost the model's dtype; the output's place says it again.
             out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=weight.data.device)
@@ -137,12 +137,14 @@ class Decoder:
         return output.view(output.shape[0], spec.q_size)
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
-        dense = layer.gate_up.kind == layer.down.kind == "dense" and isinstance(hidden, Tensor)
-        quantized = isinstance(hidden, Quantized) and layer.down.kind != "dense" and self.dtype == torch.bfloat16
-        if (dense or quantized) and self.spec.activation == "silu" and layer.gate_up_bias is None:
-            return self._linear(linear_silu_mul(hidden, layer.gate_up), layer.down, layer.down_bias)
-        gate_up = self._linear(hidden, layer.gate_up, layer.gate_up_bias)
+        gate_up, down = layer.gate_up, layer.down
+        dense = gate_up.kind == down.kind == "dense" and isinstance(hidden, Tensor)
+        quantized = isinstance(hidden, Quantized) and down.takes_quantized and self.dtype == torch.bfloat16
+        one_op = (dense or quantized) and self.spec.activation == "silu" and layer.gate_up_bias is None
+        if one_op and isinstance(gate_up, LinearWeight):
+            return self._linear(linear_silu_mul(hidden, gate_up), down, layer.down_bias)
+        both = self._linear(hidden, gate_up, layer.gate_up_bias)
         fused = QUANTIZING_ACTIVATIONS.get(self.spec.activation)
-        if layer.down.kind != "dense" and fused is not None:
-            return self._linear(fused(gate_up), layer.down, layer.down_bias)
-        return self._linear(ACTIVATIONS[self.spec.activation](gate_up), layer.down, layer.down_bias)
+        if down.takes_quantized and fused is not None:
+            return self._linear(fused(both), down, layer.down_bias)
+        return self._linear(ACTIVATIONS[self.spec.activation](both), down, layer.down_bias)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stoker_kernels.quant import LinearWeight
+from stoker_kernels.quant import AnyWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class LayerWeights:
     """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`."""
 
     input_norm: Tensor
-    qkv: LinearWeight
-    output: LinearWeight
+    qkv: AnyWeight
+    output: AnyWeight
     post_norm: Tensor
-    gate_up: LinearWeight
-    down: LinearWeight
+    gate_up: AnyWeight
+    down: AnyWeight
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
@@ -38,4 +38,4 @@ class DecoderWeights:
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    head: LinearWeight
+    head: AnyWeight

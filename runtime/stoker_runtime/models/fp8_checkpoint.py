@@ -8,15 +8,15 @@ Knows nothing of tensors; which weights are left alone it is asked by module nam
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.module_names import is_named
 
 BLOCK = [128, 128]
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors")
+METHODS = ("fp8", "fbgemm_fp8")
 # compressed-tensors' names of how far a scale of a weight reaches.
 STRATEGIES = ("tensor", "channel", "block")
 
@@ -34,33 +34,14 @@ class Fp8Checkpoint:
 
     def leaves(self, module: str) -> bool:
         """Whether the weight of `module` (`model.layers.0.mlp.up_proj`) is not quantized."""
-        return any(_names(pattern, module) for pattern in self.ignored)
+        return any(is_named(pattern, module) for pattern in self.ignored)
 
 
-def _names(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    # A module, or one that it is part of, by its full name or by the end of it.
-    return f".{pattern}." in f".{module}."
-
-
-def read_fp8(name: str, config: Mapping[str, Any]) -> Fp8Checkpoint | None:
-    """The quantization that config.json describes; None without one. Raises ModelError for what is not supported."""
-    given = config.get("quantization_config")
-    if not given:
-        return None
-    method = str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed"
-    if method not in METHODS:
-        raise ModelError(
-            f"{name}: checkpoints quantized by {method!r} are not supported; known are {', '.join(METHODS)}. "
-            "Serve the 16-bit checkpoint, or a GGUF file.",
-            param="quantization_config",
-        )
-    ignored = tuple(
-        str(module) for key in ("ignored_layers", "modules_to_not_convert", "ignore") for module in given.get(key) or ()
-    )
-    if method == "compressed-tensors":
-        return _compressed(name, given, ignored)
+def read_fp8(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Checkpoint:
+    """What a `quantization_config` of the methods fp8 and fbgemm_fp8 describes. Raises ModelError for the
+    unsupported.
+    """
+    method = str(given["quant_method"])
     if method == "fbgemm_fp8":
         note = "fbgemm's upper bound on activation scales" if given.get("activation_scale_ub") is not None else ""
         return Fp8Checkpoint(method, "fp8_channel", ignored, note)
@@ -78,12 +59,9 @@ def read_fp8(name: str, config: Mapping[str, Any]) -> Fp8Checkpoint | None:
     return Fp8Checkpoint(method, "fp8_channel" if block is None else "fp8_block", ignored, note)
 
 
-def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Checkpoint:
-    """compressed-tensors: one group, for all linear layers."""
-    groups = list((given.get("config_groups") or {}).values())
-    if len(groups) != 1 or list(groups[0].get("targets") or []) != ["Linear"]:
-        raise _refused(name, "config_groups", f"{len(groups)} groups", "one, with the target Linear")
-    weights, inputs = groups[0].get("weights") or {}, groups[0].get("input_activations")
+def read_float_compressed(name: str, group: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Checkpoint:
+    """compressed-tensors' 8-bit floats: the one group. Raises ModelError for what is not supported."""
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
     _check_float8(name, "weights", weights)
     strategy = str(weights.get("strategy"))
     if strategy not in STRATEGIES:
@@ -112,14 +90,3 @@ def _refused(name: str, key: str, value: object, known: str) -> ModelError:
         f"{name}: quantization_config's {key} {value!r} is not supported; it must be {known}.",
         param="quantization_config",
     )
-
-
-def left_dense(checkpoint: Fp8Checkpoint, parameter: str, modules: Sequence[str]) -> bool:
-    """Whether a final tensor made of the weights of `modules` is not quantized. Raises ModelError where some are."""
-    left = [checkpoint.leaves(module) for module in modules]
-    if any(left) and not all(left):
-        mixed = ", ".join(f"{module} {'is not' if out else 'is'}" for module, out in zip(modules, left, strict=True))
-        raise ModelError(
-            f"{parameter} is one matrix here, of which only a part is quantized: {mixed}.", param="quantization_config"
-        )
-    return all(left)

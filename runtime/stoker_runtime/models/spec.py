@@ -13,6 +13,8 @@ from enum import StrEnum
 from math import prod
 
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.integer_scheme import IN_SITU, IntegerScheme
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
@@ -37,13 +39,14 @@ class Parameter:
     """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role.
 
     `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits, to be quantized or not; "dense" likewise, never
-    to be quantized; or fp8_channel, fp8_block.
+    to be quantized; or fp8_channel, fp8_block, int4, int8, the last two with their `scheme`.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     kind: str = ""
+    scheme: IntegerScheme | None = None
 
     @property
     def elements(self) -> int:
@@ -103,7 +106,7 @@ class ModelSpec:
     qk_norm: bool = False
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
-    checkpoint: Fp8Checkpoint | None = None
+    checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
 
     @property
@@ -141,7 +144,9 @@ class ModelSpec:
         for field, shape, role, present in rows:
             if present:
                 name = f"layers.{layer}.{field}"
-                yield Parameter(name, shape, role, self._stored_kind(name) if role is Role.LINEAR else "")
+                kind = self._stored_kind(name) if role is Role.LINEAR else ""
+                integers = kind.startswith("int") and isinstance(self.checkpoint, IntegerCheckpoint)
+                yield Parameter(name, shape, role, kind, self.checkpoint.scheme if integers else None)
 
     def _stored_kind(self, name: str) -> str:
         if self.checkpoint is None:
@@ -171,14 +176,24 @@ class ModelSpec:
 
 
 def stored_kind(parameter: Parameter, quantization: str) -> str:
-    """How this parameter rests in memory: dense, fp8_channel or fp8_block. Embedding and output head keep 16 bits."""
+    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4 or int8.
+
+    Embedding and output head keep 16 bits.
+    """
     if parameter.kind:
         return parameter.kind
-    return "fp8_channel" if quantization == "fp8" and parameter.role is Role.LINEAR else "dense"
+    if parameter.role is not Role.LINEAR:
+        return "dense"
+    return {"fp8": "fp8_channel", "w4": IN_SITU.kind}.get(quantization, "dense")
+
+
+def stored_scheme(parameter: Parameter) -> IntegerScheme:
+    """The scheme of a parameter whose stored kind is int4 or int8: its checkpoint's, or that of quantizing at load."""
+    return parameter.scheme or IN_SITU
 
 
 def scale_count(parameter: Parameter, kind: str) -> int:
-    """Number of fp32 scales of a linear of this kind."""
+    """Number of fp32 scales of a linear of an fp8 kind."""
     rows, columns = parameter.shape
     return rows if kind == "fp8_channel" else -(-rows // BLOCK) * -(-columns // BLOCK)
 
@@ -189,8 +204,11 @@ def aligned(size: int) -> int:
 
 
 def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
-    """Device bytes of one parameter, padding included; fp8 has its fp32 scales besides."""
+    """Device bytes of one parameter, padding included; quantized ones have their scales besides."""
     kind = stored_kind(parameter, quantization)
-    if kind != "dense":
-        return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(scale_count(parameter, kind) * 4)
-    return aligned(parameter.elements * ITEM_BYTES[dtype])
+    if kind == "dense":
+        return aligned(parameter.elements * ITEM_BYTES[dtype])
+    if kind.startswith("int"):
+        n, k = parameter.shape
+        return sum(map(aligned, stored_scheme(parameter).sizes(n, k, ITEM_BYTES[dtype])))
+    return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(scale_count(parameter, kind) * 4)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.config import (
+    CHECKPOINT_METHODS,
     DEVICES,
     DTYPES,
     GENERATION_CONFIGS,
@@ -73,8 +74,8 @@ FLAGS: tuple[Flag, ...] = (
         "quantization",
         choice(QUANTIZATIONS),
         MODEL,
-        "quantize weights at load",
-        "|".join(QUANTIZATIONS),
+        f"quantize weights at load, or name how the checkpoint is: {', '.join(CHECKPOINT_METHODS)}",
+        "auto|none|fp8|w4|METHOD",
         aliases=("q",),
     ),
     Flag("max-model-len", "max_model_len", integer(0), MODEL, "longest sequence; 0: the model's own", "TOKENS"),

@@ -32,8 +32,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MAX_WORKERS = 16
 
 PLAIN_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# What is copied as it is: fp8 never becomes another dtype here, because its value needs a scale.
-READABLE_DTYPES = PLAIN_DTYPES | {"F8_E4M3": torch.float8_e4m3fn}
+# What is copied as it is: fp8 and packed integers never become another dtype here, because their values need scales.
+WORD_DTYPES = {"I32": torch.int32}
+READABLE_DTYPES = PLAIN_DTYPES | WORD_DTYPES | {"F8_E4M3": torch.float8_e4m3fn}
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class CopyLanes:
     def submit_plain(self, entry: TensorEntry, destination: Tensor) -> list[Future[None]]:
         """Fill `destination` (contiguous, the entry's shape) from an entry of plain numbers, converting the dtype.
 
-        FP8 goes to FP8 only.
+        FP8 goes to FP8 and words to words only.
         """
         dtype = READABLE_DTYPES[entry.encoding]
         step = CHUNK_BYTES // dtype.itemsize

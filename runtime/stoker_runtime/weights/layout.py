@@ -7,12 +7,26 @@ Knows nothing of files and formats.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import WEIGHT_KINDS, LinearWeight, scale_shape
+from stoker_kernels.integer_gemm import best_layout, to_fragments
+from stoker_kernels.quant import (
+    WEIGHT_KINDS,
+    AnyWeight,
+    IntegerWeight,
+    LinearWeight,
+    pack_rows,
+    quantize_integers,
+    quantize_weight,
+    scale_shape,
+)
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
-from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind
+from stoker_runtime.models.integer_scheme import IntegerScheme
+from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind, stored_scheme
+from stoker_runtime.weights.routing import piece_rows
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -21,17 +35,18 @@ class WeightArena:
     """One block of device memory with a view per parameter.
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
-    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block.
+    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through `integers[name]`.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
-        """Allocate. `quantization` is "none" or "fp8"."""
+        """Allocate. `quantization` is "none", "fp8" or "w4"."""
         self.spec = spec
         self.device = device
         self.dtype = dtype
         self.quantization = quantization
         self.dense: dict[str, Tensor] = {}
         self.quantized: dict[str, LinearWeight] = {}
+        self.integers: dict[str, IntegerWeight] = {}
         dtype_name = str(dtype).removeprefix("torch.")
         self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
@@ -43,6 +58,15 @@ class WeightArena:
         """Size of the block."""
         return self._storage.numel()
 
+    def quantize(self, name: str, whole: Tensor) -> None:
+        """Quantize a 16- or 32-bit matrix [N, K] to its place."""
+        if name not in self.integers:
+            self.store(name, quantize_weight(whole, "fp8_channel"))
+            return
+        place = self.integers[name]
+        codes, scale, zero = quantize_integers(whole, place.bits, place.group)
+        self.store_integers(name, 0, codes, scale, zero)
+
     def store(self, name: str, weight: LinearWeight) -> None:
         """Copy a quantized weight to its place."""
         place = self.quantized[name]
@@ -51,13 +75,26 @@ class WeightArena:
         place.data.copy_(weight.data)
         place.scale.copy_(weight.scale)
 
+    def store_integers(self, name: str, row: int, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
+        """Lay out rows from `row` on of an integer weight: uint8 codes [rows, K], scales and zero points [G, rows]."""
+        place = self.integers[name]
+        rows = slice(row, row + codes.shape[0])
+        place.data[rows].copy_(to_fragments(codes) if place.layout == "fragments" else pack_rows(codes, place.bits))
+        place.scale[:, rows].copy_(scale)
+        if place.zero is not None:
+            place.zero[:, rows].copy_(place.middle if zero is None else zero)
+
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += aligned(num_bytes)
         return view
 
     def _place(self, parameter: Parameter) -> None:
-        kind = next(each for each in WEIGHT_KINDS if each == stored_kind(parameter, self.quantization))
+        stored = stored_kind(parameter, self.quantization)
+        if stored.startswith("int"):
+            self.integers[parameter.name] = self._place_integers(parameter, stored_scheme(parameter))
+            return
+        kind = next(each for each in WEIGHT_KINDS if each == stored)
         scales = scale_shape(kind, *parameter.shape) if kind != "dense" else None
         if scales is None:
             num_bytes = parameter.elements * self.dtype.itemsize
@@ -67,7 +104,25 @@ class WeightArena:
         scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
         self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind=kind)
 
-    def _linear(self, name: str) -> LinearWeight:
+    def _place_integers(self, parameter: Parameter, scheme: IntegerScheme) -> IntegerWeight:
+        n, k = parameter.shape
+        dtypes = {"data": torch.uint8, "scale": self.dtype, "zero": torch.uint8, "order": torch.int32}
+        sizes = scheme.sizes(n, k, self.dtype.itemsize)
+        found = {
+            part: self._take(shape, dtypes[part], size)
+            for (part, (shape, _)), size in zip(scheme.parts(n, k).items(), sizes, strict=True)
+        }
+        order = found["order"].view(-1) if "order" in found else None
+        group = scheme.columns(k)
+        # Each piece of a merged matrix is laid out by itself.
+        pieces = {"qkv": 3, "gate_up": 2}.get(parameter.name.rpartition(".")[2], 1)
+        rows = math.gcd(*piece_rows(self.spec, parameter, pieces))
+        layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device)
+        return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
+
+    def _linear(self, name: str) -> AnyWeight:
+        if name in self.integers:
+            return self.integers[name]
         if name in self.quantized:
             return self.quantized[name]
         return LinearWeight(data=self.dense[name], scale=None, kind="dense")

@@ -17,18 +17,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import quantize_weight
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
+from stoker_runtime.weights.integer_load import IntegerRoute, load_integers, plan_integers, taken_names
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
@@ -40,6 +41,7 @@ BASE = "model."
 
 Routes = dict[str, tuple[Route, ...]]
 Scales = dict[str, tuple[ScaleRoute, ...]]
+Integers = dict[str, tuple[IntegerRoute, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,8 @@ def load_weights(
 ) -> DecoderWeights:
     """Load `model` (a folder, a .gguf file, `shape:NAME`, or its source) as `dtype` onto `device`.
 
-    `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel; `seed` draws a shape's
+    `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel, "w4" in four bits with a
+    scale and a zero point for each 128 columns; `seed` draws a shape's
     weights; `ahead` may hold the files' bytes on the device already, and is closed. Raises ModelError naming the file
     and tensor that are missing, unknown, misshaped or cut short.
     """
@@ -65,16 +68,26 @@ def load_weights(
         arena = WeightArena(spec, device, dtype, quantization)
         fill_random(arena, seed)
         return _settled(arena)
-    routes, scales = _routes(source.kind, source.path, spec)
-    if spec.checkpoint is not None:
-        _announce(spec.checkpoint)
+    routes, scales, integers = _routes(source.kind, source.path, spec)
     arena = WeightArena(spec, device, dtype, quantization)
+    if spec.checkpoint is not None:
+        _announce(spec.checkpoint, arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
+        load_integers(arena, integers, lanes)
     return _settled(arena)
 
 
-def _announce(checkpoint: Fp8Checkpoint) -> None:
+def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
+    if isinstance(checkpoint, IntegerCheckpoint):
+        scheme = checkpoint.scheme
+        groups = f"groups of {scheme.group}" if scheme.group else "whole rows"
+        layouts = ", ".join(sorted({weight.layout for weight in arena.integers.values()}))
+        log.info(
+            "weights: in %d bits as the checkpoint has them (%s, %s%s), laid out in %s",
+            scheme.bits, checkpoint.method, groups, ", act-order" if scheme.order else "", layouts,
+        )  # fmt: skip
+        return
     aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
     log.info(
         "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
@@ -89,10 +102,13 @@ def _settled(arena: WeightArena) -> DecoderWeights:
     return arena.assemble()
 
 
-def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales]:
+def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales, Integers]:
     if kind is SourceKind.GGUF:
-        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}
-    entries, scale_entries = split_scales(spec, with_base(read_checkpoint_index(path)))
+        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}, {}
+    found = with_base(read_checkpoint_index(path))
+    integers = plan_integers(spec, found)
+    taken = taken_names(spec, integers, found)
+    entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
     routes = route(spec, entries, Vocabulary.HF)
     scales = plan_scales(spec, routes, scale_entries)
     for parameter, pieces in routes.items():
@@ -102,7 +118,7 @@ def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scal
                     f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
-    return routes, scales
+    return routes, scales, integers
 
 
 def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -120,6 +136,8 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
     pending_bytes = 0
     for parameter in arena.spec.parameters():
+        if parameter.scheme is not None:
+            continue
         target = _target(arena, parameter)
         lanes.fence()
         futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
@@ -159,5 +177,5 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
 
 def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
     lanes.join(futures)
-    arena.store(name, quantize_weight(whole, "fp8_channel"))
+    arena.quantize(name, whole)
     return whole.nbytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.quant import quantize_weight
 from stoker_runtime.models.spec import Parameter, Role, stored_kind
 from stoker_runtime.weights.layout import WeightArena
 
@@ -26,7 +25,7 @@ def fill_random(arena: WeightArena, seed: int) -> None:
         std = _deviation(parameter, arena.spec.num_layers)
         if stored_kind(parameter, arena.quantization) != "dense":
             weight = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
-            arena.store(parameter.name, quantize_weight(weight.normal_(0.0, std, generator=generator), "fp8_channel"))
+            arena.quantize(parameter.name, weight.normal_(0.0, std, generator=generator))
         else:
             arena.dense[parameter.name].normal_(0.0, std, generator=generator)
 

@@ -48,11 +48,12 @@ class Route:
 
 
 def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
-    """The routes into each parameter, in the order of `spec.parameters()`.
+    """The routes into each parameter but those in integers, in the order of `spec.parameters()`.
 
     Raises ModelError for a tensor that is missing, of another shape than the spec's, or unknown.
     """
-    routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in spec.parameters()}
+    plain = (parameter for parameter in spec.parameters() if parameter.scheme is None)
+    routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in plain}
     used = {piece.entry.name for pieces in routes.values() for piece in pieces}
     for name in entries:
         if name not in used and not _is_harmless(spec, name, vocabulary):

@@ -1,4 +1,6 @@
-"""Integer weights: packing, the order of fragments against the definition of mma.sync, the reference, Triton's kernels."""
+"""Integer weights: packing, the order of fragments against the definition of mma.sync, the reference, Triton's
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def random_weight(
     """A weight in rows and its value in fp64, by the definition."""
     codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8)
     shape = integer_scale_shape(n, k, group)
-    scale = (torch.rand(shape) * 0.02 + 0.001)
+    scale = torch.rand(shape) * 0.02 + 0.001
     zero = torch.randint(0, 1 << bits, shape, dtype=torch.uint8) if zeros else None
     value = torch.empty(n, k, dtype=torch.float64)
     for column in range(k):

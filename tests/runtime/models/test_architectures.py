@@ -114,7 +114,7 @@ def test_dtype_under_both_names(key: str) -> None:
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"hidden_size": "wide"}, "not usable"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"quantization_config": {"quant_method": "quip"}}, "'quip'"),
         (
             {
                 "architectures": ["Qwen2ForCausalLM"],

@@ -316,7 +316,7 @@ def test_blocks_that_cannot_be_joined_are_named(dense: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "'gptq' are not supported; known are fp8, fbgemm_fp8"),
+        ({"quant_method": "aqlm", "bits": 4}, "'aqlm' are not supported; known are fp8, fbgemm_fp8"),
         ({"bits": 4}, "'unnamed'"),
         ({"quant_method": "fp8", "weight_block_size": [64, 128]}, r"weight_block_size \[64, 128\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),

@@ -1,0 +1,54 @@
+"""How a linear's weight is held in integers: bits, groups, zero points, order; and what that takes of memory.
+
+Invariants: frozen plain data, torch-free; `parts` is what allocation, loading and byte counts all walk.
+Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["data", "scale", "zero", "order"]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerScheme:
+    """`group` columns share a scale, 0: the whole row. `zeros`: groups have zero points. `order`: columns are
+    permuted.
+    """
+
+    bits: int
+    group: int
+    zeros: bool
+    order: bool = False
+
+    @property
+    def kind(self) -> Literal["int4", "int8"]:
+        """The kind of a parameter in this scheme."""
+        return "int4" if self.bits == 4 else "int8"
+
+    def columns(self, k: int) -> int:
+        """Columns of a group of a weight with `k` of them."""
+        return min(self.group or k, k)
+
+    def parts(self, n: int, k: int) -> dict[Part, tuple[tuple[int, int], int]]:
+        """Each tensor of an [n, k] weight: its shape, and bytes an element; 0 bytes: those of the model's dtype."""
+        groups = -(-k // self.columns(k))
+        found: dict[Part, tuple[tuple[int, int], int]] = {
+            "data": ((n, k * self.bits // 8), 1),
+            "scale": ((groups, n), 0),
+        }
+        if self.zeros:
+            found["zero"] = ((groups, n), 1)
+        if self.order:
+            found["order"] = ((1, k), 4)
+        return found
+
+    def sizes(self, n: int, k: int, item_bytes: int) -> list[int]:
+        """Bytes of each part of an [n, k] weight whose model's dtype has `item_bytes`."""
+        return [rows * columns * (size or item_bytes) for (rows, columns), size in self.parts(n, k).values()]
+
+
+# What `--quantization w4` makes of 16-bit weights at load.
+IN_SITU = IntegerScheme(bits=4, group=128, zeros=True)

@@ -1,0 +1,66 @@
+"""Which quantization a checkpoint has, by the `quantization_config` of its config.json.
+
+Invariants: torch-free. A method that is not known is a ModelError that names the known ones.
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models import fp8_checkpoint
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, read_float_compressed, read_fp8
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
+
+QuantizedCheckpoint = Fp8Checkpoint | IntegerCheckpoint
+METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq")
+
+
+def read_quantization(name: str, config: Mapping[str, Any]) -> QuantizedCheckpoint | None:
+    """The quantization that config.json describes; None without one. Raises ModelError for what is not supported."""
+    given = config.get("quantization_config")
+    if not given:
+        return None
+    method = str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed"
+    if method not in METHODS:
+        raise ModelError(
+            f"{name}: checkpoints quantized by {method!r} are not supported; known are {', '.join(METHODS)}. "
+            "Serve the 16-bit checkpoint, or a GGUF file.",
+            param="quantization_config",
+        )
+    if method == "awq":
+        return read_awq(name, given)
+    if method == "gptq":
+        return read_gptq(name, given)
+    ignored = tuple(
+        str(module) for key in ("ignored_layers", "modules_to_not_convert", "ignore") for module in given.get(key) or ()
+    )
+    return _compressed(name, given, ignored) if method == "compressed-tensors" else read_fp8(name, given, ignored)
+
+
+def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> QuantizedCheckpoint:
+    """compressed-tensors: one group, for all linear layers."""
+    groups = list((given.get("config_groups") or {}).values())
+    if len(groups) != 1 or list(groups[0].get("targets") or []) != ["Linear"]:
+        raise ModelError(
+            f"{name}: quantization_config's config_groups {len(groups)} groups is not supported; it must be one, with "
+            "the target Linear.",
+            param="quantization_config",
+        )
+    weights = groups[0].get("weights") or {}
+    if weights.get("type") == "int" and groups[0].get("input_activations") is None:
+        return read_packed(name, weights, str(groups[0].get("format") or given.get("format")), ignored)
+    return read_float_compressed(name, groups[0], ignored)
+
+
+def left_dense(checkpoint: QuantizedCheckpoint, parameter: str, modules: Sequence[str]) -> bool:
+    """Whether a final tensor made of the weights of `modules` is not quantized. Raises ModelError where some are."""
+    left = [checkpoint.leaves(module) for module in modules]
+    if any(left) and not all(left):
+        mixed = ", ".join(f"{module} {'is not' if out else 'is'}" for module, out in zip(modules, left, strict=True))
+        raise ModelError(
+            f"{parameter} is one matrix here, of which only a part is quantized: {mixed}.", param="quantization_config"
+        )
+    return all(left)

@@ -1,0 +1,102 @@
+"""How AWQ, GPTQ and compressed-tensors files hold integer weights: which tensors, of which shapes, and their values.
+
+    AWQ         qweight int32 [K, N/8], eight rows of the weight a word, in the order 0 2 4 6 1 3 5 7; qzeros [G, N/8]
+    likewise GPTQ        qweight int32 [K·b/32, N], columns of the weight a word, in order; qzeros [G, N·b/32], stored
+    less one; g_idx [K] compressed  weight_packed int32 [N, K·b/32]; weight_zero_point [N·b/32, G]; weight_scale [N, G];
+    weight_shape; weight_g_idx
+
+Invariants: `unpack` gives codes [N, K], scales and zero points [G, N], and the order of columns, on the device of the
+tensors; nothing here reads a file.
+Knows nothing of where a weight goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, Packing
+from stoker_runtime.models.integer_scheme import IntegerScheme
+
+# Half byte i of an AWQ word is row _AWQ[i] of eight; column c stands in half byte _AWQ_PLACE[c].
+_AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """An [N, K] weight: uint8 codes, scales [G, N], uint8 zero points [G, N] or None, int32 order [K] or None."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    order: Tensor | None
+
+
+def tensor_shapes(checkpoint: IntegerCheckpoint, n: int, k: int) -> dict[str, tuple[int, ...]]:
+    """Suffix → shape of each tensor that an [n, k] weight must have. Raises ModelError where words are not filled."""
+    scheme = checkpoint.scheme
+    per_word, groups = WORD_BITS // scheme.bits, -(-k // scheme.columns(k))
+    if n % per_word or k % per_word:
+        raise ModelError(f"a weight of {n} × {k} does not fill words of {per_word} codes", param="quantization_config")
+    if checkpoint.packing is Packing.AWQ:
+        return {"qweight": (k, n // per_word), "qzeros": (groups, n // per_word), "scales": (groups, n)}
+    if checkpoint.packing is not Packing.COMPRESSED:
+        found = {"qweight": (k // per_word, n), "qzeros": (groups, n // per_word), "scales": (groups, n)}
+        return found | ({"g_idx": (k,)} if scheme.order else {})
+    found = {"weight_packed": (n, k // per_word), "weight_scale": (n, groups)}
+    if scheme.zeros:
+        found["weight_zero_point"] = (n // per_word, groups)
+    return found | ({"weight_g_idx": (k,)} if scheme.order else {})
+
+
+def optional_suffixes(packing: Packing) -> tuple[str, ...]:
+    """Tensors that a weight may have besides: they say what the scheme says already."""
+    return {Packing.AWQ: (), Packing.COMPRESSED: ("weight_shape", "weight_g_idx")}.get(packing, ("g_idx",))
+
+
+def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: str) -> Unpacked:
+    """The values of one weight. Raises ModelError, naming `name`, for an order of columns that is no permutation."""
+    scheme = checkpoint.scheme
+    if checkpoint.packing is Packing.AWQ:
+        place = torch.tensor(_AWQ_PLACE, device=tensors["qweight"].device)
+        codes = _codes(tensors["qweight"], 4)[..., place].flatten(1).t()
+        return Unpacked(codes, tensors["scales"], _codes(tensors["qzeros"], 4)[..., place].flatten(1), None)
+    if checkpoint.packing is Packing.COMPRESSED:
+        codes, scale = _codes(tensors["weight_packed"], scheme.bits).flatten(1), tensors["weight_scale"].t()
+        zero, groups = None, tensors.get("weight_g_idx") if scheme.order else None
+        if scheme.zeros:
+            zero = _codes(tensors["weight_zero_point"], scheme.bits).permute(1, 0, 2).flatten(1)
+    else:
+        codes = _codes(tensors["qweight"], scheme.bits).permute(1, 0, 2).flatten(1)
+        scale, groups = tensors["scales"], tensors.get("g_idx") if scheme.order else None
+        zero = _codes(tensors["qzeros"], scheme.bits).flatten(1) + int(checkpoint.packing is Packing.GPTQ)
+    order = None if groups is None else column_order(groups, scheme, name)
+    return Unpacked(codes if order is None else codes[:, order.long()], scale, zero, order)
+
+
+def column_order(groups: Tensor, scheme: IntegerScheme, name: str) -> Tensor:
+    """The order of columns in which those of a group (int [K], a group a column) are neighbours; int32 [K].
+
+    Raises ModelError, naming `name`, where a group has not as many columns as the scheme says.
+    """
+    k = groups.shape[0]
+    order = torch.argsort(groups, stable=True)
+    expected = torch.arange(k, device=groups.device) // scheme.columns(k)
+    if not torch.equal(groups[order].long(), expected):
+        raise ModelError(
+            f"tensor {name} puts columns into other groups than {scheme.columns(k)} each, as quantization_config says."
+        )
+    return order.to(torch.int32)
+
+
+def _codes(words: Tensor, bits: int) -> Tensor:
+    """int32 words [A, B] → uint8 codes [A, B, codes a word], the lowest bits first."""
+    octets = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    if bits == 8:
+        return octets
+    return torch.stack([octets & 15, octets >> 4], dim=-1).flatten(-2)

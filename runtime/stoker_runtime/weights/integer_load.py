@@ -1,0 +1,167 @@
+"""Loads the integer weights of a checkpoint: found, checked, read, and laid out as the kernels of the device read them.
+
+Invariants: every integer weight has exactly the tensors of its packing, of the shapes that fit, before a byte is moved;
+otherwise a ModelError names the tensor. Reading the next matrix goes on while one is laid out; nothing is dequantized.
+Knows nothing of how products are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.quant import IntegerWeight
+from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, WORD_DTYPES, CopyLanes
+from stoker_runtime.weights.integer_files import Unpacked, optional_suffixes, tensor_shapes, unpack
+from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
+
+Entries = Mapping[str, TensorEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRoute:
+    """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor."""
+
+    module: str
+    row: int
+    rows: int
+    entries: Entries
+
+
+def plan_integers(spec: ModelSpec, entries: Entries) -> dict[str, tuple[IntegerRoute, ...]]:
+    """The routes into each integer parameter. Raises ModelError naming a tensor that is missing, misshaped or
+    mistyped.
+    """
+    checkpoint = spec.checkpoint
+    if not isinstance(checkpoint, IntegerCheckpoint):
+        return {}
+    plan = {}
+    for parameter in spec.parameters():
+        if parameter.scheme is not None:
+            names = tensor_names(spec, parameter.name, Vocabulary.HF)
+            pieces, row = [], 0
+            for name, rows in zip(names, piece_rows(spec, parameter, len(names)), strict=True):
+                module = name.removesuffix(".weight")
+                pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
+                row += rows
+            plan[parameter.name] = tuple(pieces)
+    return plan
+
+
+def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[IntegerRoute, ...]], entries: Entries) -> set[str]:
+    """The checkpoint's tensors that the plan takes, and those that say nothing new.
+
+    That is what the configuration says already, and biases of nothing but zeros, which GPTQ writes for linears that
+    have none. Raises OSError for a file that cannot be read.
+    """
+    checkpoint = spec.checkpoint
+    if not isinstance(checkpoint, IntegerCheckpoint):
+        return set()
+    routes = [route for routes in plan.values() for route in routes]
+    names = {entry.name for route in routes for entry in route.entries.values()}
+    names |= {f"{route.module}.{suffix}" for route in routes for suffix in optional_suffixes(checkpoint.packing)}
+    wanted = {name for each in spec.parameters() for name in tensor_names(spec, each.name, Vocabulary.HF)}
+    biases = (entries.get(f"{route.module}.bias") for route in routes)
+    return names | {bias.name for bias in biases if bias and bias.name not in wanted and _is_zero(bias)}
+
+
+def _is_zero(entry: TensorEntry) -> bool:
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        return not any(file.read(entry.num_bytes))
+
+
+def _route(
+    spec: ModelSpec, checkpoint: IntegerCheckpoint, entries: Entries, module: str, row: int, shape: tuple[int, int]
+) -> IntegerRoute:
+    try:
+        shapes = tensor_shapes(checkpoint, *shape)
+    except ModelError as error:
+        raise ModelError(f"{module}: {error}.", param="quantization_config") from error
+    if f"{module}.weight" in entries and not any(f"{module}.{suffix}" in entries for suffix in shapes):
+        plain = entries[f"{module}.weight"]
+        raise ModelError(
+            f"{plain.file}: tensor {plain.name} is not quantized, but quantization_config says "
+            f"{checkpoint.method}; modules that are not quantized must be named there."
+        )
+    found = {
+        suffix: find_entry(entries, f"{module}.{suffix}", size, spec.architecture) for suffix, size in shapes.items()
+    }
+    for suffix, entry in found.items():
+        known = PLAIN_DTYPES if suffix.endswith(("scale", "scales")) else WORD_DTYPES
+        if entry.encoding not in known:
+            raise ModelError(f"{entry.file}: tensor {entry.name} is {entry.encoding}; it must be {', '.join(known)}.")
+    return IntegerRoute(module, row, shape[0], found)
+
+
+def load_integers(arena: WeightArena, plan: Mapping[str, tuple[IntegerRoute, ...]], lanes: CopyLanes) -> None:
+    """Read every integer weight of the plan and lay it out in the arena. Raises ModelError."""
+    checkpoint = arena.spec.checkpoint
+    if not isinstance(checkpoint, IntegerCheckpoint):
+        return
+    waiting: tuple[str, tuple[IntegerRoute, ...], list[dict[str, Tensor]], list[Future[None]]] | None = None
+    for name, routes in plan.items():
+        lanes.fence()
+        read, futures = _submit(lanes, routes, arena.device)
+        if waiting is not None:
+            _store(arena, checkpoint, lanes, *waiting)
+        waiting = (name, routes, read, futures)
+    if waiting is not None:
+        _store(arena, checkpoint, lanes, *waiting)
+
+
+def _submit(
+    lanes: CopyLanes, routes: tuple[IntegerRoute, ...], device: torch.device
+) -> tuple[list[dict[str, Tensor]], list[Future[None]]]:
+    read: list[dict[str, Tensor]] = []
+    futures: list[Future[None]] = []
+    for route in routes:
+        tensors = {}
+        for suffix, entry in route.entries.items():
+            dtype = (PLAIN_DTYPES | WORD_DTYPES)[entry.encoding]
+            tensors[suffix] = torch.empty(entry.shape, dtype=dtype, device=device)
+            futures += lanes.submit_plain(entry, tensors[suffix])
+        read.append(tensors)
+    return read, futures
+
+
+def _store(
+    arena: WeightArena,
+    checkpoint: IntegerCheckpoint,
+    lanes: CopyLanes,
+    name: str,
+    routes: tuple[IntegerRoute, ...],
+    read: list[dict[str, Tensor]],
+    futures: list[Future[None]],
+) -> None:
+    lanes.join(futures)
+    pieces = [unpack(checkpoint, tensors, route.module) for route, tensors in zip(routes, read, strict=True)]
+    place = arena.integers[name]
+    for route, piece in zip(routes, pieces, strict=True):
+        arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)
+    if place.order is not None:
+        place.order.copy_(_common_order(routes, pieces, place))
+
+
+def _common_order(routes: tuple[IntegerRoute, ...], pieces: list[Unpacked], place: IntegerWeight) -> Tensor:
+    """The one order of all pieces. Raises ModelError where matrices that are one here order their columns
+    differently.
+    """
+    orders = [piece.order for piece in pieces if piece.order is not None]
+    for route, order in zip(routes[1:], orders[1:], strict=False):
+        if not torch.equal(order, orders[0]):
+            raise ModelError(
+                f"{routes[0].module} and {route.module} are one matrix here, but their g_idx differ: quantize them "
+                "with the same order of columns, or without act-order.",
+                param="quantization_config",
+            )
+    return orders[0] if orders else torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)

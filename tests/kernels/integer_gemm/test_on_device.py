@@ -1,0 +1,77 @@
+"""Products with integer weights against their reference: Triton's of the layout "rows", the Hopper kernels' of
+fragments.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stoker_kernels.integer_gemm import choose, reference, to_fragments, triton_integer
+from stoker_kernels.launch.dispatch import interpreting
+from stoker_kernels.quant import IntegerWeight, integer_scale_shape, pack_rows
+
+SHAPES = [(96, 160, 4, 32, 3), (70, 192, 4, 192, 1), (130, 96, 8, 48, 19), (64, 48, 8, 16, 70)]
+
+
+def random_weight(
+    n: int, k: int, bits: int, group: int, zeros: bool, dtype: torch.dtype, device: torch.device
+) -> IntegerWeight:
+    codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, device=device)
+    shape = integer_scale_shape(n, k, group)
+    scale = ((torch.rand(shape, device=device) + 0.2) * 2.0 ** (2 - bits)).to(dtype)
+    zero = torch.randint(0, 1 << bits, shape, dtype=torch.uint8, device=device) if zeros else None
+    return IntegerWeight(pack_rows(codes, bits), scale, zero, bits, group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "k", "bits", "group", "tokens"), SHAPES)
+def test_products_match(
+    n: int, k: int, bits: int, group: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    for zeros in (True, False):
+        weight = random_weight(n, k, bits, group, zeros, dtype, device)
+        x, bias = torch.randn(tokens, k, device=device).to(dtype), torch.randn(n, device=device).to(dtype)
+        out = torch.full((tokens, n), float("nan"), dtype=dtype, device=device)
+        triton_integer.multiply(x, weight, bias if zeros else None, out, widen=interpreting())
+        value = reference.dequantize_integers(weight, dtype).double()
+        expected = x.double() @ value.t() + (bias.double() if zeros else 0.0)
+        assert (out.double() - expected).norm() < 4e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n", "k", "bits", "group", "tokens"), SHAPES)
+def test_dequantized_weights_are_the_reference_s(
+    n: int, k: int, bits: int, group: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    weight = random_weight(n, k, bits, group, tokens % 2 == 0, dtype, device)
+    out = torch.full((n, k), float("nan"), dtype=dtype, device=device)
+    triton_integer.dequantize(weight, out)
+    # The interpreter cuts bf16 off where a GPU rounds it.
+    step = 2.0**-7 if interpreting() and dtype == torch.bfloat16 else 0.0
+    torch.testing.assert_close(out, reference.dequantize_integers(weight, dtype), rtol=step, atol=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", [16, 32, 64, 192, 1 << 20])
+@pytest.mark.parametrize("tokens", [1, 5, 11, 16, 27, 50, 101, 190, 300, 1100])
+def test_fragments_give_what_rows_give(group: int, tokens: int, device: torch.device) -> None:
+    """By the op: every kernel, groups smaller and larger than a block, columns in another order."""
+    if choose.fragments_refusal(torch.bfloat16, device):
+        pytest.skip(str(choose.fragments_refusal(torch.bfloat16, device)))
+    if group == 192:
+        group, k = 128, 128 * 13
+    else:
+        k = 64 * (7 + tokens % 5)
+    group, n = min(group, k), 64 * (3 + tokens % 11)
+    rows = random_weight(n, k, 4, group, tokens % 2 == 1, torch.bfloat16, device)
+    order = torch.randperm(k, device=device).to(torch.int32) if tokens % 3 == 0 else None
+    codes = reference.codes_of(rows)
+    weight = IntegerWeight(to_fragments(codes), rows.scale, rows.zero, 4, group, order, "fragments")
+    x, bias = torch.randn(tokens, k, device=device).bfloat16(), torch.randn(n, device=device).bfloat16()
+    got = choose.integer_linear(x, weight, bias=bias, out=None)
+    again = choose.integer_linear(x, weight, bias=bias, out=None)
+    placed = x if order is None else x[:, order.long()]
+    expected = placed.double() @ reference.dequantize_integers(rows, torch.bfloat16).double().t() + bias.double()
+    assert (got.double() - expected).norm() < 4e-3 * expected.norm()
+    assert torch.equal(got, again)
