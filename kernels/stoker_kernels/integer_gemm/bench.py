@@ -108,7 +108,8 @@ def timed(run: Callable[[int], object], rounds: int = 24) -> float:
             graph.replay()
             end.record()
         stream.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) * 1000 / 8
+    milliseconds = [float(start.elapsed_time(end)) for start, end in events]
+    return statistics.median(milliseconds) * 1000 / 8
 
 
 def rows(device: torch.device, group: int, sweep: bool, tokens: tuple[int, ...]) -> Iterator[Row]:

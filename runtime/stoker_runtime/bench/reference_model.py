@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stoker_kernels.quant import LinearWeight, dequantize, quantize_fp8
+from stoker_kernels.integer_gemm import dequantize_integers
+from stoker_kernels.quant import AnyWeight, IntegerWeight, dequantize, quantize_fp8
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec
@@ -41,8 +42,12 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
-def _linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
     """A product by definition; an FP8 weight takes activations quantized per token, as its definition says."""
+    if isinstance(weight, IntegerWeight):
+        placed = x if weight.order is None else x[:, weight.order.long()]
+        value = dequantize_integers(weight, weight.scale.dtype).float()
+        return F.linear(placed, value, None if bias is None else bias.float())
     wide = weight.data if weight.kind == "dense" else dequantize(weight)
     if weight.kind != "dense":
         quantized = quantize_fp8(x.to(torch.bfloat16))

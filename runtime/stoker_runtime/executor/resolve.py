@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, stored_kind
 
@@ -124,15 +123,15 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
                 param="quantization",
             )
         return "none" if asked == "auto" else asked
-    floats = isinstance(checkpoint, Fp8Checkpoint)
-    if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):
-        kind = "FP8" if floats else f"integers of {checkpoint.scheme.bits} bits"
+    integers = isinstance(checkpoint, IntegerCheckpoint)
+    if asked not in ("auto", checkpoint.method, *(() if integers else ("fp8",))):
+        kind = f"integers of {checkpoint.scheme.bits} bits" if isinstance(checkpoint, IntegerCheckpoint) else "FP8"
         raise ConfigError(
             f"quantization is {asked}, but the checkpoint's weights are {kind} ({checkpoint.method}); leave "
             "--quantization out.",
             param="quantization",
         )
-    return "fp8" if floats else checkpoint.method
+    return checkpoint.method if integers else "fp8"
 
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:

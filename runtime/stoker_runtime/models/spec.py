@@ -145,8 +145,9 @@ class ModelSpec:
             if present:
                 name = f"layers.{layer}.{field}"
                 kind = self._stored_kind(name) if role is Role.LINEAR else ""
-                integers = kind.startswith("int") and isinstance(self.checkpoint, IntegerCheckpoint)
-                yield Parameter(name, shape, role, kind, self.checkpoint.scheme if integers else None)
+                held = self.checkpoint if kind.startswith("int") else None
+                scheme = held.scheme if isinstance(held, IntegerCheckpoint) else None
+                yield Parameter(name, shape, role, kind, scheme)
 
     def _stored_kind(self, name: str) -> str:
         if self.checkpoint is None:

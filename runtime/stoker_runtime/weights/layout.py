@@ -82,7 +82,7 @@ class WeightArena:
         place.data[rows].copy_(to_fragments(codes) if place.layout == "fragments" else pack_rows(codes, place.bits))
         place.scale[:, rows].copy_(scale)
         if place.zero is not None:
-            place.zero[:, rows].copy_(place.middle if zero is None else zero)
+            place.zero[:, rows] = place.middle if zero is None else zero
 
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)

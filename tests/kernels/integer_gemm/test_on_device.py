@@ -36,7 +36,9 @@ def test_products_match(
         triton_integer.multiply(x, weight, bias if zeros else None, out, widen=interpreting())
         value = reference.dequantize_integers(weight, dtype).double()
         expected = x.double() @ value.t() + (bias.double() if zeros else 0.0)
-        assert (out.double() - expected).norm() < 4e-3 * expected.norm()
+        # The interpreter cuts bf16 off where a GPU rounds it.
+        bound = 1.2e-2 if interpreting() and dtype == torch.bfloat16 else 4e-3
+        assert (out.double() - expected).norm() < bound * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
