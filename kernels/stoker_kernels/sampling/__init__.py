@@ -6,10 +6,18 @@ Must never know: requests, grammars (a bitmask arrives). A new parameter: a fiel
 """
 
 from stoker_kernels.sampling.op import argmax, sample, token_logprobs
-from stoker_kernels.sampling.state import MAX_BIAS, SamplingState, SlotSampling, apply_slot_sampling, pack_slot_sampling
+from stoker_kernels.sampling.state import (
+    FOREVER,
+    MAX_BIAS,
+    SamplingState,
+    SlotSampling,
+    apply_slot_sampling,
+    pack_slot_sampling,
+)
 from stoker_kernels.sampling.typical import typical_mask
 
 __all__ = [
+    "FOREVER",
     "MAX_BIAS",
     "SamplingState",
     "SlotSampling",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.sampling import (
+    FOREVER,
     SamplingState,
     SlotSampling,
     apply_slot_sampling,
@@ -25,7 +26,6 @@ from stoker_kernels.sampling import (
     sample,
     typical_mask,
 )
-from stoker_kernels.sampling.state import FOREVER
 from stoker_runtime.sampling.masks import ALL, TokenMasks
 from stoker_runtime.step.batch import SlotAssign
 
