@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants, snapshot_download
 from tests import real_models
@@ -385,16 +384,6 @@ def test_a_server_that_fetches_ends_at_a_signal_and_goes_on_the_next_time(
     assert "could not start: Stopped; the next run goes on from here." in said
     assert "Traceback" not in said
     assert any(path.stat().st_size for path in tmp_path.glob("hf/hub/*/.partial-*/*"))
-
-
-def test_versions_of_the_library_name_what_is_used() -> None:
-    """What has no public name, in one place: a release that renames it is seen here first."""
-    from huggingface_hub.utils import _http, _runtime, _xet
-
-    assert callable(_http._GLOBAL_CLIENT_FACTORY)
-    assert callable(_runtime.is_xet_available)
-    assert callable(_xet.refresh_xet_connection_info)
-    assert huggingface_hub.HfApi()._build_hf_headers(token=False)
 
 
 def test_a_token_is_never_quoted() -> None:
