@@ -35,7 +35,8 @@ class EngineConfig:
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is. `num_cpu_blocks`
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
     prefixes; 0: none.
-    `kernels` pins implementations: {"gemm": "cublas"}.
+    `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
+    `kernels` pins implementations: {"linear": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
@@ -59,6 +60,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     gpu_memory_reserve_gb: float = 0.0
     cpu_kv_gb: float = 1.0
+    cpu_threads: int = 0
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
@@ -88,6 +90,7 @@ class EngineConfig:
             ("num_gpu_blocks", self.num_gpu_blocks, 0),
             ("num_cpu_blocks", self.num_cpu_blocks, 0),
             ("swap_space", self.swap_space, 0),
+            ("cpu_threads", self.cpu_threads, 0),
             ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
         ]
         for name, number, least in at_least:

@@ -20,7 +20,7 @@ from stoker_kernels.attention.meta import (
     attention_workspace,
     attention_workspace_bytes,
 )
-from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import Target, cpu_supports, reference_supports, register, select, triton_supports
 
 __all__ = [
     "AttentionMeta",
@@ -32,7 +32,8 @@ __all__ = [
     "plan_attention",
 ]
 
-_takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_takes = triton_supports(*_FLOATS)
 
 
 def _supports(target: Target) -> str | None:
@@ -42,6 +43,7 @@ def _supports(target: Target) -> str | None:
 
 
 register("paged_attention", "triton", "stoker_kernels.attention.choose:paged_attention", _supports)
+register("paged_attention", "cpu", "stoker_kernels.attention.cpu_attention:paged_attention", cpu_supports(*_FLOATS))
 register("paged_attention", "reference", "stoker_kernels.attention.reference:reference_attention", reference_supports)
 
 

@@ -4,6 +4,7 @@ Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was 
 default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
+On a CPU that multiplies bf16: `onednn`.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
 returned; nothing synchronises with the host, so every path can be captured in a CUDA graph.
 Does not know: which layer it serves, nor how weights reached the device.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from stoker_kernels.gemm import onednn
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
@@ -44,6 +46,7 @@ def _cublas_supports(target: Target) -> str | None:
 register("linear", "table", "stoker_kernels.gemm.choose:table", _own_supports)
 register("linear", "cublas", "stoker_kernels.gemm.choose:cublas", _cublas_supports)
 register("linear", "own", "stoker_kernels.gemm.choose:own", _own_supports)
+register("linear", "onednn", "stoker_kernels.gemm.onednn:linear", onednn.supports)
 register("linear", "reference", "stoker_kernels.gemm.reference:linear", reference_supports)
 
 

@@ -13,7 +13,7 @@ import difflib
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def pin(op: str, name: str) -> None:
     """
     known = _op(op)
     if name not in known:
-        raise ValueError(f"op {op} has no implementation {name!r}; it has {', '.join(known)}")
+        raise ValueError(f"op {op} has no implementation {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
     _pins[op] = name
     _forget(op)
 
@@ -179,6 +179,17 @@ def reference_supports(target: Target) -> str | None:
     return "runs on CUDA only when pinned" if target.device == "cuda" else None
 
 
+def cpu_supports(*dtypes: torch.dtype) -> Supports:
+    """What is written for CPUs: tensors of `dtypes` there."""
+
+    def supports(target: Target) -> str | None:
+        if target.device != "cpu":
+            return "needs a CPU"
+        return None if target.dtype in dtypes else f"takes {', '.join(map(dtype_name, dtypes))}"
+
+    return supports
+
+
 def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
     """What Triton kernels of `dtypes` run on: CUDA from `min_sm` on, the CPU when interpreting."""
 
@@ -194,10 +205,16 @@ def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
 
 def _op(op: str) -> dict[str, Implementation]:
     if op not in _registry:
-        near = difflib.get_close_matches(op, _registry, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"unknown op {op!r}{hint}")
+        # Who names a room, such as gemm, means the first op that lives there.
+        lives = [name for name, known in _registry.items() if any(f".{op}." in each.path for each in known.values())]
+        hint = f", did you mean {lives[0]}?" if lives else _nearest(op, _registry)
+        raise ValueError(f"unknown op {op!r}{hint}; there are {', '.join(_registry)}")
     return _registry[op]
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _choose(op: str, target: Target) -> tuple[Implementation, dict[str, str]]:

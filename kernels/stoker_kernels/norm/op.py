@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select, triton_supports
 from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("rms_norm", "add_rms_norm"):
     register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL))
+    register(_op, "cpu", f"stoker_kernels.norm.cpu_norm:{_op}", cpu_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
 for _op in ("rms_norm_quant", "add_rms_norm_quant"):
     register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL, min_sm=89))

@@ -11,13 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select, triton_supports
 
 register(
     "qk_norm_rope_kv_write",
     "triton",
     "stoker_kernels.rope.triton_rope:qk_norm_rope_kv_write",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
+)
+register(
+    "qk_norm_rope_kv_write",
+    "cpu",
+    "stoker_kernels.rope.cpu_rope:qk_norm_rope_kv_write",
+    cpu_supports(torch.bfloat16, torch.float16, torch.float32),
 )
 register(
     "qk_norm_rope_kv_write",

@@ -46,8 +46,8 @@ def qk_norm_rope_kv_write(
     page_size = k_cache.shape[2]
     pages = slot_mapping[written] // page_size
     offsets = slot_mapping[written] % page_size
-    k_cache[pages, :, offsets] = _to_cache(k[written], k_cache.dtype, k_scale)
-    v_cache[pages, :, offsets] = _to_cache(v[written], v_cache.dtype, v_scale)
+    k_cache[pages, :, offsets] = to_cache(k[written], k_cache.dtype, k_scale)
+    v_cache[pages, :, offsets] = to_cache(v[written], v_cache.dtype, v_scale)
     return deliver(q, qkv.dtype, out)
 
 
@@ -67,7 +67,8 @@ def _rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([turned, x[..., 2 * half :]], dim=-1)
 
 
-def _to_cache(value: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+def to_cache(value: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Values `[T,Hkv,D]` as a cache of `dtype` stores them."""
     if scale is not None:
         value = value * scale.reciprocal().view(1, -1, 1)
     if dtype == torch.float8_e4m3fn:

@@ -4,7 +4,8 @@ Each of N clients sends its next request when the last one has ended. Prompts ar
 before the clock starts; a warm-up round is not counted. req/s = requests / wall; tok/s = generated tokens / wall;
 TTFT = request sent to first event with text; ITL = time between such events; TPOT = (last - first) / (tokens - 1).
 Invariants: every stream is checked (its token count, its finish, its end) before a figure is reported; a wrong one
-fails the run. `client cpu` near 1 means that this program, not the server, was the limit.
+fails the run. An event may carry several tokens, or none that has text yet: `tok/event` says how many, and where it is
+far from 1, ITL is not the time of a token. `client cpu` near 1 means that this program, not the server, was the limit.
 Knows nothing of engines: it works with any OpenAI-compatible server that takes token ids and `ignore_eos`.
 """
 
@@ -32,7 +33,7 @@ from stoker_runtime.bench.http_client import Connection, LoadError, Result
 LEAST_TOKEN = 100
 HEADINGS = (
     *("clients", "requests", "req/s", "tok/s", "TTFT p50", "p95", "ITL p50", "p95"),
-    *("TPOT p50", "e2e p50", "p95", "client cpu"),
+    *("TPOT p50", "e2e p50", "p95", "tok/event", "client cpu"),
 )
 WIDTH = 11
 
@@ -76,6 +77,7 @@ class Row:
     tpot_p50: float
     e2e_p50: float
     e2e_p95: float
+    event_tokens: float
     client_cpu: float
 
 
@@ -213,6 +215,7 @@ def summarize(measured: Sequence[Measured], clients: int) -> Row:
         tpot_p50=quantile(per_token, 0.5),
         e2e_p50=quantile(whole, 0.5),
         e2e_p95=quantile(whole, 0.95),
+        event_tokens=sum(r.tokens for r in results) / max(1, sum(len(r.arrivals) for r in results)),
         client_cpu=max(cpu for _, cpu in measured) / wall,
     )
 

@@ -23,8 +23,9 @@ from stoker_runtime.engine.messages import Start
 
 COMMAND = (sys.executable, "-m", "stoker_runtime.engine.core")
 # Kept small for the host's memory's sake: the loader's threads would have a heap each, and numpy's BLAS, which serves
-# no request, buffers for as many threads as there are cores.
-ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
+# no request, buffers for as many threads as there are cores. Threads that compute sleep while they have nothing to do:
+# those that spin take the processor from whoever the others wait for.
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class EngineProcess:

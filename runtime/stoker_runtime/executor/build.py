@@ -15,7 +15,14 @@ import torch
 from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
-from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
+from stoker_runtime.executor.device import (
+    device_memory,
+    multiplies_bf16,
+    open_device,
+    phase,
+    pin_kernels,
+    use_threads,
+)
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.pooling import PoolingExecutor
@@ -27,7 +34,7 @@ from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.process.clock import process_age
-from stoker_runtime.weights.layout import TORCH_DTYPES
+from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
@@ -75,15 +82,19 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
-        config = resolve(config, spec, device.type, memory.total)
+        config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
+    if device.type == "cpu":
+        use_threads(config, weights_bytes)
     host = plan_host(config, spec, free_host_memory)
     state = state_bytes(config, spec) + host.device_bytes(config.device)
     plan = plan_memory(config, spec, memory, weights_bytes, state)
     dtype = TORCH_DTYPES[config.dtype]
     with phase("weights", seconds), torch.inference_mode():
         weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
+        if device.type == "cpu":
+            weights = packed_for_cpu(weights)
     with phase("cache", seconds), torch.inference_mode():
         decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
         executor = Executor(config, decoder, plan, device, host)

@@ -18,6 +18,7 @@ from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.processors import compute_threads
 from stoker_runtime.executor.resolve import DeviceMemory
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,18 @@ def device_memory(device: torch.device, lent: int = 0) -> DeviceMemory:
         return DeviceMemory(0, 0)
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(total, total - free - lent)
+
+
+def multiplies_bf16() -> bool:
+    """Whether this processor multiplies bf16 faster than float32: by AVX-512 BF16, or AMX."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def use_threads(config: EngineConfig, weights: int) -> None:
+    """Compute with as many threads as a step that reads `weights` bytes can use here, or as the flag says."""
+    threads = compute_threads(config.cpu_threads, weights)
+    torch.set_num_threads(threads)
+    log.info("start: %d threads compute", threads)
 
 
 def hold(nbytes: int, device: torch.device) -> None:

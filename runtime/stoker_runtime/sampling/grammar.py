@@ -3,8 +3,9 @@
 The work is llguidance's: an Earley parser over a lexer of regular-expression derivatives, walked along a trie of the
 vocabulary. Its messages name the keyword, the format or the place in a grammar that is at fault.
 
-Invariants: torch-free. Nothing is imported, built or started before the first constraint comes. JSON has at most
-`MAX_WHITESPACE` blanks in a row, so that no model gets lost in them. A pattern matches the whole output.
+Invariants: torch-free. Nothing is imported, built or started before the first constraint comes. JSON is one line with
+`": "` and `", "`, as models have read the most of it, unless a request says otherwise: no model gets lost in blanks.
+A pattern matches the whole output.
 Knows nothing of sequences, batches or devices.
 """
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from stoker_runtime.text.tokenizer import Tokenizer
 
-MAX_WHITESPACE = 40
-BLANKS = rf"[ \t\n\r]{{1,{MAX_WHITESPACE}}}"
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""What llguidance is told of the blanks of JSON that a request says nothing of."""
 MAX_PROTOTYPES = 64
 COMPILE_THREADS = 2
 MAX_MESSAGE = 500
@@ -142,27 +143,34 @@ def choice(options: Sequence[str]) -> Constraint:
 def json_schema(schema: dict[str, Any] | bool, blanks: str | None = None) -> Constraint:
     """The constraint that the output is JSON after `schema`; properties come in the order in which it names them.
 
-    `blanks` is a pattern for the white space between the parts; "" allows none.
+    `blanks` is a pattern for the white space between the parts; "" allows none, None those of one line.
     """
     return Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(with_blanks(schema, blanks), ensure_ascii=False))
 
 
-def with_blanks(schema: dict[str, Any] | bool, blanks: str | None) -> dict[str, Any] | bool:
-    """`schema` with the pattern for its white space, in llguidance's notation."""
-    if blanks is None or schema is False:
+def with_blanks(schema: dict[str, Any] | bool, blanks: str | None = None) -> dict[str, Any] | bool:
+    """`schema` with what its white space may be, in llguidance's notation; as it is where it says so itself."""
+    if schema is False or (blanks is None and isinstance(schema, dict) and "x-guidance" in schema):
         return schema
-    options = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
+    options: dict[str, Any] = {"whitespace_pattern": blanks} if blanks else {"whitespace_flexible": False}
+    if blanks is None:
+        options = ONE_LINE
     return {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
 
 
-def closed(schema: Any) -> Any:
-    """`schema` with every object closed that says nothing of further properties."""
+def closed(schema: Any, *, described: bool = False) -> Any:
+    """`schema` with every object closed that says nothing of further properties; `described`: that names properties.
+
+    Not within `allOf`: what one part does not name another one may, and they would leave nothing together.
+    """
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [closed(each, described=described) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: value if key in VALUES else closed(value) for key, value in schema.items()}
-    if found.get("type") == "object" and not {"additionalProperties", "patternProperties"} & set(found):
+    kept = (*VALUES, "allOf")
+    found = {key: value if key in kept else closed(value, described=described) for key, value in schema.items()}
+    is_object = isinstance(found.get("properties"), dict) if described else found.get("type") == "object"
+    if is_object and not {"additionalProperties", "patternProperties", "allOf"} & set(found):
         found["additionalProperties"] = False
     return found
 
@@ -203,12 +211,12 @@ class GrammarCompiler:
 
 
 def _json_grammar(text: str) -> str:
-    """A schema in llguidance's notation, white space bounded unless the schema says itself what it allows."""
+    """A schema in llguidance's notation, on one line unless the schema says itself what it allows."""
     from llguidance import LLMatcher
 
     schema = json.loads(text)
     if schema is True or (isinstance(schema, dict) and "x-guidance" not in schema):
-        schema = with_blanks(schema, BLANKS)
+        schema = with_blanks(schema)
     # Leniency would be silence about keywords that are not enforced.
     overrides: Any = {"lenient": False} if isinstance(schema, dict) else None
     return LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=overrides)

@@ -177,6 +177,7 @@ FLAGS: tuple[Flag, ...] = (
         aliases=("kv-offloading-size",),
     ),
     Flag("cpu-kv-gb", "cpu_kv_gb", number(0.0), MEMORY, "GiB of KV cache when the device is the CPU", "GIB"),
+    Flag("cpu-threads", "cpu_threads", integer(0), MEMORY, "threads that compute on a CPU; 0: by its quota", "N"),
     Flag("block-size", "page_size", integer(0), MEMORY, "tokens of a KV page: 16, 32, 64 or 128; 0: chosen", "TOKENS"),
     Flag("kv-cache-dtype", "kv_cache_dtype", choice(KV_DTYPES), MEMORY, "type of the KV cache", "|".join(KV_DTYPES)),
     Flag("tensor-parallel-size", "", only_one, MEMORY, "GPUs of one model; only 1 so far", "1", aliases=("tp",)),

@@ -86,7 +86,7 @@ def pair(value: str) -> tuple[str, str]:
     """op=implementation."""
     op, equals, implementation = value.partition("=")
     if not (op and equals and implementation):
-        raise BadValue("OP=IMPLEMENTATION, such as gemm=cublas")
+        raise BadValue("OP=IMPLEMENTATION, such as linear=cublas")
     return op, implementation
 
 

@@ -106,7 +106,7 @@ def device_lines(device: torch.device) -> list[Line]:
 
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
-    from stoker_runtime.executor.device import device_memory
+    from stoker_runtime.executor.device import device_memory, multiplies_bf16
     from stoker_runtime.executor.resolve import resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
@@ -118,7 +118,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         return pooling_lines(source, pooling, config, device)
     spec = build_spec(source)
     memory = device_memory(device)
-    config = resolve(config, spec, device.type, memory.total)
+    config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     return model_lines(spec, config, memory), config.dtype
 
 

@@ -20,6 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.text import gguf_tokenizer
 
 SPACE: Final = gguf_tokenizer.SPACE
@@ -85,7 +86,7 @@ class Tokenizer:
         Raises ModelError naming the file that is missing or cannot be used.
         """
         if path.startswith(SYNTHETIC_PREFIX):
-            return cls.synthetic()
+            return cls.synthetic(_vocabulary_of(path))
         place = Path(path)
         if place.suffix == ".gguf":
             return _from_gguf(place)
@@ -312,6 +313,12 @@ def _listing(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     more = len(names) - LISTED
     return (", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")) or "the folder is empty"
+
+
+def _vocabulary_of(shape: str) -> int:
+    """Ids of a shape's model, each of which has text; the bytes alone for a shape that is not known."""
+    known = SHAPES.get(shape.removeprefix(SYNTHETIC_PREFIX), {})
+    return max(256, int(known.get("vocab_size", 256)))
 
 
 def _from_gguf(path: Path) -> Tokenizer:

@@ -8,10 +8,12 @@ Knows nothing of files and formats.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
 from stoker_kernels.quant import (
     WEIGHT_KINDS,
@@ -154,3 +156,15 @@ class WeightArena:
             final_norm=self.dense["final_norm"],
             head=self._linear("embed" if self.spec.tie_embeddings else "head"),
         )
+
+
+def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
+    """The same weights, the matrices once more in the order in which this processor's GEMM reads them, if it has one.
+
+    That takes as many bytes again as the dense matrices in bf16, and makes a step half as long.
+    """
+    layers = tuple(
+        replace(each, qkv=pack(each.qkv), output=pack(each.output), gate_up=pack(each.gate_up), down=pack(each.down))
+        for each in weights.layers
+    )
+    return replace(weights, layers=layers, head=pack(weights.head))

@@ -79,6 +79,17 @@ def one_request(server: Running, **changes: object) -> Result:
     return asyncio.run(run())
 
 
+def test_events_are_counted_against_tokens() -> None:
+    # Nine tokens in four events, and three of which none had text yet.
+    results = [
+        Result(0.0, arrivals=[1.0, 2.0, 3.0, 4.0], ended=5.0, tokens=9),
+        Result(0.5, arrivals=[], ended=4.5, tokens=3),
+    ]
+    row = http_load.summarize([(results, 0.5)], clients=2)
+    assert row.event_tokens == 12 / 4
+    assert len(http_load.line(row)) == len(http_load.HEADINGS) * http_load.WIDTH
+
+
 def test_quantiles() -> None:
     values = [float(value) for value in range(1, 101)]
     assert (http_load.quantile(values, 0.5), http_load.quantile(values, 0.95)) == (51.0, 96.0)

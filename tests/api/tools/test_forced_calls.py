@@ -54,7 +54,13 @@ def test_schema_of_a_named_tool_is_its_parameters() -> None:
     assert tool_choice_schema(ToolUse("named", "f", (), True, {"f": {"properties": {}}})) == {
         "type": "object",
         "properties": {},
+        "additionalProperties": False,
     }
+    loose = {"type": "object", "properties": {"input": {"type": "integer"}}}
+    assert not valid(ToolUse("named", "f", (), True, {"f": loose}), {"input": 3, "exclusiveMaximum": 1000})
+    assert not valid(ToolUse("required", "", (), True, {"f": loose}), [{"name": "f", "parameters": {"sum": 7}}])
+    said = ToolUse("named", "f", (), True, {"f": {**loose, "additionalProperties": True}})
+    assert valid(said, {"input": 3, "exclusiveMaximum": 1000})
     assert tool_choice_schema(ToolUse("auto", "", SPECS, True, SCHEMAS)) is None
 
 

@@ -82,6 +82,18 @@ def test_unknown_names_are_answered_with_known_ones(op: str) -> None:
         dispatch.register(op, "gpu", "stoker_kernels.embedding.reference:embed", dispatch.reference_supports)
 
 
+def test_the_nearest_names_are_given(op: str) -> None:
+    import stoker_kernels.gemm
+
+    assert stoker_kernels.gemm.linear
+    with pytest.raises(ValueError, match=r"did you mean linear\?"):
+        dispatch.pin("gemm", "cublas")
+    with pytest.raises(ValueError, match=r"no implementation 'cublass', did you mean cublas\?; it has table, cublas"):
+        dispatch.pin("linear", "cublass")
+    with pytest.raises(ValueError, match=r"unknown op 'zzz'; there are .*linear"):
+        dispatch.pin("zzz", "x")
+
+
 def test_the_log_names_dtypes_where_they_differ(op: str) -> None:
     dispatch._selected[op, CPU, torch.float32] = (dispatch._registry[op]["reference"], print, {})
     dispatch._selected[op, CPU, torch.bfloat16] = (dispatch._registry[op]["gpu"], print, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,28 @@ def test_a_reserve_bounds_like_utilization(qwen: ModelSpec) -> None:
     config = resolve(EngineConfig(model="m", gpu_memory_utilization=1.0, gpu_memory_reserve_gb=41), qwen, "cuda")
     plan = plan_memory(config, qwen, H200, weights=15 * GIB, state=GIB)
     assert H200.used + plan.weights + plan.workspace + plan.graphs + plan.state + plan.kv_bytes <= 100 * GIB
+
+
+def test_on_a_cpu_the_faster_type_is_taken(qwen: ModelSpec) -> None:
+    def dtype(spec: ModelSpec, asked: str = "auto", *, cpu_bf16: bool) -> tuple[str, str]:
+        config = resolve(EngineConfig(model="m", dtype=asked), spec, "cpu", cpu_bf16=cpu_bf16)
+        return config.dtype, config.kv_cache_dtype
+
+    assert dtype(qwen, cpu_bf16=True) == ("bfloat16", "bfloat16")
+    assert dtype(qwen, cpu_bf16=False) == ("float32", "float32")
+    assert dtype(qwen, "float32", cpu_bf16=True) == ("float32", "float32")
+    # bf16 has three bits less than float16, so weights that have them keep them.
+    assert dtype(replace(qwen, dtype="float16"), cpu_bf16=True) == ("float32", "float32")
+    assert dtype(replace(qwen, dtype="float32"), cpu_bf16=True) == ("float32", "float32")
+
+
+@pytest.mark.parametrize("kv", ["float16", "float32"])
+def test_a_cache_of_another_type_is_refused_on_a_gpu(qwen: ModelSpec, kv: str) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype is {kv}, but the model runs in bfloat16") as wrong:
+        resolve(EngineConfig(model="m", kv_cache_dtype=kv), qwen, "cuda")
+    assert wrong.value.param == "kv_cache_dtype"
+    assert resolve(EngineConfig(model="m", kv_cache_dtype=kv), qwen, "cpu").kv_cache_dtype == kv
+    assert resolve(EngineConfig(model="m", dtype=kv, kv_cache_dtype=kv), qwen, "cuda").kv_cache_dtype == kv
 
 
 @pytest.mark.parametrize(

@@ -160,15 +160,42 @@ def test_gbnf_and_lark(letters: LLTokenizer) -> None:
     assert accepts(lark('start: A+\nA: "a" | "b"'), "abba", letters)
 
 
-def test_white_space_is_bounded(letters: LLTokenizer) -> None:
+def test_json_is_one_line_unless_the_request_says_otherwise(letters: LLTokenizer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    free = grammar.json_schema(schema)
-    assert accepts(free, '{\n  "a": 1\n}', letters)
-    assert accepts(free, "{" + " " * grammar.MAX_WHITESPACE + '"a":1}', letters)
-    assert not accepts(free, "{" + " " * (grammar.MAX_WHITESPACE + 1) + '"a":1}', letters)
+    plain = grammar.json_schema({**schema, "additionalProperties": {"type": "array", "items": {"type": "null"}}})
+    assert accepts(plain, json.dumps({"a": 38, "later": [None, None]}), letters)
+    several = ('{"a": 1,"b": []}', '{"a": 1, "b": [null,null]}')
+    for text in ('{\n  "a": 1\n}', '{"a":1}', '{ "a": 1}', '{"a" : 1}', *several):
+        assert not accepts(plain, text, letters)
+    assert accepts(grammar.json_schema(schema, "[ \n]{0,3}"), '{\n  "a": 1\n}', letters)
     assert not accepts(grammar.json_schema(schema, ""), '{"a": 1}', letters)
     assert accepts(grammar.json_schema(schema, " ?"), '{ "a" : 1 }', letters)
     assert accepts(grammar.json_schema(True), "[1, {}]", letters)
+
+
+def test_closed_objects_hold_what_they_describe() -> None:
+    inner = {"properties": {"tail": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "input": {"type": "integer"},
+            "open": {**inner, "additionalProperties": True},
+            "patterns": {**inner, "patternProperties": {"^x": {}}},
+            "free": {"type": "object"},
+            "listed": {"type": "array", "items": inner},
+            "both": {"allOf": [inner, {"properties": {"head": {}}}]},
+        },
+        "$defs": {"one": inner},
+        "default": inner,
+    }
+    found = grammar.closed(schema, described=True)
+    assert found["additionalProperties"] is False
+    assert found["properties"]["listed"]["items"] == {**inner, "additionalProperties": False}
+    assert found["$defs"]["one"] == {**inner, "additionalProperties": False}
+    for same in ("input", "open", "patterns", "free", "both"):
+        assert found["properties"][same] == schema["properties"][same]  # type: ignore[index]
+    assert found["default"] == inner
+    assert grammar.closed({"type": "object"}) == {"type": "object", "additionalProperties": False}
 
 
 def allowed(matcher: LLMatcher) -> set[int]:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.text.detokenizer import Detokenizer
 from stoker_runtime.text.tokenizer import Tokenizer, TokenizerFiles
 
@@ -119,6 +120,15 @@ def test_unknown_ids_have_no_text() -> None:
     tokenizer = Tokenizer.synthetic(300)
     assert [tokenizer.token_bytes(at) for at in (-1, 299, 300, 10**9)] == [b"", b" 299", b"", b""]
     assert tokenizer.id_to_token(-1) is None
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_every_id_of_a_shape_has_text(shape: str) -> None:
+    tokenizer = Tokenizer.load(f"shape:{shape}")
+    size = SHAPES[shape]["vocab_size"]
+    assert all(tokenizer.token_bytes(at) for at in (0, 255, 256, size // 3, size - 1))
+    assert tokenizer.token_bytes(size) == b""
+    assert tokenizer.encode("plain text") == list(b"plain text")
 
 
 def test_files_beside_the_vocabulary(tmp_path: Path) -> None:

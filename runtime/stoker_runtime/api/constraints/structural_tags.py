@@ -18,7 +18,7 @@ from typing import Any
 from stoker_runtime.api.tools.leads import ANY_TEXT, special_texts
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint, ConstraintKind
-from stoker_runtime.sampling.grammar import BLANKS, with_blanks
+from stoker_runtime.sampling.grammar import with_blanks
 from stoker_runtime.text.tokenizer import Tokenizer
 
 MAX_DEPTH = 32
@@ -155,7 +155,7 @@ class _Rules:
     def _schema(self, schema: Any) -> str:
         if not isinstance(schema, (dict, bool)) or schema is False:
             raise self._refuse("'json_schema' must be a schema that allows something")
-        return self._rule(f"%json {json.dumps(with_blanks(schema, BLANKS), ensure_ascii=False)}")
+        return self._rule(f"%json {json.dumps(with_blanks(schema), ensure_ascii=False)}")
 
     def _rule(self, body: str, *, lazy: bool = False) -> str:
         name = f"part_{len(self.lines)}"

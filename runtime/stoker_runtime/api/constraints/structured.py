@@ -65,7 +65,8 @@ def _of_response_format(format_: ResponseFormat | None, tokenizer: Tokenizer) ->
     if described is None or described.schema_ is None:
         missing = f"{name}.json_schema" if described is None else f"{name}.json_schema.schema"
         raise RequestError(f"{missing} is required where {name}.type is 'json_schema'.", param=missing)
-    return [(f"{name}.json_schema.schema", json_schema(described.schema_))]
+    schema = closed(described.schema_, described=True) if described.strict else described.schema_
+    return [(f"{name}.json_schema.schema", json_schema(schema))]
 
 
 def structured_outputs(

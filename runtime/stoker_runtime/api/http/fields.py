@@ -140,7 +140,7 @@ Schema = dict[str, Any] | bool
 
 
 class JsonSchemaFormat(Body):
-    """A named JSON schema. Every schema is enforced strictly, whatever `strict` says."""
+    """A named JSON schema, always enforced. `strict`: objects hold what they name alone, unless they say otherwise."""
 
     name: str
     schema_: Schema | None = Field(None, alias="schema")

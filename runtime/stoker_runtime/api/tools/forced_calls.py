@@ -13,7 +13,7 @@ from typing import Any
 from stoker_runtime.api.tools.leads import HARMONY_THOUGHT
 from stoker_runtime.api.tools.tools import JsonSchema, ToolUse
 from stoker_runtime.request import Constraint, ConstraintKind
-from stoker_runtime.sampling.grammar import BLANKS, json_schema, with_blanks
+from stoker_runtime.sampling.grammar import closed, json_schema, with_blanks
 
 Message = dict[str, Any]
 _SHAPES = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
@@ -35,7 +35,7 @@ def _harmony_constraint(use: ToolUse) -> Constraint:
     calls = []
     for name in names:
         header = json.dumps(f"commentary to=functions.{name} ", ensure_ascii=False)
-        schema = with_blanks(_arguments_schema(use.schemas[name]), BLANKS)
+        schema = with_blanks(_arguments_schema(use.schemas[name]))
         body = f"%json {json.dumps(schema, ensure_ascii=False)}"
         calls.append((f'<|channel|> {header} <|constrain|> "json" <|message|>', body))
     rules = [f"call_{at}: {header} arguments_{at}\narguments_{at}: {body}" for at, (header, body) in enumerate(calls)]
@@ -73,9 +73,13 @@ def tool_choice_schema(use: ToolUse) -> JsonSchema | None:
 
 
 def _arguments_schema(parameters: JsonSchema) -> JsonSchema:
-    """What the arguments of a tool must be: an object, and an empty one where the tool names no parameters."""
+    """What the arguments of a tool must be: an object, and an empty one where the tool names no parameters.
+
+    Objects hold what they name and nothing else, unless they say that there may be more.
+    """
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
+    parameters = closed(parameters, described=True)
     return parameters if _SHAPES.intersection(parameters) else {"type": "object", **parameters}
 
 

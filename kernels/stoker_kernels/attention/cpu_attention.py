@@ -1,0 +1,134 @@
+"""Paged attention on a CPU: pages gathered as blocks, then torch's fused attention in the cache's own type.
+
+Invariants: scores and sums are fp32, and what is read of a page past a sequence's length has no weight. What is rare on
+a CPU (soft-caps, sinks, caches of another type than the queries) is left to the reference.
+Knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stoker_kernels.attention.meta import AttentionMeta
+from stoker_kernels.attention.reference import reference_attention
+
+# Rows are padded to the longest of them as long as that wastes no more than half of the work.
+MOST_PADDING = 2
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`stoker_kernels.attention.op.paged_attention`; shapes as there."""
+    if softcap or sinks is not None or k_scale is not None or v_scale is not None or k_cache.dtype != q.dtype:
+        return reference_attention(
+            q, k_cache, v_cache, meta, scale=scale, window=window, softcap=softcap,
+            k_scale=k_scale, v_scale=v_scale, sinks=sinks, out=out,
+        )  # fmt: skip
+    if out is None:
+        out = torch.empty_like(q)
+    lengths, starts = meta.seq_lens.tolist(), meta.query_start.tolist()
+    decodes = meta.num_decodes
+    for rows in _groups(lengths[:decodes]):
+        _decode(q, k_cache, v_cache, meta, lengths, rows, scale, window, out)
+    for row in range(decodes, len(lengths)):
+        tokens = slice(starts[row], starts[row + 1])
+        if lengths[row] == 0:
+            out[tokens] = 0
+        elif tokens.start < tokens.stop:
+            table = meta.page_table[meta.seq_slots[row : row + 1]]
+            k, v = (_gather(cache, table, lengths[row]) for cache in (k_cache, v_cache))
+            out[tokens] = _chunk(q[tokens], k, v, scale, window)
+    if starts[-1] < len(out):
+        out[starts[-1] :] = 0
+    return out
+
+
+def _groups(lengths: list[int]) -> list[slice]:
+    """Neighbouring decode rows that run together."""
+    groups: list[slice] = []
+    first, longest, total = 0, 0, 0
+    for row, length in enumerate(lengths):
+        longest, total = max(longest, length), total + length
+        if (row + 1 - first) * longest > MOST_PADDING * total:
+            groups.append(slice(first, row))
+            first, longest, total = row, length, length
+    return [*groups, slice(first, len(lengths))] if lengths else []
+
+
+def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first `length` entries of rows of the page table, as `[rows, Hkv, length, D]`."""
+    _, heads, page_size, dim = cache.shape
+    rows, count = len(table), -(-length // page_size)
+    # Entries behind a row's own pages are stale, and may name no page of this cache.
+    pages = table[:, :count].reshape(-1).clamp(0, len(cache) - 1)
+    taken = cache.index_select(0, pages).view(rows, count, heads, page_size, dim).transpose(1, 2)
+    return taken.reshape(rows, heads, count * page_size, dim)[:, :, :length]
+
+
+def _decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    lengths: list[int],
+    rows: slice,
+    scale: float,
+    window: int,
+    out: Tensor,
+) -> None:
+    """One query token a row: the heads of a group are the rows of one product over their keys."""
+    mine = lengths[rows]
+    longest = max(mine)
+    if longest == 0:
+        out[rows] = 0
+        return
+    table = meta.page_table[meta.seq_slots[rows].clamp_min(0)]
+    k, v = _gather(k_cache, table, longest), _gather(v_cache, table, longest)
+    mask = None
+    if min(mine) < longest or 0 < window < longest:
+        counts = meta.seq_lens[rows].view(-1, 1, 1, 1)
+        keys = torch.arange(longest)
+        mask = keys < counts
+        if window:
+            mask &= counts - 1 - keys < window
+        # What lies there may be anything, and 0 · NaN is NaN.
+        beyond = ~mask.transpose(-1, -2)
+        k, v = k.masked_fill_(beyond, 0.0), v.masked_fill_(beyond, 0.0)
+        if min(mine) == 0:
+            mask |= counts == 0
+    grouped = q[rows].view(len(mine), k.shape[1], -1, q.shape[-1])
+    attended = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    out[rows] = attended.reshape(len(mine), -1, q.shape[-1])
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """The last `n` positions `q [n, Hq, D]` of one sequence over all its keys `[1, Hkv, L, D]`."""
+    tokens, length = len(q), k.shape[2]
+    if tokens == length and not 0 < window < length:
+        mask, causal = None, True
+    else:
+        position, keys = torch.arange(length - tokens, length)[:, None], torch.arange(length)
+        mask, causal = keys <= position, False
+        if window:
+            mask &= position - keys < window
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+    attended = functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=causal, scale=scale
+    )
+    return attended[0].transpose(0, 1)
