@@ -87,7 +87,7 @@ def make_api(state: ServerState, shelf: Shelf, batches: BatchRunner | None) -> F
         title="Stoker", version=VERSION, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     api.state.server, api.state.shelf, api.state.batches = state, shelf, batches
-    api.state.keys = KeyRing(state.config.api_keys, state.config.api_key_file)
+    api.state.keys = KeyRing(state.config.api_keys, state.config.api_key_file, processes=state.config.api_server_count)
     for router in (*KEYED, *OPEN):
         api.include_router(router)
     api.add_exception_handler(StokerError, _refused)

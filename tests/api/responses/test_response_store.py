@@ -61,7 +61,7 @@ def test_what_is_too_large_pushes_nothing_out_and_use_keeps_alive() -> None:
 def test_events_count_and_go_with_their_response() -> None:
     store = ResponseStore(10_000)
     store.begin(stored("a", 10))
-    store.advance("a", None, [(0, "e" * 9000)])
+    store.advance(stored("a", 10), None, [(0, "e" * 9000)])
     store.put(stored("a", 10), [(1, "end")])
     assert store.events("a", -1) == ([(0, "e" * 9000), (1, "end")], True)
     store.put(stored("b", 2000))
@@ -86,17 +86,17 @@ def test_several_processes_see_the_same(tmp_path: Path) -> None:
     one, two = (ResponseStore(10_000, f"{tmp_path}/responses", owner) for owner in (0, 1))
     one.begin(stored("a", 10))
     assert two.get("a").running
-    assert not one.advance("a", {"id": "a", "status": "in_progress", "output": []}, [(0, "begun")])
+    assert not one.advance(stored("a", 10), {"id": "a", "status": "in_progress", "output": []}, [(0, "begun")])
     assert two.get("a").response["status"] == "in_progress"
     assert two.events("a", -1) == ([(0, "begun")], False)
     assert two.cancel("a")
-    assert one.advance("a", None, [])
+    assert one.advance(stored("a", 10), None, [])
     one.put(stored("a", 10), [(1, "over")])
     assert two.events("a", 0) == ([(1, "over")], True)
     assert not two.cancel("a")
     two.discard("a")
     assert not one.known("a")
-    assert one.advance("a", None, []), "what is gone need not be made"
+    assert one.advance(stored("a", 10), None, []), "what is gone need not be made"
 
 
 def test_many_writers_at_once(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_a_dead_process_was_making_has_failed(tmp_path: Path) -> None:
     dead, other = (ResponseStore(10_000, f"{tmp_path}/responses", owner) for owner in (0, 1))
     for store, name in ((dead, "lost"), (other, "alive")):
         store.begin(stored(name, 10))
-        store.advance(name, None, [(0, "begun")])
+        store.advance(stored(name, 10), None, [(0, "begun")])
     replacement = ResponseStore(10_000, f"{tmp_path}/responses", 0)
     found = replacement.get("lost")
     assert (found.response["status"], found.running) == ("failed", False)

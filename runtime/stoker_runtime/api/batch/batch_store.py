@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.api.batch.folder import Claim, is_id, load_json, make_folder, storage_errors, write_json
+from stoker_runtime.api.batch.folder import Claim, is_id, load_json, make_folder, owner_of, storage_errors, write_json
 from stoker_runtime.api.batch.records import BATCH_PREFIX, STATUSES, UNFINISHED, entered
 from stoker_runtime.errors import NotFoundError, RequestError, StorageError
 
@@ -35,10 +35,10 @@ class BatchStore:
         """The folder of one batch."""
         return self._folder / name
 
-    def get(self, name: str) -> Record:
-        """One batch. Raises NotFoundError."""
+    def get(self, name: str, owner: str | None = None) -> Record:
+        """One batch, if it is its owner's (None: whoever that is). Raises NotFoundError."""
         found = self._load(name) if is_id(name, BATCH_PREFIX) else None
-        if found is None:
+        if found is None or owner not in (None, owner_of(found)):
             raise NotFoundError(f"No batch found with id '{name[:80]}'.", param="batch_id")
         return found
 
@@ -70,9 +70,9 @@ class BatchStore:
         """The right to run a batch; None while another process has it. Raises OSError."""
         return Claim.take(self.place(name) / "owner")
 
-    def cancel(self, name: str) -> Record:
-        """Ask whoever runs a batch to end it. Raises NotFoundError, RequestError or StorageError."""
-        record = self.get(name)
+    def cancel(self, name: str, owner: str | None = None) -> Record:
+        """Ask whoever runs a batch to end it. Raises as `get` does, RequestError or StorageError."""
+        record = self.get(name, owner)
         if record["status"] not in ("validating", "in_progress", "cancelling"):
             raise RequestError(f"Cannot cancel a batch with status '{record['status']}'.", param="batch_id")
         with storage_errors():

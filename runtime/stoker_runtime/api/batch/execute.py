@@ -51,12 +51,13 @@ class LineExecutor:
         self._state = state
         self._shelf = shelf
 
-    async def __call__(self, endpoint: str, line: Line) -> dict[str, Any]:
-        """The entry of `line` in the results."""
-        name = uuid.uuid4().hex
+    async def __call__(self, endpoint: str, line: Line, owner: str) -> dict[str, Any]:
+        """The entry of `line`, which is run for `owner`, in the results."""
+        name = f"batch_req_{uuid.uuid4().hex}"
+        caller = Caller(name, _nobody_leaves, owner=owner)
         while True:
             try:
-                status, body = await self._answer(endpoint, line, f"batch_req_{name}")
+                status, body = await self._answer(endpoint, line, caller)
                 break
             except CapacityError as error:
                 await asyncio.sleep(error.retry_after)
@@ -64,15 +65,14 @@ class LineExecutor:
                 # Whoever watches the server's health starts it again.
                 await asyncio.sleep(CapacityError.retry_after)
         return {
-            "id": f"batch_req_{name}",
+            "id": name,
             "custom_id": line.custom_id,
-            "response": {"status_code": status, "request_id": f"batch_req_{name}", "body": body},
+            "response": {"status_code": status, "request_id": name, "body": body},
             "error": None,
         }
 
-    async def _answer(self, endpoint: str, line: Line, request_id: str) -> tuple[int, Any]:
+    async def _answer(self, endpoint: str, line: Line, caller: Caller) -> tuple[int, Any]:
         """Status and body. Raises CapacityError and EngineDeadError."""
-        caller = Caller(request_id, _nobody_leaves)
         try:
             answer = await self._ask(endpoint, caller, self._payload(endpoint, line.body))
             return answer.status_code, whole(answer)
@@ -81,7 +81,7 @@ class LineExecutor:
         except StokerError as error:
             return error.status, error_body(error)
         except Exception:
-            log.exception("A line of a batch failed.", extra={"request_id": request_id})
+            log.exception("A line of a batch failed.", extra={"request_id": caller.request_id})
             failure = EngineError("The server failed on this request.")
             return failure.status, error_body(failure)
 

@@ -12,7 +12,16 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.api.batch.folder import is_id, load_json, make_folder, new_id, publish, storage_errors, write_json
+from stoker_runtime.api.batch.folder import (
+    is_id,
+    load_json,
+    make_folder,
+    new_id,
+    owner_of,
+    publish,
+    storage_errors,
+    write_json,
+)
 from stoker_runtime.errors import NotFoundError
 
 PREFIX = "file-"
@@ -35,25 +44,26 @@ class FileStore:
             if not known and path.suffix in (".data", ".part") and now - path.stat().st_mtime > LEFTOVER_SECONDS:
                 path.unlink(missing_ok=True)
 
-    def records(self, purpose: str | None = None) -> list[dict[str, Any]]:
-        """The files, all or of one purpose."""
+    def records(self, purpose: str | None = None, owner: str = "") -> list[dict[str, Any]]:
+        """The files of an owner, all or of one purpose."""
         names = sorted(path.stem for path in self._folder.glob(f"{PREFIX}*.json"))
         for name in names:
             if name not in self._seen and (found := self._load(name)) is not None:
                 self._seen[name] = found
         self._seen = {name: self._seen[name] for name in names if name in self._seen}
-        return [record for record in self._seen.values() if purpose in (None, record["purpose"])]
+        owned = (record for record in self._seen.values() if owner_of(record) == owner)
+        return [record for record in owned if purpose in (None, record["purpose"])]
 
-    def get(self, name: str) -> dict[str, Any]:
-        """One file's record. Raises NotFoundError."""
+    def get(self, name: str, owner: str | None = None) -> dict[str, Any]:
+        """One file's record, if it is its owner's (None: whoever that is). Raises NotFoundError."""
         found = self._load(name) if is_id(name, PREFIX) else None
-        if found is None:
+        if found is None or owner not in (None, owner_of(found)):
             raise NotFoundError(f"No such File object: {name[:80]}", param="id")
         return found
 
-    def path(self, name: str) -> Path:
-        """Where a file's content is. Raises NotFoundError."""
-        self.get(name)
+    def path(self, name: str, owner: str | None = None) -> Path:
+        """Where a file's content is; raises as `get` does."""
+        self.get(name, owner)
         return self._folder / f"{name}.data"
 
     def _load(self, name: str) -> dict[str, Any] | None:
@@ -63,7 +73,7 @@ class FileStore:
         """A place in the same file system for a file to come."""
         return self._folder / f"{new_id('')}.part"
 
-    def add(self, temporary: Path, filename: str, purpose: str, name: str = "") -> dict[str, Any]:
+    def add(self, temporary: Path, filename: str, purpose: str, name: str = "", owner: str = "") -> dict[str, Any]:
         """Make a finished temporary file known; harmless for a `name` that is known already. Raises StorageError."""
         name = name or new_id(PREFIX)
         record_path, final = self._folder / f"{name}.json", self._folder / f"{name}.data"
@@ -84,6 +94,7 @@ class FileStore:
             "purpose": purpose,
             "status": "processed",
             "status_details": None,
+            "owner": owner,
         }
         write_json(record_path, record)
         return record

@@ -82,6 +82,11 @@ def load_json(path: Path, name: str, fields: Mapping[str, type]) -> dict[str, An
     return found
 
 
+def owner_of(record: Mapping[str, Any]) -> str:
+    """Who owns what a record describes; "" for what was made without a key."""
+    return str(record.get("owner", ""))
+
+
 def make_folder(folder: Path) -> Path:
     """`folder`, which is there and can be written to. Raises ConfigError."""
     try:

@@ -48,8 +48,8 @@ def window_seconds(window: str) -> int:
     return hours * 3600
 
 
-def new_batch(body: BatchBody) -> dict[str, Any]:
-    """The record of a batch that was just asked for. Raises RequestError."""
+def new_batch(body: BatchBody, owner: str) -> dict[str, Any]:
+    """The record of a batch that `owner` just asked for. Raises RequestError."""
     seconds, now = window_seconds(body.completion_window), int(time.time())
     return {
         "id": new_id(BATCH_PREFIX),
@@ -66,6 +66,7 @@ def new_batch(body: BatchBody) -> dict[str, Any]:
         **{f"{status}_at": None for status in STATUSES if status != "validating"},
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
         "metadata": body.metadata,
+        "owner": owner,
     }
 
 

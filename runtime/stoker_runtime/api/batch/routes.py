@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
@@ -19,11 +19,12 @@ from starlette.types import Receive, Scope, Send
 from stoker_runtime.api.answering.intake import Ask, ReadBody, State
 from stoker_runtime.api.batch.execute import ENDPOINTS
 from stoker_runtime.api.batch.file_store import read_pieces
+from stoker_runtime.api.batch.folder import owner_of
 from stoker_runtime.api.batch.records import BatchBody, new_batch
 from stoker_runtime.api.batch.runner import BatchRunner
 from stoker_runtime.api.batch.upload import read_upload
 from stoker_runtime.api.http.answers import JsonAnswer
-from stoker_runtime.api.http.caller import check_key, let_in
+from stoker_runtime.api.http.caller import Caller, Owner, check_key, let_in
 from stoker_runtime.api.http.edge import direct
 from stoker_runtime.api.http.fields import Body
 from stoker_runtime.api.http.paging import DEFAULT_LIMIT, PageFields, PageQuery, page
@@ -64,56 +65,63 @@ async def _batches(request: Request) -> BatchRunner:
 Runner = Annotated[BatchRunner, Depends(_batches)]
 
 
+class Form(NamedTuple):
+    """A form that is still to be read, and who sends it."""
+
+    caller: Caller
+    request: Request
+
+
 class _ReadForm(Reads):
     """Hands the request to a handler that reads its form."""
 
-    async def __call__(self, request: Request) -> Request:
+    async def __call__(self, request: Request) -> Form:
         """The request, of which nothing was read."""
-        let_in(request)
-        return request
+        return Form(let_in(request), request)
 
 
 @router.post("/v1/files")
-async def upload_file(
-    state: State, runner: Runner, request: Annotated[Request, Depends(_ReadForm(FileBody))]
-) -> Response:
+async def upload_file(state: State, runner: Runner, sent: Annotated[Form, Depends(_ReadForm(FileBody))]) -> Response:
     """POST /v1/files: keep a file of batch requests. Raises RequestError, TooLargeError or StorageError."""
     files = runner.files
     temporary = files.temporary()
     try:
-        form = await read_upload(request, temporary, state.config.max_file_bytes)
+        form = await read_upload(sent.request, temporary, state.config.max_file_bytes)
         for name in form.fields:
             if name not in FileBody.model_fields:
                 raise RequestError(f"{name[:60]} is not supported by this server; leave it out.", param=name[:60])
         purpose = form.fields.get("purpose")
         if purpose not in PURPOSES:
             raise RequestError(f"purpose must be {' or '.join(PURPOSES)}.", param="purpose")
-        return JsonAnswer(await asyncio.to_thread(files.add, temporary, form.filename, purpose))
+        owner = sent.caller.owner
+        made = await asyncio.to_thread(files.add, temporary, form.filename, purpose, owner=owner)
+        return JsonAnswer(shown(made))
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @router.get("/v1/files")
-async def list_files(runner: Runner, query: Annotated[FilesQuery, Query()]) -> Response:
+async def list_files(runner: Runner, owner: Owner, query: Annotated[FilesQuery, Query()]) -> Response:
     """GET /v1/files."""
-    return JsonAnswer(page(query, await asyncio.to_thread(runner.files.records, query.purpose)))
+    found = await asyncio.to_thread(runner.files.records, query.purpose, owner)
+    return JsonAnswer(page(query, [shown(record) for record in found]))
 
 
 @router.get("/v1/files/{name}")
-async def get_file(runner: Runner, name: str) -> Response:
+async def get_file(runner: Runner, owner: Owner, name: str) -> Response:
     """GET /v1/files/ID. Raises NotFoundError."""
-    return JsonAnswer(await asyncio.to_thread(runner.files.get, name))
+    return JsonAnswer(shown(await asyncio.to_thread(runner.files.get, name, owner)))
 
 
 @router.delete("/v1/files/{name}")
-async def delete_file(runner: Runner, name: str) -> Response:
+async def delete_file(runner: Runner, owner: Owner, name: str) -> Response:
     """DELETE /v1/files/ID. Raises NotFoundError, StorageError, or RequestError for the input of a running batch."""
-    await asyncio.to_thread(_delete, runner, name)
+    await asyncio.to_thread(_delete, runner, name, owner)
     return JsonAnswer({"id": name, "object": "file", "deleted": True})
 
 
-def _delete(runner: BatchRunner, name: str) -> None:
-    runner.files.get(name)
+def _delete(runner: BatchRunner, name: str, owner: str) -> None:
+    runner.files.get(name, owner)
     for record in runner.batches.unfinished():
         if record["input_file_id"] == name:
             raise RequestError(f"{name} is the input of {record['id']}, which is not finished.", param="file_id")
@@ -138,51 +146,51 @@ class FileContent(Response):
 
 
 @router.get("/v1/files/{name}/content")
-async def get_file_content(runner: Runner, name: str) -> Response:
+async def get_file_content(runner: Runner, owner: Owner, name: str) -> Response:
     """GET /v1/files/ID/content. Raises NotFoundError."""
-    path = await asyncio.to_thread(runner.files.path, name)
+    path = await asyncio.to_thread(runner.files.path, name, owner)
     return FileContent(path, path.stat().st_size)
 
 
 def shown(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch without what only the runner wants to know."""
-    return {key: value for key, value in record.items() if key != "ending"}
+    """A record without what only this server wants to know."""
+    return {key: value for key, value in record.items() if key not in ("ending", "owner")}
 
 
 @router.post("/v1/batches")
 async def create_batch(runner: Runner, ask: Annotated[Ask[BatchBody], Depends(ReadBody(BatchBody))]) -> Response:
     """POST /v1/batches. Raises RequestError, NotFoundError or StorageError."""
-    body = ask.body
+    owner, body = ask.caller.owner, ask.body
     if body.endpoint not in ENDPOINTS:
         raise RequestError(
             f"endpoint is {body.endpoint[:60]!r}; it must be one of {', '.join(ENDPOINTS)}.", param="endpoint"
         )
     try:
-        file = await asyncio.to_thread(runner.files.get, body.input_file_id)
+        file = await asyncio.to_thread(runner.files.get, body.input_file_id, owner)
         if file["purpose"] != "batch":
             raise RequestError(f"{body.input_file_id} was not uploaded for batches.", param="input_file_id")
     except NotFoundError as error:
         raise RequestError(error.message, param="input_file_id") from error
-    record = new_batch(body)
+    record = new_batch(body, owner)
     await asyncio.to_thread(runner.batches.add, record)
     runner.wake()
     return JsonAnswer(shown(record))
 
 
 @router.get("/v1/batches")
-async def list_batches(runner: Runner, query: PageQuery) -> Response:
+async def list_batches(runner: Runner, owner: Owner, query: PageQuery) -> Response:
     """GET /v1/batches."""
     found = await asyncio.to_thread(runner.batches.records)
-    return JsonAnswer(page(query, [shown(record) for record in found]))
+    return JsonAnswer(page(query, [shown(record) for record in found if owner_of(record) == owner]))
 
 
 @router.get("/v1/batches/{name}")
-async def get_batch(runner: Runner, name: str) -> Response:
+async def get_batch(runner: Runner, owner: Owner, name: str) -> Response:
     """GET /v1/batches/ID. Raises NotFoundError."""
-    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.get, name)))
+    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.get, name, owner)))
 
 
 @router.post("/v1/batches/{name}/cancel")
-async def cancel_batch(runner: Runner, name: str) -> Response:
+async def cancel_batch(runner: Runner, owner: Owner, name: str) -> Response:
     """POST /v1/batches/ID/cancel: finished lines keep their results, no other one runs. Raises NotFoundError."""
-    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.cancel, name)))
+    return JsonAnswer(shown(await asyncio.to_thread(runner.batches.cancel, name, owner)))

@@ -21,7 +21,7 @@ from typing import Any
 
 from stoker_runtime.api.batch.batch_store import BatchStore, Record
 from stoker_runtime.api.batch.file_store import PREFIX, FileStore
-from stoker_runtime.api.batch.folder import Claim, new_id
+from stoker_runtime.api.batch.folder import Claim, new_id, owner_of
 from stoker_runtime.api.batch.lines import check_lines
 from stoker_runtime.api.batch.records import entered
 from stoker_runtime.api.batch.work import POLL_SECONDS, RETRY_SECONDS, BatchWork, Execute, Turns
@@ -152,7 +152,8 @@ class BatchRunner:
             path = self._result_path(name, kind)
             if record[field] is not None:
                 filename = f"{name}_{kind}.jsonl"
-                await asyncio.to_thread(self.files.add, path, filename, "batch_output", record[field])
+                owner = owner_of(record)
+                await asyncio.to_thread(self.files.add, path, filename, "batch_output", record[field], owner)
             else:
                 path.unlink(missing_ok=True)
         ending = record["ending"]

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker_runtime.api.batch.batch_store import BatchStore, Record
+from stoker_runtime.api.batch.folder import owner_of
 from stoker_runtime.api.batch.lines import Line, ResultFile, parse_line, raw_lines
 from stoker_runtime.api.batch.records import entered
 from stoker_runtime.errors import StorageError
 
-Execute = Callable[[str, Line], Awaitable[dict[str, Any]]]
-"""Runs a line of an endpoint: its entry in the results. Raises nothing that is the line's own fault."""
+Execute = Callable[[str, Line, str], Awaitable[dict[str, Any]]]
+"""Runs a line of an endpoint for an owner: its entry in the results. Raises nothing that is the line's own fault."""
 
 log = logging.getLogger(__name__)
 CALM_SECONDS = 0.02
@@ -130,7 +131,7 @@ class BatchWork:
 
     async def _line(self, line: Line) -> None:
         """Run one line and put its result on the disk."""
-        outcome = await self._execute(self._record["endpoint"], line)
+        outcome = await self._execute(self._record["endpoint"], line, owner_of(self._record))
         kind = "output" if outcome["response"]["status_code"] == 200 else "errors"
         while True:
             try:

@@ -8,13 +8,14 @@ Knows nothing of what is asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.types import Receive, Scope
 
 from stoker_runtime.api.http.fields import MAX_TIMEOUT
 from stoker_runtime.api.http.keys import KeyRing
-from stoker_runtime.errors import AuthenticationError, RequestError
+from stoker_runtime.errors import RequestError
 
 TIMEOUT_HEADER = "x-request-timeout"
 REQUEST_ID = "stoker.request_id"
@@ -23,11 +24,15 @@ REQUEST_ID = "stoker.request_id"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`receive` tells of the client's disconnect. `timeout` are the seconds that the request's header allows."""
+    """`receive` tells of the client's disconnect. `timeout` are the seconds that the request's header allows.
+
+    `owner` owns what the request makes, and alone may ask for it again; "" where the server has no keys.
+    """
 
     request_id: str
     receive: Receive
     timeout: float | None = None
+    owner: str = ""
 
 
 def request_id(scope: Scope) -> str:
@@ -36,22 +41,32 @@ def request_id(scope: Scope) -> str:
     return found
 
 
-def check_key(request: Request) -> None:
-    """Raise AuthenticationError unless `request` carries one of the server's keys, or the server has none."""
+def _keys(request: Request) -> KeyRing:
     keys: KeyRing = request.app.state.keys
-    if not keys.allows(request.headers):
-        raise AuthenticationError("The API key is missing or wrong.", code="invalid_api_key")
+    return keys
+
+
+def check_key(request: Request) -> str:
+    """Who owns what `request` makes. Raises AuthenticationError unless it carries a valid key, or there are none."""
+    return _keys(request).owner(request.headers)
 
 
 def let_in(request: Request) -> Caller:
-    """The caller of a route that asks for a key. Raises AuthenticationError or RequestError."""
-    check_key(request)
-    return Caller(request_id(request.scope), request.receive, timeout_header(request))
+    """The caller of a route that reads a body; it counts for a quota.
+
+    Raises AuthenticationError, CapacityError or RequestError.
+    """
+    timeout = timeout_header(request)
+    return Caller(request_id(request.scope), request.receive, timeout, _keys(request).spend(request.headers))
 
 
-async def admitted(request: Request) -> Caller:
-    """The same, for FastAPI."""
-    return let_in(request)
+async def admitted(request: Request) -> str:
+    """The owner, for routes that read no body. Raises AuthenticationError."""
+    return check_key(request)
+
+
+Owner = Annotated[str, Depends(admitted)]
+"""Who asks, where nothing else of the request matters."""
 
 
 def timeout_header(request: Request) -> float | None:

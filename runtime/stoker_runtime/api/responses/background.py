@@ -64,10 +64,10 @@ async def start_job(state: ServerState, shelf: Shelf, caller: Caller, asked: Ask
     return begun
 
 
-async def end_job(store: ResponseStore, name: str) -> None:
+async def end_job(store: ResponseStore, name: str, owner: str) -> None:
     """End a response in the background, if it runs, and wait for that."""
     deadline = asyncio.get_running_loop().time() + END_SECONDS
-    while await asyncio.to_thread(store.cancel, name) and asyncio.get_running_loop().time() < deadline:
+    while await asyncio.to_thread(store.cancel, name, owner) and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(TAIL_SECONDS)
 
 
@@ -106,10 +106,11 @@ async def _keep_up(events: ResponseEvents) -> None:
 class EventReplay(Events):
     """The stored events of a response made in the background, and those to come, behind number `after`."""
 
-    def __init__(self, store: ResponseStore, name: str, after: int = -1) -> None:
+    def __init__(self, store: ResponseStore, name: str, owner: str, after: int = -1) -> None:
         super().__init__()
         self._store = store
         self._name = name
+        self._owner = owner
         self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +122,7 @@ class EventReplay(Events):
         try:
             while not over and not gone.done():
                 try:
-                    found, over = await asyncio.to_thread(self._store.events, self._name, self._after)
+                    found, over = await asyncio.to_thread(self._store.events, self._name, self._after, self._owner)
                 except NotFoundError:
                     # Deleted meanwhile.
                     break

@@ -89,7 +89,7 @@ class ResponseEvents:
             self._pending = []
             try:
                 ended = await asyncio.to_thread(
-                    self._store.advance, response["id"], snapshot, [numbered(event) for event in fresh]
+                    self._store.advance, self._asked.stored, snapshot, [numbered(event) for event in fresh]
                 )
             except StorageError:
                 self._pending = [*fresh, *self._pending]

@@ -22,6 +22,7 @@ from stoker_runtime.api.answering.loopback import TranslatedStream, renamed, str
 from stoker_runtime.api.answering.prompts import effort_variables
 from stoker_runtime.api.answering.state import ServerState
 from stoker_runtime.api.http.answers import JsonAnswer
+from stoker_runtime.api.http.caller import Owner
 from stoker_runtime.api.http.paging import PageQuery, page
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.validation import parse_body
@@ -53,10 +54,10 @@ Asking = Annotated[Ask[bytes], Depends(ReadRaw(ResponsesBody))]
 async def create_response(ask: Asking, shelf: Kept) -> Response:
     """POST /v1/responses: answer whole, as events, or in the background. Raises what the chat route raises."""
     state, caller, raw = ask
-    asked = await _read(state, shelf.store, raw)
+    asked = await _read(state, shelf.store, caller.owner, raw)
     if asked.body.background:
         begun = await start_job(state, shelf, caller, asked)
-        return EventReplay(shelf.store, begun["id"]) if asked.body.stream else JsonAnswer(begun)
+        return EventReplay(shelf.store, begun["id"], caller.owner) if asked.body.stream else JsonAnswer(begun)
     payload = streaming(asked.payload) if asked.body.stream else asked.payload
     with renamed(asked.names):
         made = await create_chat_completion(ask_within(payload, ChatBody, state, caller))
@@ -75,7 +76,7 @@ async def create_response(ask: Asking, shelf: Kept) -> Response:
 async def count_input_tokens(ask: Asking, shelf: Kept) -> Response:
     """POST /v1/responses/input_tokens: the length of the prompt that such a request makes. Raises RequestError."""
     state, caller, raw = ask
-    asked = await _read(state, shelf.store, raw)
+    asked = await _read(state, shelf.store, caller.owner, raw)
     payload = {name: value for name, value in asked.payload.items() if name in TokenizeBody.model_fields}
     if asked.payload.get("tool_choice") == "none":
         payload.pop("tools", None)
@@ -90,12 +91,13 @@ async def count_input_tokens(ask: Asking, shelf: Kept) -> Response:
 @router.get("/v1/responses/{name}")
 async def get_response(
     shelf: Kept,
+    owner: Owner,
     name: str,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=10**MAX_DIGITS)] = None,
 ) -> Response:
     """GET /v1/responses/ID, or with `stream=true` the events of one made in the background. Raises NotFoundError."""
-    stored = await asyncio.to_thread(shelf.store.get, name)
+    stored = await asyncio.to_thread(shelf.store.get, name, owner)
     if not stream:
         if starting_after is not None:
             raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
@@ -104,32 +106,32 @@ async def get_response(
         raise RequestError(
             "Only a response that was created with background=true can be streamed again.", param="stream"
         )
-    return EventReplay(shelf.store, name, -1 if starting_after is None else starting_after)
+    return EventReplay(shelf.store, name, owner, -1 if starting_after is None else starting_after)
 
 
 @router.get("/v1/responses/{name}/input_items")
-async def list_input_items(shelf: Kept, name: str, query: PageQuery) -> Response:
+async def list_input_items(shelf: Kept, owner: Owner, name: str, query: PageQuery) -> Response:
     """GET /v1/responses/ID/input_items: what the response was asked with. Raises NotFoundError."""
-    return JsonAnswer(page(query, (await asyncio.to_thread(shelf.store.get, name)).items))
+    return JsonAnswer(page(query, (await asyncio.to_thread(shelf.store.get, name, owner)).items))
 
 
 @router.delete("/v1/responses/{name}")
-async def delete_response(shelf: Kept, name: str) -> Response:
+async def delete_response(shelf: Kept, owner: Owner, name: str) -> Response:
     """DELETE /v1/responses/ID; one that still runs is cancelled. Raises NotFoundError."""
-    await asyncio.to_thread(shelf.store.get, name)
-    await end_job(shelf.store, name)
-    await asyncio.to_thread(shelf.store.discard, name)
+    await asyncio.to_thread(shelf.store.get, name, owner)
+    await end_job(shelf.store, name, owner)
+    await asyncio.to_thread(shelf.store.discard, name, owner)
     return JsonAnswer({"id": name, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{name}/cancel")
-async def cancel_response(shelf: Kept, name: str) -> Response:
+async def cancel_response(shelf: Kept, owner: Owner, name: str) -> Response:
     """POST /v1/responses/ID/cancel. Raises NotFoundError, or RequestError where nothing runs in the background."""
-    stored = await asyncio.to_thread(shelf.store.get, name)
+    stored = await asyncio.to_thread(shelf.store.get, name, owner)
     if not stored.response["background"]:
         raise RequestError("Only a response that was created with background=true can be cancelled.")
-    await end_job(shelf.store, name)
-    return JsonAnswer((await asyncio.to_thread(shelf.store.get, name)).response)
+    await end_job(shelf.store, name, owner)
+    return JsonAnswer((await asyncio.to_thread(shelf.store.get, name, owner)).response)
 
 
 def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
@@ -140,7 +142,7 @@ def _take(builder: ResponseBuilder, answer: Mapping[str, Any]) -> None:
     builder.add({**message, "tool_calls": calls}, logprobs.get("content") or ())
 
 
-async def _read(state: ServerState, store: ResponseStore, raw: bytes) -> Asked:
+async def _read(state: ServerState, store: ResponseStore, owner: str, raw: bytes) -> Asked:
     """Check a request. Raises RequestError or NotFoundError."""
     body = parse_body(raw, ResponsesBody)
     model = state.check_model(body.model)
@@ -153,16 +155,16 @@ async def _read(state: ServerState, store: ResponseStore, raw: bytes) -> Asked:
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options is only allowed when stream is true.", param="stream_options")
     name = f"resp_{body.request_id or uuid.uuid4().hex}"
-    taken = await asyncio.to_thread(store.known, name)
+    taken = await asyncio.to_thread(store.known, name, owner)
     if taken:
         raise RequestError("There is a response of this request_id already.", param="request_id")
     history: list[Item] = []
     if body.previous_response_id:
-        history = (await asyncio.to_thread(store.previous, body.previous_response_id)).conversation()
+        history = (await asyncio.to_thread(store.previous, body.previous_response_id, owner)).conversation()
     items = input_items(body)
     payload, names = chat_request(body, json.loads(raw), history, items)
     response = _beginning(state, body, model, name, keep)
-    stored = Stored(response, [_listed(item) for item in items], history)
+    stored = Stored(response, [_listed(item) for item in items], history, owner=owner)
     return Asked(body, {**payload, "request_id": name}, names, stored, keep)
 
 

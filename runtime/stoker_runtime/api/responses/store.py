@@ -1,7 +1,8 @@
 """The responses that clients may ask for again, those under way in the background, and their events: one SQLite table.
 
 A server of one process keeps it in memory; several share a file in a folder of their own, which ends with the server.
-Every process may read and end every response; each running one has an owner, the process that makes it.
+Every process may read and end every response; each running one has the process that makes it. A response is found only
+by who owns it, and its name is taken only among theirs.
 
 Invariants: what is finished holds at most `max_bytes`, the least recently used goes first; what runs is never dropped.
 A response keeps the conversation before it, so it counts that too. A response and the events that led to it change in
@@ -31,7 +32,7 @@ PATIENCE_SECONDS = 30.0
 """For other processes' writes, each of which takes milliseconds."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
-    name TEXT PRIMARY KEY, owner INTEGER, running INTEGER, cancel INTEGER, used INTEGER, size INTEGER,
+    name TEXT PRIMARY KEY, process INTEGER, running INTEGER, cancel INTEGER, used INTEGER, size INTEGER,
     response TEXT, items TEXT, history TEXT
 );
 CREATE INDEX IF NOT EXISTS age ON responses (used, size);
@@ -42,12 +43,18 @@ ORPHANED = {"code": "server_error", "message": "The server's process that made t
 
 @dataclass(slots=True)
 class Stored:
-    """A response, the items that it was asked with, and those of the conversation before them."""
+    """A response, the items that it was asked with, those of the conversation before them, and who owns it."""
 
     response: dict[str, Any]
     items: Sequence[Item]
     history: Sequence[Item] = ()
     running: bool = False
+    owner: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the store knows it by."""
+        return _key(self.response["id"], self.owner)
 
     def conversation(self) -> list[Item]:
         """Everything said so far, the response's own output last."""
@@ -57,13 +64,13 @@ class Stored:
 class ResponseStore:
     """One process's view of the store. `max_bytes` 0 keeps nothing."""
 
-    def __init__(self, max_bytes: int, path: str = "", owner: int = 0) -> None:
+    def __init__(self, max_bytes: int, path: str = "", process: int = 0) -> None:
         """`path` is the file that several processes share; without one this process is alone.
 
-        What a process before this one, with the same `owner` number, left running has failed.
+        What a process before this one, with the same number, left running has failed.
         """
         self.max_bytes = max_bytes
-        self._owner = owner
+        self._process = process
         self._lock = threading.Lock()
         self._database = sqlite3.connect(
             path or ":memory:", PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
@@ -82,13 +89,14 @@ class ResponseStore:
         with self._writing():
             self._insert(stored, running=True)
 
-    def advance(self, name: str, response: dict[str, Any] | None, events: Events) -> bool:
+    def advance(self, stored: Stored, response: dict[str, Any] | None, events: Events) -> bool:
         """Add events of a running response, and what it is like now; whether its end is wanted, or it is gone."""
+        key = stored.key
         with self._writing():
             if response is not None:
-                self._database.execute("UPDATE responses SET response = ? WHERE name = ?", (_text(response), name))
-            self._append(name, events)
-            found = self._database.execute("SELECT cancel FROM responses WHERE name = ?", (name,)).fetchone()
+                self._database.execute("UPDATE responses SET response = ? WHERE name = ?", (_text(response), key))
+            self._append(key, events)
+            found = self._database.execute("SELECT cancel FROM responses WHERE name = ?", (key,)).fetchone()
             return found is None or bool(found[0])
 
     def put(self, stored: Stored, events: Events = ()) -> None:
@@ -96,56 +104,58 @@ class ResponseStore:
 
         One that is larger than all is not kept.
         """
-        name = stored.response["id"]
         with self._writing():
-            self._append(name, events)
+            self._append(stored.key, events)
             size = self._insert(stored, running=False)
             if size > self.max_bytes:
-                self._drop(name)
+                self._drop(stored.key)
             else:
                 self._make_room()
 
-    def get(self, name: str) -> Stored:
-        """A response, finished or not. Raises NotFoundError."""
+    def get(self, name: str, owner: str = "") -> Stored:
+        """A response of an owner, finished or not. Raises NotFoundError."""
         with self._writing():
             found = self._database.execute(
                 "UPDATE responses SET used = ? WHERE name = ? RETURNING response, items, history, running",
-                (time.time_ns(), name),
+                (time.time_ns(), _key(name, owner)),
             ).fetchone()
         if found is None:
             raise NotFoundError(f"Response with id '{name[:80]}' not found.", param="response_id")
         response, items, history, running = found
-        return Stored(json.loads(response), json.loads(items), json.loads(history), bool(running))
+        return Stored(json.loads(response), json.loads(items), json.loads(history), bool(running), owner)
 
-    def known(self, name: str) -> bool:
-        """Whether there is a response of this name."""
+    def known(self, name: str, owner: str = "") -> bool:
+        """Whether an owner has a response of this name."""
         with self._reading():
-            return bool(self._database.execute("SELECT 1 FROM responses WHERE name = ?", (name,)).fetchone())
+            found = self._database.execute("SELECT 1 FROM responses WHERE name = ?", (_key(name, owner),))
+            return bool(found.fetchone())
 
-    def events(self, name: str, after: int) -> tuple[list[tuple[int, str]], bool]:
+    def events(self, name: str, after: int, owner: str = "") -> tuple[list[tuple[int, str]], bool]:
         """The events of a background response behind number `after`, and whether no more will come.
 
         Raises NotFoundError.
         """
+        key = _key(name, owner)
         with self._reading():
-            row = self._database.execute("SELECT running FROM responses WHERE name = ?", (name,)).fetchone()
+            row = self._database.execute("SELECT running FROM responses WHERE name = ?", (key,)).fetchone()
             found = self._database.execute(
-                "SELECT number, event FROM events WHERE name = ? AND number > ? ORDER BY number", (name, after)
+                "SELECT number, event FROM events WHERE name = ? AND number > ? ORDER BY number", (key, after)
             ).fetchall()
         if row is None:
             raise NotFoundError(f"Response with id '{name[:80]}' not found.", param="response_id")
         return found, not row[0]
 
-    def cancel(self, name: str) -> bool:
-        """Ask the owner of a response to end it; whether it still runs."""
+    def cancel(self, name: str, owner: str = "") -> bool:
+        """Ask the process that makes a response to end it; whether it still runs."""
+        key = _key(name, owner)
         with self._writing():
-            asked = self._database.execute("UPDATE responses SET cancel = 1 WHERE name = ? AND running", (name,))
+            asked = self._database.execute("UPDATE responses SET cancel = 1 WHERE name = ? AND running", (key,))
             return asked.rowcount > 0
 
-    def discard(self, name: str) -> None:
+    def discard(self, name: str, owner: str = "") -> None:
         """Forget a response."""
         with self._writing():
-            self._drop(name)
+            self._drop(_key(name, owner))
 
     def require(self, param: str) -> None:
         """Raise RequestError, blaming `param`, where nothing is kept."""
@@ -155,11 +165,11 @@ class ResponseStore:
                 param=param,
             )
 
-    def previous(self, name: str) -> Stored:
-        """A finished response, to go on with. Raises RequestError."""
+    def previous(self, name: str, owner: str = "") -> Stored:
+        """A finished response of an owner, to go on with. Raises RequestError."""
         self.require("previous_response_id")
         try:
-            found = self.get(name)
+            found = self.get(name, owner)
         except NotFoundError:
             raise RequestError(
                 f"Previous response with id '{name[:80]}' not found; it may have been dropped, or was not stored.",
@@ -195,13 +205,13 @@ class ResponseStore:
 
     def _insert(self, stored: Stored, *, running: bool) -> int:
         """Write a response in place of what there was; its size with its events."""
-        name = stored.response["id"]
+        key = stored.key
         texts = [_text(stored.response), _text(stored.items), _text(stored.history)]
         size = sum(map(len, texts))
-        size += self._database.execute("SELECT total(length(event)) FROM events WHERE name = ?", (name,)).fetchone()[0]
+        size += self._database.execute("SELECT total(length(event)) FROM events WHERE name = ?", (key,)).fetchone()[0]
         self._database.execute(
             "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?)",
-            (name, self._owner, running, time.time_ns(), 0 if running else int(size), *texts),
+            (key, self._process, running, time.time_ns(), 0 if running else int(size), *texts),
         )
         return int(size)
 
@@ -223,10 +233,10 @@ class ResponseStore:
         self._database.execute("DELETE FROM events WHERE name = ?", (name,))
 
     def _bury(self) -> None:
-        """Let what an owner that is gone was making have failed."""
+        """Let what a process that is gone was making have failed."""
         with self._writing():
             left = self._database.execute(
-                "SELECT name, response FROM responses WHERE running AND owner = ?", (self._owner,)
+                "SELECT name, response FROM responses WHERE running AND process = ?", (self._process,)
             ).fetchall()
             for name, text in left:
                 response = {**json.loads(text), "status": "failed", "error": ORPHANED}
@@ -239,6 +249,11 @@ class ResponseStore:
                     "UPDATE responses SET running = 0, size = ?, response = ? WHERE name = ?",
                     (len(text), _text(response), name),
                 )
+
+
+def _key(name: str, owner: str) -> str:
+    # No header holds a line end, so no name does in another's place.
+    return f"{owner}\n{name}"
 
 
 def _text(value: object) -> str:
