@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK = Path("/run/lock" if Path("/run/lock").is_dir() else tempfile.gettempdir()) / "stoker-e2e"
 SELECTION = "ci"
 # What scenarios call themselves, whoever made the cluster.
-TOOLS = ["kubectl", "helm", "kubeconform"]
+TOOLS = ["kubectl", "helm", "kubeconform", "crane"]
 # What the selection takes on two cores, with room for a slow hour.
 _SCENARIO_MINUTES = 12.0
 # Before the end, when no further scenario begins, and when one that still runs is interrupted.

@@ -69,6 +69,7 @@ BINARIES: dict[str, Binary] = {
     "coredns": Binary("coredns", "github.com/coredns/coredns", static=True),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "pause": Binary("pause", ".", static=True),
+    "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 

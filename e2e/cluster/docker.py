@@ -77,12 +77,20 @@ class Docker:
     def build(self, file: Path, tag: str, *, context: Path, target: str = "", arguments: Mapping[str, str] | None = None
               ) -> None:  # fmt: skip
         """Build an image. Raises StartError with the end of the build's output."""
-        command = ["build", "--network=host", f"--file={file}", f"--tag={tag}", *self._secrets()]
+        command = ["build", f"--file={file}", f"--tag={tag}", *self.build_flags()]
         command += [f"--target={target}"] if target else []
         command += [f"--build-arg={key}={value}" for key, value in (arguments or {}).items()]
         started = time.monotonic()
         self._docker(*command, str(context), seconds=_BUILD_SECONDS)
         self._say(f"images: {tag} built in {time.monotonic() - started:.0f} s, {self.megabytes(tag)} MB")
+
+    def build_flags(self) -> list[str]:
+        """What a build on this machine needs besides: its network, and where pip finds its index."""
+        return ["--network=host", *self._secrets()]
+
+    def shell(self) -> tuple[str, dict[str, str]]:
+        """(the client, the variables by which it finds the daemon), for who calls docker himself."""
+        return self._client(), self._environment()
 
     def try_container(self, image: str) -> None:
         """Run a container of an image that is here. Raises StartError."""

@@ -76,12 +76,26 @@ def build(docker: Docker) -> Images:
     docker.build(ROOT / "images" / "operator.Dockerfile", operator, context=ROOT, arguments=python)
     if (size := docker.megabytes(operator)) > _OPERATOR_MEGABYTES:
         raise StartError(f"{operator} has {size} MB; it is to have {_OPERATOR_MEGABYTES} at most")
-    target, arguments = ("without-dependencies", {"PACKAGES": PACKAGES}) if lent else ("", {})
+    target, arguments = _lending(lent)
     docker.build(
         ROOT / "images" / "runtime.Dockerfile", runtime, context=ROOT, target=target, arguments=python | arguments
     )
     _build_hub(docker, hub, python)
     return Images(operator, runtime, hub, {Path(sysconfig.get_path("purelib")): PACKAGES} if lent else {})
+
+
+def _lending(lent: bool) -> tuple[str, dict[str, str]]:
+    """(target, arguments) of the runtime image's build."""
+    return ("without-dependencies", {"PACKAGES": PACKAGES}) if lent else ("", {})
+
+
+def build_flags(docker: Docker, lent: bool) -> dict[str, list[str]]:
+    """What `docker build` is to be told on this machine besides what the guides say, by the Dockerfile's name."""
+    base = [*docker.build_flags(), f"--build-arg=PYTHON={_python()}"]
+    target, arguments = _lending(lent)
+    runtime = [f"--build-arg={key}={value}" for key, value in arguments.items()]
+    runtime += [f"--target={target}"] if target else []
+    return {"operator.Dockerfile": base, "runtime.Dockerfile": [*base, *runtime]}
 
 
 def model_file() -> Path:

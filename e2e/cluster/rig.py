@@ -32,7 +32,7 @@ def build(options: argparse.Namespace) -> int:
     """Build binaries and print where they are."""
     # So that the compiler ends too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    names = options.names or ([*FOR_NODE, "helm", "kubeconform"] if options.node else FOR_TESTS)
+    names = options.names or ([*FOR_NODE, "helm", "kubeconform", "crane"] if options.node else FOR_TESTS)
     for name, path in ensure(names).items():
         print(f"{name}: {path}")
     return 0

@@ -19,8 +19,8 @@ from e2e.scenarios.kube import Kube, namespace, proxied
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run `install` first: it begins and ends with a cluster in which nothing of Stoker is."""
-    items.sort(key=lambda item: item.path.parent.name != "install")
+    """Run `install` and `newcomer` first: they begin and end with a cluster in which nothing of Stoker is."""
+    items.sort(key=lambda item: item.path.parent.name not in ("install", "newcomer"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

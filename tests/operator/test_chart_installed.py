@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from stoker_operator.settings import Settings, from_arguments
 
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "stoker"
+CRD = "crd/inferenceservices.stoker.dev"
 FEATURES = ("horizontalPodAutoscaler", "keda", "ingress", "gatewayApi", "prometheusOperator", "dashboards")
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 RIGHTS = (*CLUSTER_WIDE, "ServiceAccount", "Role", "RoleBinding")
@@ -35,7 +39,7 @@ async def install(
     connections: list[Cluster] = []
 
     async def run(*values: str) -> tuple[Cluster, Settings]:
-        command = [str(ensure(["helm"])["helm"]), "template", "stoker", str(ROOT / "charts" / "stoker")]
+        command = [str(ensure(["helm"])["helm"]), "template", "stoker", str(CHART)]
         command += ["--namespace", namespace, "--set=crds.install=false,metricsAdapter.mode=Off"]
         command += ["--set=image.repository=r/o,runtime.image=r/e:1", *(f"--set={value}" for value in values)]
         rendered = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -150,3 +154,57 @@ async def test_who_may_edit_or_view_a_namespace_may_use_it(
     assert may("edit", "patch", part="scale")
     assert not may("view", "create")
     assert not may("edit", "patch", part="status")
+
+
+@pytest.fixture
+def crd(control_plane: Path, kubectl: Callable[..., str]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The CRD as it is now; what helm wrote on it is taken off again."""
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(kubectl("get", CRD, "-o", "json"))
+        return found
+
+    yield read
+    marks = ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-", "helm.sh/resource-policy-")
+    kubectl("annotate", CRD, *marks, check=False)
+    kubectl("label", CRD, "app.kubernetes.io/managed-by-", check=False)
+
+
+def test_a_release_of_another_name_takes_the_place_of_one_that_is_gone(
+    namespace: str, kubectl: Callable[..., str], crd: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    """The CRD outlives its release, and with it every service; the next release leaves it alone until it is told."""
+    from e2e.cluster.binaries import ensure
+
+    images = "--set=image.repository=r/o,runtime.image=r.io/e:1,metricsAdapter.mode=Off"
+
+    def helm(*arguments: str) -> str:
+        command = [str(ensure(["helm"])["helm"]), "--namespace", namespace, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def owner() -> str:
+        return str((crd()["metadata"].get("annotations") or {}).get("meta.helm.sh/release-name", ""))
+
+    uid = crd()["metadata"]["uid"]
+    said = helm("install", "first", str(CHART), images)
+    assert owner() == "", "a CRD that somebody applied by hand was taken over"
+    told = re.search(r"^  kubectl label .*?release-namespace=\S+$", said, re.MULTILINE | re.DOTALL)
+    assert told is not None, said
+    subprocess.run(["bash", "-ec", f'kubectl() {{ {kubectl_path()} "$@"; }}; {told[0]}'], check=True, timeout=60)
+    helm("upgrade", "first", str(CHART), images, "--set=replicas=3")
+    assert "kind: CustomResourceDefinition" in helm("get", "manifest", "first")
+    assert "not this release's" not in helm("upgrade", "first", str(CHART), images)
+    helm("uninstall", "first")
+    assert crd()["metadata"]["uid"] == uid, "the CRD went with its release, and all services with it"
+    assert owner() == "first"
+    assert "not this release's" in helm("install", "second", str(CHART), images)
+    helm("uninstall", "second")
+    assert (crd()["metadata"]["uid"], owner()) == (uid, "first")
+
+
+def kubectl_path() -> str:
+    from e2e.cluster.binaries import ensure
+
+    return str(ensure(["kubectl"])["kubectl"])

@@ -47,7 +47,7 @@ def start(namespace: str, restricted: Path, operator_command: list[str], tmp_pat
         command = [*operator_command, "--identity", name, "--lease-name=stoker", f"--lease-namespace={namespace}"]
         command += [f"--namespaces={namespace}", "--lease-seconds=3", "--http-port=0", "--http-host=127.0.0.1"]
         environment = os.environ | {"KUBECONFIG": str(restricted), "PYTHONWARNINGS": "ignore"}
-        with (tmp_path / f"{name}.log").open("wb") as log:
+        with (tmp_path / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         running.append(process)
         return process

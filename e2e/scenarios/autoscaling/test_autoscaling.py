@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.streams import streaming
 
 API = "apiservice/v1beta2.custom.metrics.k8s.io"
+OTHER = "v1beta1.custom.metrics.k8s.io"
 MOST = 2
 AUTOSCALING = {
     "engine": "HPA",
@@ -66,25 +66,28 @@ def test_load_raises_replicas_and_silence_lowers_them(place: Kube) -> None:
     assert values == [1, MOST, 1], f"replicas went {values}: two writers, or above max"
 
 
-def test_the_condition_says_that_the_series_is_missing(place: Kube) -> None:
+def test_another_adapter_keeps_the_api_and_the_condition_says_so(place: Kube) -> None:
+    """Registered by somebody else, here without a backend: ours gives way, and comes back when that one goes."""
     place.apply(stoker.service("model", autoscaling=AUTOSCALING))
     stoker.wait_ready(place, "model")
     eventually("the series exists", lambda: _active(place) == "True", 120)
-    kept = json.loads(place.kubectl("get", API, "-o", "json"))
-    place.kubectl("delete", API)
+    spec = {"group": "custom.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100}
+    backend = {"service": {"name": "prometheus-adapter", "namespace": place.namespace}, "insecureSkipTLSVerify": True}
+    head = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": OTHER}}
+    place.apply(head | {"spec": spec | backend})
     try:
-        eventually("the condition says that it is missing", lambda: _active(place) == "False", 180)
-        said = stoker.conditions(place, "model")["AutoscalingActive"]
-        assert said["reason"] == "SeriesMissing", said
-        assert "vllm:num_requests_waiting" in said["message"], said
+        eventually("ours gives way", lambda: place.find(*API.split("/")) is None, 120)
+        eventually("the condition says so", lambda: "stays off" in _said(place), 240)
+        assert f"{OTHER} (Service {place.namespace}/prometheus-adapter)" in _said(place)
         assert replicas(place) == 1, "without a series the number of pods was changed"
         stoker.ask(stoker.url(place, "model"), "model")
     finally:
-        kept.pop("status")
-        for field in ("resourceVersion", "uid", "creationTimestamp"):
-            kept["metadata"].pop(field)
-        place.apply(kept)
+        place.kubectl("delete", "apiservice", OTHER)
     eventually("the series is back", lambda: _active(place) == "True", 180)
+
+
+def _said(kube: Kube) -> str:
+    return str(stoker.conditions(kube, "model").get("AutoscalingActive", {}).get("message"))
 
 
 def _active(kube: Kube) -> str:

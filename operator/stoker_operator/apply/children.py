@@ -1,7 +1,8 @@
 """Carries out the actions of a plan: the only writer of a service's children.
 
 Invariants: an action that fails does not keep the others from being tried; an object that belongs to somebody else is
-never taken over; every action carried out is told by an event.
+never taken over, and where nothing of a service is there yet, one such name keeps all of it from being made; every
+action carried out is told by an event.
 Knows nothing of why; the plan carries the reasons.
 """
 
@@ -31,8 +32,13 @@ class NameTaken(Exception):
 async def carry_out(cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...]) -> list[str]:
     """Do every action, in order. Returns one sentence for each that the API server refused."""
     failures = []
+    refused = await _names_taken(cluster, service, actions)
+    if refused and all(isinstance(action, Apply) and action.create for action in actions):
+        actions = tuple(action for action in actions if id(action) in refused)
     for action in actions:
         try:
+            if id(action) in refused:
+                raise refused[id(action)]
             await _do(cluster, service, action)
         except (ApiError, NameTaken) as error:
             if isinstance(error, ApiError) and error.status == 409 and isinstance(action, Apply) and action.patch:
@@ -53,8 +59,6 @@ async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> N
     namespace = service["metadata"]["namespace"]
     if isinstance(action, Apply):
         kind = kinds.BY_NAME[action.manifest["kind"]]
-        if action.create:
-            await _refuse_foreign(cluster, kind, service, action.manifest)
         if action.patch is not None:
             await cluster.merge(kind, namespace, action.manifest["metadata"]["name"], action.patch)
         else:
@@ -66,11 +70,23 @@ async def _do(cluster: Cluster, service: Mapping[str, Any], action: Action) -> N
     metrics.ACTIONS.labels(verb="delete", kind=kind.kind).inc()
 
 
-async def _refuse_foreign(
-    cluster: Cluster, kind: kinds.Kind, service: Mapping[str, Any], manifest: Mapping[str, Any]
-) -> None:
+async def _names_taken(
+    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...]
+) -> dict[int, NameTaken | ApiError]:
+    """What keeps actions, by their id, from making their object. All names are looked up before anything is made."""
+    found: dict[int, NameTaken | ApiError] = {}
+    for action in actions:
+        if isinstance(action, Apply) and action.create:
+            try:
+                await _refuse_foreign(cluster, service, action.manifest)
+            except (ApiError, NameTaken) as error:
+                found[id(action)] = error
+    return found
+
+
+async def _refuse_foreign(cluster: Cluster, service: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Applying with force would take over a stranger's object of the same name: look first."""
-    meta = manifest["metadata"]
+    meta, kind = manifest["metadata"], kinds.BY_NAME[manifest["kind"]]
     there = await cluster.get(kind, meta["namespace"], meta["name"])
     if there is not None and not _is_ours(there, service, manifest):
         raise NameTaken(

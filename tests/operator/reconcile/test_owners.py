@@ -158,6 +158,8 @@ async def test_a_strangers_object_is_not_taken_over(
     assert found is not None
     assert condition(found, "Ready")["reason"] == "ApplyFailed"
     assert "Service demo exists" in condition(found, "Ready")["message"]
+    for kind in (kinds.SERVICE_ACCOUNT, kinds.CLAIM, kinds.NETWORK_POLICY, kinds.DISRUPTION_BUDGET):
+        assert not await cluster.list_all(kind, namespace), f"a {kind.kind} was made before the names were looked up"
     kubectl("delete", "service", "demo")
     await reconciler.reconcile(namespace, "demo")
     assert "stoker" in kubectl("get", "service", "demo", "-o", "jsonpath={.metadata.labels}")

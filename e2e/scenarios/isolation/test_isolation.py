@@ -1,0 +1,94 @@
+"""Scenario: a service's NetworkPolicy, enforced: pods answer on the API's port, and reach nothing and are reached on
+nothing else; the service is fetched, becomes ready and answers all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from e2e.cluster import policy
+from e2e.cluster.backend import Given
+from e2e.scenarios import stoker
+from e2e.scenarios.kube import CommandFailed, Kube, eventually
+
+OPEN_PORT = 9321
+# Beside the engine, in its own pod: a port that nobody asked for.
+LISTEN = f"""
+import os, socket, sys
+if os.fork():
+    sys.exit()
+os.setsid()
+for number in range(3):
+    os.dup2(os.open(os.devnull, os.O_RDWR), number)
+with socket.create_server(("0.0.0.0", {OPEN_PORT})) as server:
+    while True:
+        server.accept()[0].close()
+"""
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 4).close(); print('reached')"
+
+
+@contextmanager
+def enforced(kube: Kube) -> Iterator[None]:
+    """Every policy of the cluster, from now on, followed as pods come and go."""
+    over, failed = threading.Event(), []
+
+    def follow() -> None:
+        while not over.wait(0.3):
+            try:
+                kinds = ("networkpolicies", "pods", "namespaces")
+                found = [json.loads(kube.kubectl("get", kind, "-A", "-o", "json"))["items"] for kind in kinds]
+                policy.enforce(*found)
+            except (CommandFailed, OSError) as error:
+                failed.append(error)
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield
+        assert not failed, failed[0]
+    finally:
+        over.set()
+        follower.join(30)
+        policy.lift()
+
+
+def reaches(kube: Kube, workload: str, container: str, address: str, port: int) -> bool:
+    """Whether a container reaches an address."""
+    python = "/opt/stoker/bin/python" if container == "engine" else "python"
+    try:
+        said = kube.kubectl("exec", workload, "-c", container, "--", python, "-c", REACH, address, str(port))
+    except CommandFailed as error:
+        if not re.search("timed out|TimeoutError|refused", str(error)):
+            raise
+        return False
+    return "reached" in said
+
+
+def test_one_port_in_and_nothing_out(place: Kube, hub: stoker.Hub, given: Given) -> None:
+    if given.node is None:
+        pytest.skip("needs a node of this machine, whose firewall is ours")
+    with enforced(place):
+        place.apply(stoker.service("model"))
+        stoker.wait_ready(place, "model")  # it was fetched, and the operator asked a pod for a completion
+        (pod,) = stoker.engine_pods(place, "model")
+        name, address = pod["metadata"]["name"], pod["status"]["podIP"]
+        place.run_in(name, LISTEN)
+        (front,) = hub.kube.items("pods", f"app={hub.name}")
+        client, hub_address = f"pod/{front['metadata']['name']}", front["status"]["podIP"]
+
+        assert reaches(hub.kube, client, "hub", address, 8000), "clients must reach the API"
+        assert not reaches(hub.kube, client, "hub", address, OPEN_PORT), "another port of the pod was reached"
+        assert not reaches(place, f"pod/{name}", "engine", hub_address, 8090), "the engine reached another pod"
+        stoker.ask(stoker.url(place, "model"), "model")
+
+        place.merge("infsvc", "model", {"spec": {"endpoint": {"networkPolicy": False}}})
+        eventually("the policy is gone", lambda: not place.items("networkpolicies"), 60)
+        eventually(
+            "without it the port is reached", lambda: reaches(hub.kube, client, "hub", address, OPEN_PORT), 30, every=1
+        )
+        assert reaches(place, f"pod/{name}", "engine", hub_address, 8090)

@@ -1,0 +1,72 @@
+"""e2e/cluster/policy.py: who reaches whom, by the rules alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from e2e.cluster.policy import TABLE, Unsupported, rules
+
+Object = dict[str, Any]
+NAMESPACES = [{"metadata": {"name": name, "labels": {"name": name}}} for name in ("a", "b")]
+
+
+def pod(name: str, namespace: str, address: str, **labels: str) -> Object:
+    ports = [{"name": "http", "containerPort": 8000}]
+    meta = {"name": name, "namespace": namespace, "labels": labels}
+    return {"metadata": meta, "spec": {"containers": [{"ports": ports}]}, "status": {"podIP": address}}
+
+
+def policy(namespace: str, **spec: Any) -> Object:
+    return {"metadata": {"name": "p", "namespace": namespace}, "spec": spec}
+
+
+PODS = [pod("engine", "a", "10.0.0.1", app="x"), pod("other", "a", "10.0.0.2"), pod("client", "b", "10.0.0.3", c="1")]
+
+
+def lines(*policies: Object) -> list[str]:
+    return [line.strip() for line in rules(policies, PODS, NAMESPACES).splitlines()]
+
+
+def test_nobody_is_isolated_without_a_policy() -> None:
+    assert not any("jump" in line for line in lines())
+
+
+def test_one_port_in_and_nothing_out() -> None:
+    selected = {"matchLabels": {"app": "x"}}
+    ways = {"policyTypes": ["Ingress", "Egress"], "ingress": [{"ports": [{"port": 8000}]}], "egress": []}
+    found = lines(policy("a", podSelector=selected, **ways))
+    assert [line for line in found if "jump" in line] == [
+        "ip daddr 10.0.0.1 jump ingress-0",
+        "ip saddr 10.0.0.1 jump egress-0",
+    ]
+    start = found.index("chain ingress-0 {")
+    assert found[start + 1 : start + 4] == ["tcp dport 8000 return", "drop", "}"]
+    start = found.index("chain egress-0 {")
+    assert found[start + 1 : start + 3] == ["drop", "}"]
+
+
+def test_peers_of_another_namespace_and_ports_by_name() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"name": "b"}}, "podSelector": {"matchLabels": {"c": "1"}}}
+    found = lines(policy("a", podSelector={}, ingress=[{"from": [peer], "ports": [{"port": "http"}]}]))
+    assert found.count("ip saddr 10.0.0.3 tcp dport 8000 return") == 2, "both pods of the namespace are selected"
+    assert not any("10.0.0.1 tcp" in line for line in found)
+
+
+def test_what_is_not_translated_is_refused() -> None:
+    with pytest.raises(Unsupported, match="matchExpressions"):
+        lines(policy("a", podSelector={"matchExpressions": []}))
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
+def test_nft_takes_the_table() -> None:
+    block = {"ipBlock": {"cidr": "192.0.2.0/24"}}
+    out = [{"to": [block], "ports": [{"port": 1, "endPort": 9}]}]
+    text = rules([policy("a", podSelector={}, policyTypes=["Egress"], egress=out)], PODS, NAMESPACES)
+    done = subprocess.run(["nft", "--check", "-f", "-"], input=text, text=True, capture_output=True)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("no right to ask the kernel")
+    assert done.returncode == 0, done.stderr
+    assert TABLE in text
