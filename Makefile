@@ -13,12 +13,14 @@ TESTS  ?= tests
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
+# The GPUs to compile kernels for; all that are supported where none is named.
+SMS    ?=
 # A model that needs no files and no GPU; the README names those of its tables.
 BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e bench docs clean
+.PHONY: help demo test lint e2e bench docs wheel clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -43,6 +45,12 @@ bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --sha
 
 docs: $(VENV)/.dev  ## write docs/reference from the code
 	@$(RUN) -m docs.generate
+
+wheel: $(VENV)/.dev  ## build dist/*.whl with every kernel compiled for every GPU (SMS="90 100" for some); takes minutes a GPU
+	$(RUN) -m stoker_kernels.launch.nvcc
+	$(RUN) -m stoker_kernels.launch.aot $(SMS:%=--sm %)
+	$(PIP) wheel -q --no-deps --wheel-dir dist .
+	@ls -l dist/*.whl
 
 clean:  ## remove .venv, built binaries, caches and the demo's data
 	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run

@@ -243,7 +243,7 @@ def _quant_warps(block: int) -> int:
 
 def _register() -> None:
     integers = {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16):
+    for dtype in (BF16, FP16, FP32):
         for kind in (SILU, GELU, GELU_TANH):
             register_aot(
                 _act_and_mul_kernel,

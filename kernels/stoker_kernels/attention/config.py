@@ -6,10 +6,12 @@ the shared memory of their SM. Knows nothing of tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_kernels.launch.triton_tile import padded_dim
 
+MANY_STREAMS = 4096
+SHORT_CHUNK = 1
 WIDE_TOKENS = 2048  # chunks of more tokens than this in a step are `sm90_prefill`'s
 
 
@@ -65,7 +67,7 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
     """
     row = padded_dim(head_dim) * kv_bytes
     if row > 256:
-        return DecodeConfig(block_n=32, stages=5, min_split=128)
+        return DecodeConfig(block_n=32 if row <= 512 else 16, stages=5, min_split=128)
     if sm == 90 and row == 256:
         if streams <= 64:
             return DecodeConfig(stages=7, min_split=256)
@@ -79,9 +81,15 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
     return DecodeConfig(stages=7 if sm in (80, 87, 100, 103) else 5)
 
 
+def rare_decode_config(config: DecodeConfig, head_dim: int, kv_bytes: int, sm: int) -> DecodeConfig:
+    """`config` with the one tile of a head dimension that launches that are not tuned share; its splits stay."""
+    tile = decode_config(head_dim, kv_bytes, sm, streams=MANY_STREAMS)
+    return replace(config, block_n=tile.block_n, num_warps=tile.num_warps, stages=tile.stages, cvt=tile.cvt)
+
+
 def decode_configs(head_dim: int, kv_bytes: int, sm: int) -> list[DecodeConfig]:
     """Every configuration that `decode_config` gives for some number of streams."""
-    return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, 4096)))
+    return list(dict.fromkeys(decode_config(head_dim, kv_bytes, sm, streams) for streams in (1, 256, MANY_STREAMS)))
 
 
 def prefers_wide_tiles(tokens: int) -> bool:
@@ -132,6 +140,8 @@ def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> P
     Wide tiles pay for long chunks of a 16-bit cache alone: short ones are mostly diagonal.
     """
     dim = padded_dim(head_dim)
+    if dim > 128 and (kv_bytes > 2 or sm < 80):  # SM 7.5 has 64 KB of shared memory, and fp32 takes twice as much
+        return PrefillConfig(block_m=16, block_n=16, num_warps=4, stages=2)
     if sm == 90:
         if dim > 128 or kv_bytes > 2:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, stages=3)
@@ -145,4 +155,4 @@ def prefill_config(head_dim: int, kv_bytes: int, sm: int, mean_tokens: int) -> P
 
 def prefill_configs(head_dim: int, kv_bytes: int, sm: int) -> list[PrefillConfig]:
     """Every configuration that `prefill_config` gives for some chunk length."""
-    return list(dict.fromkeys(prefill_config(head_dim, kv_bytes, sm, tokens) for tokens in (1, 8192)))
+    return list(dict.fromkeys(prefill_config(head_dim, kv_bytes, sm, tokens) for tokens in (SHORT_CHUNK, 8192)))

@@ -36,6 +36,11 @@ class Inputs:
         return int(self.q.shape[1] // self.k_cache.shape[1])
 
     @property
+    def page_shift(self) -> int:
+        """log2 of a page's tokens."""
+        return int(self.k_cache.shape[2]).bit_length() - 1
+
+    @property
     def kv_dtype(self) -> torch.dtype:
         """What the cache holds, whatever it is viewed as."""
         return torch.float8_e4m3fn if self.fp8 else self.k_cache.dtype

@@ -71,7 +71,7 @@ def decode_plan_kernel(
         tl.store(item + 6, seq_lens, mask=here)
 
 
-@kernel(do_not_specialize=["window", "num_kv_heads", "page_table_stride"])
+@kernel(do_not_specialize=["window", "num_kv_heads", "page_table_stride", "group", "page_shift"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -96,13 +96,17 @@ def decode_kernel(
     stride_page,
     stride_head,
     stride_token,
-    GROUP: tl.constexpr,
+    group,
+    head_dim,
+    page_shift,
     BLOCK_M: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_SHIFT: tl.constexpr,
+    EXACT: tl.constexpr,
+    WHOLE: tl.constexpr,
     FP8: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -113,6 +117,8 @@ def decode_kernel(
 ):
     """One (item, KV head) of the plan. Strides are in elements of the pointers' types.
 
+    EXACT: the head dimension is the tile's, else `head_dim` of it. WHOLE: as in `page_offsets`. GROUP 0: `group` query
+    heads a KV head and pages of `1 << page_shift` keys, else GROUP and `1 << PAGE_SHIFT`.
     FP8: k_ptr and v_ptr are uint16, a pair of head dimensions each, and BLOCK_D counts pairs; the even and the odd
     dimensions are two dots.
     """
@@ -137,12 +143,22 @@ def decode_kernel(
         start = tl.maximum(start, first_key // BLOCK_N * BLOCK_N)
 
     PACK: tl.constexpr = 2 if FP8 else 1
+    if EXACT:
+        HEAD_DIM: tl.constexpr = BLOCK_D * PACK
+    else:
+        HEAD_DIM = head_dim
+    if GROUP > 0:
+        heads: tl.constexpr = GROUP
+        shift: tl.constexpr = PAGE_SHIFT
+    else:
+        heads = group
+        shift = page_shift
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     in_dim = d < HEAD_DIM // PACK
-    in_out = (g < GROUP)[:, None] & in_dim[None, :]
-    q_heads = head * GROUP + g
+    in_out = (g < heads)[:, None] & in_dim[None, :]
+    q_heads = head * heads + g
     q_ptrs = q_ptr + row.to(tl.int64) * q_stride + q_heads[:, None] * HEAD_DIM + d[None, :] * PACK
     q = tl.load(q_ptrs, mask=in_out, other=0.0)
     qk_scale = scale_log2
@@ -160,7 +176,9 @@ def decode_kernel(
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(page_row, key, end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
+        offsets = page_offsets(
+            page_row, key, end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
+        )
         in_range = key + n < end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=in_range[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=in_range[:, None] & in_dim[None, :], other=0)
@@ -195,13 +213,13 @@ def decode_kernel(
         # Each split leaves its normalised result and log-sum-exp; an empty one (before the window) weighs nothing.
         lse = m + tl.log2(norm)
         inverse = 1.0 / tl.where(norm > 0.0, norm, 1.0)
-        lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * GROUP + q_heads
+        lse_ptrs = partial_lse_ptr + first_item * num_kv_heads * heads + q_heads
         partial_ptrs = partial_ptr + (
-            (first_item.to(tl.int64) * num_kv_heads * GROUP + q_heads[:, None]) * HEAD_DIM + dims[None, :]
+            (first_item.to(tl.int64) * num_kv_heads * heads + q_heads[:, None]) * HEAD_DIM + dims[None, :]
         )
-        item_stride = num_kv_heads * GROUP
+        item_stride = num_kv_heads * heads
         own = item - first_item
-        tl.store(lse_ptrs + own * item_stride, lse, mask=g < GROUP)
+        tl.store(lse_ptrs + own * item_stride, lse, mask=g < heads)
         tl.store(partial_ptrs + own * item_stride * HEAD_DIM, acc * inverse[:, None], mask=in_out)
         if FP8:
             tl.store(partial_ptrs + own * item_stride * HEAD_DIM + 1, acc_odd * inverse[:, None], mask=in_out)
@@ -217,7 +235,7 @@ def decode_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for _ in tl.range(0, num_splits, 1, loop_unroll_factor=4):
-            lse = tl.load(lse_ptrs, mask=g < GROUP, other=0.0, cache_modifier=".cg")
+            lse = tl.load(lse_ptrs, mask=g < heads, other=0.0, cache_modifier=".cg")
             o = tl.load(partial_ptrs, mask=in_out, other=0.0, cache_modifier=".cg")
             m_new = tl.maximum(m, lse)
             alpha = tl.where(m_new == -float("inf"), 0.0, tl.exp2(m - m_new))
@@ -232,7 +250,7 @@ def decode_kernel(
             partial_ptrs += item_stride * HEAD_DIM
 
     if SINKS:
-        sink = tl.load(sinks_ptr + q_heads, mask=g < GROUP, other=0.0) * LOG2E
+        sink = tl.load(sinks_ptr + q_heads, mask=g < heads, other=0.0) * LOG2E
         m_new = tl.maximum(m, sink)
         weight = tl.exp2(m - m_new)
         norm = norm * weight + tl.exp2(sink - m_new)

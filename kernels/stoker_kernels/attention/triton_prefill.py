@@ -1,6 +1,6 @@
 """Prefill attention in Triton: ragged chunks of query tokens, causal over the paged cache, prefix included.
 
-A tile is `BLOCK_M // GROUP` tokens times the GQA group of one KV head, so that the keys are read once per group and
+A tile is `BLOCK_M // group` tokens times the GQA group of one KV head, so that the keys are read once per group and
 the causal diagonal wastes at most a block of keys (flash attention, Dao 2023). Each program finds its (row, tile) from
 `query_start` on the device: row r owns the tiles from `⌊start_r / tokens⌋ + r` on, and a launch of
 `⌊T / tokens⌋ + rows + 1` tiles serves any lengths. The last, extra row is the padding past the real tokens.
@@ -20,7 +20,12 @@ from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.launch.triton_tile import find_row
 
 
-@kernel(do_not_specialize=["window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"])
+@kernel(
+    do_not_specialize=[
+        *("window", "num_kv_heads", "num_rows", "num_tokens", "first_token", "page_table_stride"),
+        *("group", "page_shift"),
+    ]
+)
 def prefill_kernel(
     q_ptr,
     k_ptr,
@@ -46,13 +51,17 @@ def prefill_kernel(
     stride_page,
     stride_head,
     stride_token,
-    GROUP: tl.constexpr,
+    group,
+    head_dim,
+    page_shift,
     BLOCK_M: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_SHIFT: tl.constexpr,
+    EXACT: tl.constexpr,
+    WHOLE: tl.constexpr,
     FP8: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -63,11 +72,21 @@ def prefill_kernel(
 ):
     """One (tile of queries, KV head) of `num_rows` rows that follow `first_token` rows, and tokens, of decode.
 
-    FP8: as in decode, k_ptr and v_ptr are uint16 pairs of head dimensions and BLOCK_D counts pairs.
+    EXACT, WHOLE, GROUP and FP8 as in decode: of e4m3, k_ptr and v_ptr are uint16 pairs and BLOCK_D counts pairs.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
-    TOKENS: tl.constexpr = BLOCK_M // GROUP
     PACK: tl.constexpr = 2 if FP8 else 1
+    if EXACT:
+        HEAD_DIM: tl.constexpr = BLOCK_D * PACK
+    else:
+        HEAD_DIM = head_dim
+    if GROUP > 0:
+        heads: tl.constexpr = GROUP
+        shift: tl.constexpr = PAGE_SHIFT
+    else:
+        heads = group
+        shift = page_shift
+    tokens_of_tile = BLOCK_M // heads
     pid = tl.program_id(0)
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
@@ -75,14 +94,14 @@ def prefill_kernel(
     seq_lens_ptr += first_token
     seq_slots_ptr += first_token
     head = pid % num_kv_heads
-    tile = (num_tokens - first_token) // TOKENS + num_rows - pid // num_kv_heads
-    row = find_row(query_start_ptr, tile, num_rows, first_token, TOKENS, 128)
+    tile = (num_tokens - first_token) // tokens_of_tile + num_rows - pid // num_kv_heads
+    row = find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, 128)
     row_start = tl.load(query_start_ptr + row)
     real = row < num_rows
     row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
     seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
     slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
-    first = (tile - ((row_start - first_token) // TOKENS + row)) * TOKENS
+    first = (tile - ((row_start - first_token) // tokens_of_tile + row)) * tokens_of_tile
     query_len = row_end - row_start
     if first >= query_len:
         return
@@ -90,10 +109,10 @@ def prefill_kernel(
     m_index = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
-    token = first + m_index // GROUP
-    q_head = head * GROUP + m_index % GROUP
+    token = first + m_index // heads
+    q_head = head * heads + m_index % heads
     in_dim = d < HEAD_DIM // PACK
-    in_row = (m_index < TOKENS * GROUP) & (token < query_len)
+    in_row = (m_index < tokens_of_tile * heads) & (token < query_len)
     in_out = in_row[:, None] & in_dim[None, :]
     at = (row_start + token).to(tl.int64)
     q_ptrs = q_ptr + at[:, None] * q_stride + q_head[:, None] * HEAD_DIM + d[None, :] * PACK
@@ -109,7 +128,7 @@ def prefill_kernel(
 
     context = seq_len - query_len
     position = context + token
-    key_end = tl.minimum(context + first + TOKENS, seq_len)
+    key_end = tl.minimum(context + first + tokens_of_tile, seq_len)
     # Keys below this are visible to every query of the tile, unless the window hides them.
     all_see = tl.minimum(context + first + 1, seq_len)
     key_start = 0
@@ -124,7 +143,9 @@ def prefill_kernel(
     acc_odd = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     page_row = page_table_ptr + slot.to(tl.int64) * page_table_stride
     for key in tl.range(key_start, key_end, BLOCK_N, num_stages=STAGES):
-        offsets = page_offsets(page_row, key, key_end, head, stride_page, stride_head, stride_token, PAGE, BLOCK_N)
+        offsets = page_offsets(
+            page_row, key, key_end, head, stride_page, stride_head, stride_token, shift, WHOLE, BLOCK_N
+        )
         loaded = key + n < key_end
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=loaded[None, :] & in_dim[:, None], other=0)
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=loaded[:, None] & in_dim[None, :], other=0)

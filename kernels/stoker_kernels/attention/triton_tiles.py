@@ -86,13 +86,18 @@ def page_offsets(
     stride_page,
     stride_head,
     stride_token,
-    PAGE: tl.constexpr,
+    page_shift,
+    WHOLE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Element offsets `[BLOCK_N]` of keys [key, key + BLOCK_N) of one head; `key` is a multiple of BLOCK_N."""
+    """Element offsets `[BLOCK_N]` of keys [key, key + BLOCK_N) of one head; `key` is a multiple of BLOCK_N.
+
+    A page holds `1 << page_shift` keys. WHOLE: at least BLOCK_N, so that the keys lie in one page.
+    """
     n = tl.arange(0, BLOCK_N)
-    if PAGE >= BLOCK_N:
-        page = tl.load(page_row_ptr + key // PAGE).to(tl.int64)
-        return page * stride_page + head * stride_head + (key % PAGE + n) * stride_token
-    pages = tl.load(page_row_ptr + (key + n) // PAGE, mask=key + n < end, other=0).to(tl.int64)
-    return pages * stride_page + head * stride_head + ((key + n) % PAGE) * stride_token
+    in_page = (1 << page_shift) - 1
+    if WHOLE:
+        page = tl.load(page_row_ptr + (key >> page_shift)).to(tl.int64)
+        return page * stride_page + head * stride_head + ((key & in_page) + n) * stride_token
+    pages = tl.load(page_row_ptr + ((key + n) >> page_shift), mask=key + n < end, other=0).to(tl.int64)
+    return pages * stride_page + head * stride_head + ((key + n) & in_page) * stride_token

@@ -1,33 +1,44 @@
-"""The attention kernels to compile ahead of time: for each SM its configuration, for each served head shape.
+"""The attention kernels to compile ahead of time, for each SM: what a served model can launch, by rule and by no list.
 
-Invariants: the arguments here are those `triton_launch.py` launches with; one that is left out is compiled at its
-first use. Knows nothing of compiling.
+A head dimension of 64, 128 or 256 has kernels of its own, any other runs in the tile above it; group and page size are
+arguments. What nearly all models are, heads of 64 or 128, up to eight a KV head, pages of 64, no window, has kernels of
+which group and page are constants, with every tuned tile; for all else there is one tile.
+Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, soft-caps, sinks and groups
+above GROUP_TILE, is compiled when a model that has it starts.
+Knows nothing of compiling.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import triton
 
-from stoker_kernels.attention.config import DecodeConfig, PrefillConfig, decode_configs, prefill_configs
+from stoker_kernels.attention.config import (
+    SHORT_CHUNK,
+    DecodeConfig,
+    PrefillConfig,
+    decode_configs,
+    prefill_config,
+    prefill_configs,
+    rare_decode_config,
+)
 from stoker_kernels.attention.meta import MAX_SHARES
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention.triton_launch import EXACT_DIMS, TUNED_DIMS, TUNED_GROUPS, TUNED_PAGE
 from stoker_kernels.attention.triton_prefill import prefill_kernel
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS
 from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHERE, I32_DIVISIBLE, SMS, register_aot
-from stoker_kernels.launch.triton_tile import padded_dim
 
-PAGE = 64
-# (query heads per KV head, head dimension): Qwen2.5 7B, 1.5B; Llama 8B; Qwen3 0.6B; SmolLM2; Qwen3 8 per group; MHA.
-HEADS = ((7, 128), (6, 128), (4, 128), (2, 128), (3, 64), (8, 128), (1, 128))
-COMPACT_HEADS = (7, 128)
+# Query heads a KV head of a decode tile: all published models have fewer.
+GROUP_TILE = 16
 PLAN_ROWS = tuple(16 << i for i in range(7))
 
-_CACHE_STRIDES = {"stride_page": I32_DIVISIBLE, "stride_head": I32_DIVISIBLE, "stride_token": I32_DIVISIBLE}
 _COMMON = {
     "page_table_ptr": "*i32",
     "scale_log2": FP32,
@@ -37,7 +48,10 @@ _COMMON = {
     "q_stride": I32_DIVISIBLE,
     "out_stride": I32_DIVISIBLE,
     "page_table_stride": I32,
-    **_CACHE_STRIDES,
+    "group": I32,
+    "page_shift": I32,
+    "stride_page": I32_DIVISIBLE,
+    "stride_head": I32_DIVISIBLE,
 }
 _DECODE = {
     "items_ptr": "*i32",
@@ -56,65 +70,111 @@ _PREFILL = {
 }
 
 
-def _signature(dtype: str, fp8: bool, own: Mapping[str, str]) -> dict[str, str]:
-    cache = "*u16" if fp8 else f"*{dtype}"
-    pointers = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_ptr": cache, "v_ptr": cache}
-    scales = {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"} if fp8 else {}
-    return {**pointers, **scales, **_COMMON, **own}
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Types of a launch: queries of `dtype`, a cache of the same or of e4m3."""
+
+    dtype: str
+    fp8: bool
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a cached element."""
+        return 1 if self.fp8 else 4 if self.dtype == FP32 else 2
+
+    def signature(self, own: Mapping[str, str], row: str) -> dict[str, str]:
+        """The arguments of a kernel; `own` are those that the other does not have, `row` the type of a head's size."""
+        cache = "*u16" if self.fp8 else f"*{self.dtype}"
+        pointers = {"q_ptr": f"*{self.dtype}", "out_ptr": f"*{self.dtype}", "k_ptr": cache, "v_ptr": cache}
+        scales = {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"} if self.fp8 else {}
+        return {**pointers, **scales, **_COMMON, "head_dim": row, "stride_token": row, **own}
+
+    def constants(self, form: Form, block_m: int, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
+        """The constants of a kernel."""
+        constants: dict[str, Any] = {
+            "sinks_ptr": None,
+            "BLOCK_M": block_m,
+            "BLOCK_D": form.dim // (2 if self.fp8 else 1),
+            "BLOCK_N": config.block_n,
+            "STAGES": config.stages,
+            "GROUP": form.group,
+            "PAGE_SHIFT": TUNED_PAGE.bit_length() - 1 if form.group else 0,
+            "EXACT": form.exact,
+            "WHOLE": form.whole,
+            "FP8": self.fp8,
+            "WINDOW": form.window,
+            "SOFTCAP": False,
+            "SINKS": False,
+            "PRECISION": "ieee" if self.dtype == FP32 else "tf32",
+            "UNPACK": (UNPACK_CVT if config.cvt else UNPACK_PAIRS).value if self.fp8 else 0,
+        }
+        return constants if self.fp8 else constants | {"k_scale_ptr": None, "v_scale_ptr": None}
 
 
-def _constants(group: int, dim: int, fp8: bool, block_m: int, config: DecodeConfig | PrefillConfig) -> dict[str, Any]:
-    constants: dict[str, Any] = {
-        "sinks_ptr": None,
-        "GROUP": group,
-        "BLOCK_M": block_m,
-        "HEAD_DIM": dim,
-        "BLOCK_D": padded_dim(dim) // (2 if fp8 else 1),
-        "PAGE": PAGE,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.stages,
-        "FP8": fp8,
-        "WINDOW": False,
-        "SOFTCAP": False,
-        "SINKS": False,
-        "PRECISION": "tf32",
-        "UNPACK": (UNPACK_CVT if config.cvt else UNPACK_PAIRS).value if fp8 else 0,
-    }
-    return constants if fp8 else constants | {"k_scale_ptr": None, "v_scale_ptr": None}
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel takes for granted, as `triton_launch` chooses it: the tile's head dimension, and the rest.
+
+    `group` 0: any, and pages of any size; else it has every tuned tile.
+    """
+
+    dim: int
+    exact: bool = True
+    whole: bool = True
+    window: bool = False
+    group: int = 0
 
 
-def _register(sm: int, dtype: str, fp8: bool, group: int, dim: int) -> None:
-    compact = (group, dim) == COMPACT_HEADS and dtype == (FP16 if sm < 80 else BF16)
-    packed = max(16, triton.next_power_of_2(group))
-    tiles = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in decode_configs(dim, 1 if fp8 else 2, sm)}
-    for decode in tiles.values():
-        register_aot(
-            decode_kernel,
-            _signature(dtype, fp8, _DECODE),
-            [_constants(group, dim, fp8, packed, decode)],
-            options={"num_warps": decode.num_warps},
-            min_sm=sm,
-            max_sm=sm,
-            compact=compact,
-        )
-    for prefill in prefill_configs(dim, 1 if fp8 else 2, sm):
-        register_aot(
-            prefill_kernel,
-            _signature(dtype, fp8, _PREFILL),
-            [_constants(group, dim, fp8, max(prefill.block_m, packed), prefill)],
-            options={"num_warps": prefill.num_warps},
-            min_sm=sm,
-            max_sm=sm,
-            compact=compact and (sm in (75, 80, 90) or not fp8),
-        )
+COMPACT_FORM = Form(128, group=7)
+
+
+def _forms(dtype: str) -> list[Form]:
+    any_head = [Form(dim, exact=False, whole=False, window=True) for dim in EXACT_DIMS]
+    if dtype == FP32:
+        return any_head
+    pages_and_windows = itertools.product(EXACT_DIMS, (True,), (True, False), (False, True))
+    tuned = [Form(dim, group=group) for dim, group in itertools.product(TUNED_DIMS, TUNED_GROUPS)]
+    return tuned + [Form(*each) for each in pages_and_windows] + any_head
+
+
+def _register(sm: int, kind: Kind, form: Form) -> None:
+    """Both kernels in one form: with every tile where it is tuned, else with the one that all others share."""
+    compact = form == COMPACT_FORM and kind.dtype == (FP16 if sm < 80 else BF16)
+    decodes = decode_configs(form.dim, kind.kv_bytes, sm)
+    prefills = prefill_configs(form.dim, kind.kv_bytes, sm)
+    if not form.group:
+        decodes = [rare_decode_config(decodes[0], form.dim, kind.kv_bytes, sm)]
+        prefills = [prefill_config(form.dim, kind.kv_bytes, sm, SHORT_CHUNK)]
+    tiles = {(c.block_n, c.num_warps, c.stages, c.cvt): c for c in decodes}
+    rows = [] if kind.dtype == FP32 else [I32_DIVISIBLE]
+    for row in rows if form.exact else [*rows, I32]:
+        for decode in tiles.values():
+            register_aot(
+                decode_kernel,
+                kind.signature(_DECODE, row),
+                [kind.constants(form, GROUP_TILE, decode)],
+                options={"num_warps": decode.num_warps},
+                min_sm=sm,
+                max_sm=sm,
+                compact=compact,
+            )
+        for prefill in prefills:
+            register_aot(
+                prefill_kernel,
+                kind.signature(_PREFILL, row),
+                [kind.constants(form, max(prefill.block_m, GROUP_TILE), prefill)],
+                options={"num_warps": prefill.num_warps},
+                min_sm=sm,
+                max_sm=sm,
+                compact=compact and (sm in (75, 80, 90) or not kind.fp8),
+            )
 
 
 def _register_plan(rows: int) -> None:
     pointers = dict.fromkeys(("seq_lens_ptr", "seq_slots_ptr", "items_ptr", "num_items_ptr"), "*i32")
     numbers = dict.fromkeys(("num_rows", "window", "capacity", "target_items"), I32)
-    splits = sorted(
-        {(c.min_split, c.max_split) for sm in SMS for d in (64, 128) for b in (1, 2) for c in decode_configs(d, b, sm)}
-    )
+    kinds = itertools.product(EXACT_DIMS, (1, 2, 4), SMS)
+    splits = sorted({(config.min_split, config.max_split) for kind in kinds for config in decode_configs(*kind)})
     register_aot(
         decode_plan_kernel,
         pointers | numbers,
@@ -149,7 +209,7 @@ register_aot(
 for _rows in PLAN_ROWS:
     _register_plan(_rows)
 for _sm in SMS:
-    for _dtype in (FP16,) if _sm < 80 else (FP16, BF16):
+    for _dtype in (FP16, FP32) if _sm < 80 else (FP16, BF16, FP32):
         for _fp8 in (False, True):
-            for _group, _dim in HEADS:
-                _register(_sm, _dtype, _fp8, _group, _dim)
+            for _form in _forms(_dtype):
+                _register(_sm, Kind(_dtype, _fp8), _form)

@@ -8,11 +8,13 @@ Knows nothing of which weights take which path (`choose.py`).
 
 from __future__ import annotations
 
+import itertools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.quant import Quantized
@@ -103,11 +105,12 @@ def block_scaled(
 
 
 def _register() -> None:
-    biases: list[tuple[dict[str, str], dict[str, object]]] = [({}, {"bias": None}), ({"bias": f"*{BF16}"}, {})]
-    for signature, constants in biases:
+    for dtype, biased in itertools.product((BF16, FP16, FP32), (False, True)):
+        signature = {"out": f"*{dtype}"} | ({"bias": f"*{dtype}"} if biased else {})
+        constants: dict[str, object] = {} if biased else {"bias": None}
         register_aot(
             _scale_kernel,
-            signature | {"y": f"*{BF16}", "out": f"*{BF16}", "x_scale": f"*{FP32}", "w_scale": f"*{FP32}",
+            signature | {"y": f"*{BF16}", "x_scale": f"*{FP32}", "w_scale": f"*{FP32}",
                          "columns": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE},
             [constants | {"W_STEP": step, "BLOCK": _COLUMNS} for step in (0, 1)],
             options={"num_warps": _SCALE_WARPS},
@@ -117,12 +120,12 @@ def _register() -> None:
             register_aot(
                 _block_scaled_kernel,
                 signature | {"x": "*fp8e4nv", "x_scale": f"*{FP32}", "w": "*fp8e4nv", "w_scale": f"*{FP32}",
-                             "out": f"*{BF16}", "m": I32, "n": I32_DIVISIBLE, "k": I32_DIVISIBLE,
+                             "m": I32, "n": I32_DIVISIBLE, "k": I32_DIVISIBLE,
                              "x_stride": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE, "scale_stride": I32},
                 [constants | {"TOKENS": tokens, "ROWS": _ROWS_A_BLOCK, "K": 128, "WIDEN": False}],
                 options={"num_warps": 4 if tokens < 128 else 8, "num_stages": 4},
                 min_sm=89,
-                compact=tokens == 16 and not signature,
+                compact=tokens == 16 and dtype == BF16 and not biased,
             )
 
 

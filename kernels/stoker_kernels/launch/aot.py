@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -86,6 +87,9 @@ def compile_variant(variant: Variant) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    # Two thirds of a cubin would be its PTX and line numbers, for debuggers.
+    triton.knobs.compilation.disable_line_info = True
+
     names = variant.spec.kernel.arg_names
     missing = [name for name in names if name not in variant.spec.signature and name not in variant.constants]
     if missing:
@@ -128,9 +132,16 @@ def write_variant(variant: Variant, folder: Path) -> Path:
         constants=dict(variant.constants),
         options=dict(variant.spec.options),
     )
-    cubin.write_bytes(compiled.asm["cubin"])
-    description.write_text(json.dumps(asdict(record), indent=1) + "\n")
+    _write_whole(cubin, compiled.asm["cubin"])
+    _write_whole(description, (json.dumps(asdict(record), indent=1) + "\n").encode())
     return cubin
+
+
+def _write_whole(file: Path, content: bytes) -> None:
+    """Write a file that other processes find whole or not at all."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 def write_all(wanted: Iterable[Variant], folder: Path, jobs: int) -> list[Path]:

@@ -3,6 +3,8 @@
 `python -m stoker_kernels.launch.aot` writes, for each SM, cubins and one `index.json` that describes them all. A launch
 is described the same way: the type of each argument and whether it is a multiple of 16, the constants, the options.
 
+What is not among them is compiled on this machine once (`at_need`) and kept in the user's cache, described alike.
+
 Invariants: a cubin fits only if it was compiled from the sources that are imported now, for these types, constants
 and options; of several that fit, the one that assumes most is taken, so a generic variant serves where an aligned one
 does not apply. A kernel without a fitting variant is remembered with the reason, once.
@@ -87,7 +89,15 @@ class Index:
         self.folder = folder
         self._by_kernel: dict[str, list[Cubin]] = {}
         for cubin in cubins:
-            self._by_kernel.setdefault(cubin.kernel, []).append(cubin)
+            self.add(cubin)
+
+    def add(self, cubin: Cubin) -> None:
+        """One more, that lies in the folder."""
+        self._by_kernel.setdefault(cubin.kernel, []).append(cubin)
+
+    def path(self, cubin: Cubin) -> Path:
+        """Where one of them lies."""
+        return self.folder / cubin.file
 
     def find(self, wanted: Wanted) -> Cubin | None:
         """The variant that fits best, or None."""
@@ -116,6 +126,14 @@ def aot_folder() -> Path:
     return Path(os.environ.get("STOKER_AOT_DIR") or Path(__file__).parents[1] / "_aot")
 
 
+def cache_folder() -> Path:
+    """Where kernels compiled on this machine are kept: STOKER_KERNEL_CACHE, or `stoker/kernels` in the user's cache."""
+    named = os.environ.get("STOKER_KERNEL_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker" / "kernels"
+
+
 def sm_folder(root: Path, sm: int) -> Path:
     """The part of a folder of compiled kernels that is for one SM."""
     return root / f"sm_{sm}"
@@ -133,17 +151,41 @@ def read_index(sm: int) -> Index:
     """The index for an SM; an empty one where nothing was compiled."""
     folder = sm_folder(aot_folder(), sm)
     if not (folder / INDEX).exists():
-        command = "python -m stoker_kernels.launch.aot"
-        log.warning("no kernel is precompiled for sm_%d in %s; run %s", sm, folder.parent, command)
+        log.info("kernels: none came precompiled for sm_%d in %s", sm, folder.parent)
         return Index(folder, ())
     return Index(folder, (Cubin(**entry) for entry in json.loads((folder / INDEX).read_text())))
 
 
+@functools.cache
+def cached_index(sm: int) -> Index:
+    """What was compiled on this machine for an SM, in this process or before it."""
+    folder = sm_folder(cache_folder(), sm)
+    found = []
+    for description in sorted(folder.glob("*.json")):
+        try:
+            cubin = Cubin(**json.loads(description.read_text()))
+        except (ValueError, TypeError) as error:  # of another release, or not ours
+            log.warning("kernels: %s is not a description of a kernel: %s", description, error)
+            continue
+        if (folder / cubin.file).exists():
+            found.append(cubin)
+    return Index(folder, found)
+
+
+def find_cubin(sm: int, wanted: Wanted) -> tuple[Path, Cubin] | None:
+    """The cubin for a launch and its file: of those that came precompiled, else of those compiled here."""
+    for index in (read_index(sm), cached_index(sm)):
+        cubin = index.find(wanted)
+        if cubin is not None:
+            return index.path(cubin), cubin
+    return None
+
+
 def note_compiled(kernel: str, reason: str) -> None:
-    """Remember, and log once a kernel, that it has to be compiled in this process."""
+    """Remember, and log once a kernel, that it is compiled by this process."""
     if kernel not in _compiled:
         _compiled[kernel] = reason
-        log.warning("compiled at start: %s (no precompiled variant: %s)", kernel, reason)
+        log.info("kernels: %s is compiled here (%s)", kernel, reason)
 
 
 def compiled_at_start() -> dict[str, str]:

@@ -1,8 +1,9 @@
 """CUDA kernels from cubins: loading, tensor maps and launches by the driver API, with no compiler and no extension.
 
 Invariants: a launch goes to torch's current stream of the tensor's device, never synchronises, and can be captured;
-cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.launch.nvcc`; a kernel is loaded once
-per process, at its first `kernel()`, which has to come before a graph capture.
+cubins come from `_aot/` (or STOKER_AOT_DIR), written by `python -m stoker_kernels.launch.nvcc`, or from the user's
+cache, built at a start; a kernel is loaded once per process, at its first `kernel()`, which has to come before a graph
+capture.
 Does not know: what any kernel computes.
 """
 
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 
+from stoker_kernels.launch import nvcc
 from stoker_kernels.launch.aot_index import aot_folder
+from stoker_kernels.launch.rehearsal import rehearsing
 
 TENSOR_MAP_BYTES = 128
 FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that a kernel has without asking
@@ -43,8 +46,9 @@ class Kernel:
 
 
 def cubin_path(stem: str, arch: str) -> Path:
-    """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies."""
-    return aot_folder() / f"{stem}.{arch}.cubin"
+    """Where the cubin of csrc/`stem`.cu for `arch` ("sm_90a") lies: among those that came, else in the user's cache."""
+    came = aot_folder() / f"{stem}.{arch}.cubin"
+    return came if came.exists() else nvcc.cache() / came.name
 
 
 def missing_cubin(stem: str, arch: str) -> str | None:
@@ -120,10 +124,12 @@ def launch(
     """Launch `grid` CTAs on the current stream. `arguments`: one ctypes buffer per kernel parameter, passed by value.
 
     With `pdl` the kernel may start while its predecessor drains (it has to wait by itself). `cluster` CTAs in a row
-    make a cluster; `grid` is a multiple of it.
+    make a cluster; `grid` is a multiple of it. In a rehearsal nothing is launched.
     """
     from cuda.bindings import driver
 
+    if rehearsing():
+        return
     config = _config(chosen, grid, pdl, cluster)
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])

@@ -1,6 +1,6 @@
 """Compiles csrc/*.cu to cubins ahead of time: `python -m stoker_kernels.launch.nvcc [--out FOLDER]`.
 
-Uses the nvcc of the PyPI wheels (extra `dev`); needs no GPU and no CUDA toolkit.
+Uses the nvcc of the PyPI wheels (extra `build`); needs no GPU and no CUDA toolkit.
 Invariants: one cubin per (source, architecture) of TARGETS; a cubin is written whole or not at all; one that is newer
 than every source is kept.
 Does not know: how cubins are launched (`cuda`).
@@ -9,18 +9,24 @@ Does not know: how cubins are launched (`cuda`).
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from stoker_kernels.launch.aot_index import aot_folder
+from stoker_kernels.launch.aot_index import aot_folder, cache_folder
 
 PACKAGE = Path(__file__).parents[1]
 # A source's name begins with what it is compiled for.
 ARCHES = {"sm90": "sm_90a"}
+Report = Callable[[int, int, str], None]
+"""(done, all, name of the last)."""
 FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-warn-spills", "-Xptxas", "-warn-lmem-usage")
 
 
@@ -40,18 +46,19 @@ def targets() -> dict[str, str]:
 
 
 class NvccMissing(RuntimeError):
-    """No nvcc among the installed wheels."""
+    """No nvcc among the installed wheels, or nothing that it can preprocess with; says what to install."""
 
 
 def toolkit() -> Path:
     """The folder that holds bin/nvcc of the wheels. Raises NvccMissing with the packages to install."""
+    if shutil.which("g++") is None:
+        raise NvccMissing("nvcc preprocesses with g++, which is not installed: apt-get install g++")
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec else []:
         for folder in sorted(Path(root).glob("cu1*")):
             if (folder / "bin" / "nvcc").exists():
                 return folder
-    raise NvccMissing("nvcc is not installed: pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' "
-                      "'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-runtime==13.0.*'")
+    raise NvccMissing("nvcc is not installed: pip install 'stoker[build]'")
 
 
 def compile_cubin(stem: str, arch: str, out: Path) -> str:
@@ -61,7 +68,7 @@ def compile_cubin(stem: str, arch: str, out: Path) -> str:
     """
     root = toolkit()
     target = out / f"{stem}.{arch}.cubin"
-    partial = target.with_suffix(".partial")
+    partial = target.with_suffix(f".{os.getpid()}.partial")
     command = [str(root / "bin" / "nvcc"), f"-arch={arch}", *FLAGS, f"-I{root / 'include'}",
                f"-I{PACKAGE / 'launch' / 'csrc'}", "-o", str(partial), str(sources()[stem])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -78,13 +85,33 @@ def stale(stem: str, arch: str, out: Path) -> bool:
     return not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in read)
 
 
-def build(out: Path, jobs: int) -> list[str]:
-    """Compile everything stale into `out`; returns one line per cubin."""
+def build(out: Path, jobs: int, report: Report = lambda *_: None) -> list[str]:
+    """Compile everything stale into `out`; returns one line per cubin. `report` hears of each that is done."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = [(stem, arch) for stem, arch in targets().items() if stale(stem, arch, out)]
+    lines = []
     with ThreadPoolExecutor(jobs) as pool:
-        remarks = list(pool.map(lambda pair: compile_cubin(pair[0], pair[1], out), wanted))
-    return [f"{stem} {arch} {remark}".strip() for (stem, arch), remark in zip(wanted, remarks, strict=True)]
+        running = {pool.submit(compile_cubin, stem, arch, out): f"{stem} {arch}" for stem, arch in wanted}
+        for finished in as_completed(running):
+            lines.append(f"{running[finished]} {finished.result()}".strip())
+            report(len(lines), len(wanted), running[finished])
+    return lines
+
+
+@functools.cache
+def cache() -> Path:
+    """Where cubins built at a start are kept: in the user's cache, a folder for each state of the sources."""
+    digest = hashlib.sha256()
+    for path in (*sources().values(), *headers()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return cache_folder() / f"cuda-{digest.hexdigest()[:12]}"
+
+
+def missing(sm: int) -> list[str]:
+    """The sources for an SM of which there is no cubin, neither one that came nor one in the cache."""
+    of_sm = {stem: arch for stem, arch in targets().items() if arch.rstrip("a") == f"sm_{sm}"}
+    folders = (aot_folder(), cache())
+    return [stem for stem, arch in of_sm.items() if not any((at / f"{stem}.{arch}.cubin").exists() for at in folders)]
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ constants and options by name.
 Invariants: a launch goes to torch's current device and stream, does not synchronise and can be captured once the same
 kind of launch has happened outside of a capture. What a launch needs is found once per (types, divisibility,
 constants, options), by Triton's own rules of specialization. A launch without a precompiled variant is compiled by
-Triton and noted (`aot_index.note_compiled`), never silently. Launches come from one thread at a time.
+Triton, without its launcher and so without a C compiler (`at_need`), and noted (`aot_index.note_compiled`), never
+silently; in a rehearsal it is left to be compiled with the others. Launches come from one thread at a time.
 Knows nothing of what kernels compute.
 """
 # mypy: allow-untyped-defs, allow-any-generics
@@ -17,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +27,10 @@ import triton.language as tl
 from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITCallable, JITFunction, native_specialize_impl
 
-from stoker_kernels.launch.aot_index import Wanted, note_compiled, read_index
+from stoker_kernels.launch.aot_index import Cubin, Wanted, cached_index, find_cubin, note_compiled, read_index
 from stoker_kernels.launch.cubin_launch import CubinLaunch
 from stoker_kernels.launch.dispatch import interpreting, sm_of
+from stoker_kernels.launch.rehearsal import Missing, note_missing, rehearsing
 
 _FALSE, _TRUE, _BACKEND = repeat(False), repeat(True), repeat(BaseBackend)
 
@@ -50,7 +53,7 @@ class PrecompiledKernel(JITFunction):  # type: ignore[misc]
     def __init__(self, function: Callable[..., Any], do_not_specialize: list[str]) -> None:
         super().__init__(function, do_not_specialize=do_not_specialize)
         self._specialized = [not each.do_not_specialize for each in self.params]
-        self._launches: dict[Any, CubinLaunch | None] = {}
+        self._launches: dict[Any, CubinLaunch] = {}
 
     def run(self, *args, grid, warmup, **kwargs):
         """Launch; what `kernel[grid](...)` calls."""
@@ -59,13 +62,14 @@ class PrecompiledKernel(JITFunction):  # type: ignore[misc]
         device = torch.cuda.current_device()
         kinds = self.kinds(args)
         key = (device, kinds, *kwargs.items())
-        try:
-            launch = self._launches[key]
-        except KeyError:
-            launch = self._launches[key] = self._find(device, kinds, kwargs)
+        launch = self._launches.get(key)
         if launch is None:
-            return super().run(*args, grid=grid, warmup=False, **kwargs)
-        launch(grid, device, args)
+            launch = self._load(device, kinds, kwargs)
+            if launch is None:
+                return None
+            self._launches[key] = launch
+        if not rehearsing():
+            launch(grid, device, args)
         return None
 
     def kinds(self, args: Sequence[Any]) -> tuple[tuple[Any, Any], ...]:
@@ -95,15 +99,28 @@ class PrecompiledKernel(JITFunction):  # type: ignore[misc]
         options = {name: value for name, value in keywords.items() if name not in constants and name != "launch_pdl"}
         return Wanted(self.identity, self.source, arguments, constants, options)
 
-    def _find(self, device: int, kinds: Sequence[tuple[Any, Any]], keywords: dict[str, Any]) -> CubinLaunch | None:
-        index = read_index(sm_of(torch.device("cuda", device)))
+    def _load(self, device: int, kinds: Sequence[tuple[Any, Any]], keywords: dict[str, Any]) -> CubinLaunch | None:
+        """The launch of a cubin, compiled now where there is none; None where a rehearsal leaves that to its end."""
+        sm = sm_of(torch.device("cuda", device))
         wanted = self.wanted(kinds, keywords)
-        cubin = index.find(wanted)
-        if cubin is None:
-            note_compiled(self.identity, index.reason(wanted))
-            return None
+        found = find_cubin(sm, wanted)
+        if found is None:
+            missing = Missing(self, wanted, sm, read_index(sm).reason(wanted))
+            note_compiled(self.identity, missing.reason)
+            if rehearsing():
+                note_missing(missing)
+                return None
+            found = _compiled(missing)
+        path, cubin = found
         positions = {name: position for position, name in enumerate(self.arg_names)}
-        return CubinLaunch(index.folder / cubin.file, cubin, [positions[name] for name in cubin.arguments], device)
+        return CubinLaunch(path, cubin, [positions[name] for name in cubin.arguments], device)
+
+
+def _compiled(missing: Missing) -> tuple[Path, Cubin]:
+    from stoker_kernels.launch import at_need  # seldom needed, and it imports the compiler's side
+
+    cubin = at_need.compile_one(missing)
+    return cached_index(missing.sm).path(cubin), cubin
 
 
 def _pieces(function: Any, seen: set[Any]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What kernels over ragged tokens share about their tiles: how a tile holds a head, and whose tokens it has.
 
-Invariants: a launch of `⌊tokens / TOKENS⌋ + rows + 1` tiles serves any lengths of the rows.
+Invariants: a launch of `⌊tokens / tokens_of_tile⌋ + rows + 1` tiles serves any lengths of the rows.
 Knows nothing of what is done with a tile.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -17,12 +17,12 @@ def padded_dim(head_dim: int) -> int:
 
 
 @triton.jit
-def find_row(query_start_ptr, tile, num_rows, first_token, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, BLOCK_ROWS: tl.constexpr):
     """The row that owns `tile`; `num_rows` for the padding's."""
     below = 0
     for first in range(0, num_rows + 1, BLOCK_ROWS):
         rows = first + tl.arange(0, BLOCK_ROWS)
         starts = tl.load(query_start_ptr + rows, mask=rows <= num_rows, other=0) - first_token
-        owned = (rows <= num_rows) & (starts // TOKENS + rows <= tile)
+        owned = (rows <= num_rows) & (starts // tokens_of_tile + rows <= tile)
         below += tl.sum(owned.to(tl.int32), 0)
     return below - 1

@@ -19,6 +19,7 @@ from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.quant import FP8_MAX, MIN_SCALE, Quantized
 
 MAX_HIDDEN = 65536
+_LEAST_BLOCK = 1024  # values of a row that a program holds: shorter rows take the same kernel
 
 
 @kernel
@@ -100,7 +101,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
         raise ValueError("rms_norm takes rows of contiguous values, and a contiguous out")
     if rows == 0:
         return
-    block = triton.next_power_of_2(hidden)
+    block = max(_LEAST_BLOCK, triton.next_power_of_2(hidden))
     _rms_norm_kernel[(rows,)](
         x,
         residual,
@@ -126,8 +127,8 @@ def _warps(block: int) -> int:
 
 def _register() -> None:
     fixed = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
-    for dtype in (BF16, FP16):
-        for block in (1024, 2048, 4096, 8192):
+    for dtype in (BF16, FP16, FP32):
+        for block in (_LEAST_BLOCK << i for i in range(5)):
             for residual in (False, True):
                 for quant in (False, True):
                     signature = fixed | {"x": f"*{dtype}", "weight": f"*{dtype}"}

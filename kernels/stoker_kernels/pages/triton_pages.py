@@ -8,6 +8,8 @@ Knows nothing of why pages are copied.
 
 from __future__ import annotations
 
+import itertools
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -59,11 +61,11 @@ def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:
     )
 
 
-for _words in (I32_DIVISIBLE, I32):
+for _word, _words in itertools.product((I64, "u8"), (I32_DIVISIBLE, I32)):
     register_aot(
         _copy_pages_kernel,
-        {"source": f"*{I64}", "target": f"*{I64}", "pairs": I32_ANYWHERE, "words": _words}
+        {"source": f"*{_word}", "target": f"*{_word}", "pairs": I32_ANYWHERE, "words": _words}
         | dict.fromkeys(("source_page", "source_row", "target_page", "target_row"), I32),
         [{"BLOCK": _BLOCK}],
-        compact=_words == I32_DIVISIBLE,
+        compact=_words == I32_DIVISIBLE and _word == I64,
     )

@@ -85,5 +85,5 @@ register_aot(
     | dict.fromkeys(("ids", "positions", "seq_lens", "advance"), f"*{I32}")
     | dict.fromkeys(("slot_mapping", "logits_rows"), f"*{I64}")
     | dict.fromkeys(("num_rows", "num_tokens", "num_decodes", "table_stride"), I32),
-    [{"PAGE": page, "BLOCK": TOKENS_PER_PROGRAM} for page in (16, 64)],
+    [{"PAGE": page, "BLOCK": TOKENS_PER_PROGRAM} for page in (16, 32, 64, 128)],
 )

@@ -39,15 +39,23 @@ def _qk_norm_rope_kv_write_kernel(
     q_heads,
     kv_heads,
     eps,
-    D: tl.constexpr,
-    ROT: tl.constexpr,
+    head_dim,
+    rotated,
+    page_shift,
+    EXACT: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
+    """EXACT: all of a head's `2 * HALF` dimensions rotate. Else `rotated` of `head_dim` do; REST is 0 where all do."""
+    if EXACT:
+        D: tl.constexpr = 2 * HALF
+        ROT: tl.constexpr = 2 * HALF
+    else:
+        D = head_dim
+        ROT = rotated
     # Positions and places are settled since the step's embedding: only `qkv` has to be waited for.
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
@@ -64,9 +72,9 @@ def _qk_norm_rope_kv_write_kernel(
     pdl_trigger(LAUNCH_PDL)
     first = 2 * pair if INTERLEAVED else pair
     second = first + (1 if INTERLEAVED else ROT // 2)
-    rest = ROT + tl.arange(0, REST)
+    rest = ROT + tl.arange(0, REST if REST > 0 else 1)
     rest_inside = here[:, None] & (rest < D)[None, :]
-    place = (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * D
+    place = (slot >> page_shift) * page_stride + (slot & ((1 << page_shift) - 1)) * D
     written = (slot >= 0)[:, None] & paired[None, :]
     rest_written = (slot >= 0)[:, None] & (rest < D)[None, :]
 
@@ -75,57 +83,57 @@ def _qk_norm_rope_kv_write_kernel(
     a = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + second[None, :], mask=inside, other=0.0).to(tl.float32)
     c = a
-    if ROT < D:
+    if REST > 0:
         c = tl.load(source + rest[None, :], mask=rest_inside, other=0.0).to(tl.float32)
     is_q = head < q_heads
     is_v = head >= q_heads + kv_heads
     # A constant and a runtime condition do not mix in one `and`.
     if q_norm is not None:  # noqa: SIM102
         if is_q:
-            a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, ROT, D)
+            a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, D, REST)
     if k_norm is not None:  # noqa: SIM102
         if (not is_q) & (not is_v):
-            a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, ROT, D)
+            a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, D, REST)
     if not is_v:
         a, b = a * cos - b * sin, b * cos + a * sin
     if is_q:
         target = q_out + (row[:, None] * q_heads + head) * D
-        _store(target, a, b, c, first, second, rest, inside, rest_inside, ROT, D)
+        _store(target, a, b, c, first, second, rest, inside, rest_inside, REST)
     elif is_v:
         kv_head = head - q_heads - kv_heads
         if v_scale is not None:
             inverse = tl.div_rn(1.0, tl.load(v_scale + kv_head))
             a, b, c = a * inverse, b * inverse, c * inverse
         v_target = v_cache + place[:, None] + kv_head * head_stride
-        _store(v_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+        _store(v_target, a, b, c, first, second, rest, written, rest_written, REST)
     else:
         kv_head = head - q_heads
         if k_scale is not None:
             inverse = tl.div_rn(1.0, tl.load(k_scale + kv_head))
             a, b, c = a * inverse, b * inverse, c * inverse
         k_target = k_cache + place[:, None] + kv_head * head_stride
-        _store(k_target, a, b, c, first, second, rest, written, rest_written, ROT, D)
+        _store(k_target, a, b, c, first, second, rest, written, rest_written, REST)
 
 
 @triton.jit
-def _store(target, a, b, c, first, second, rest, mask, rest_mask, ROT: tl.constexpr, D: tl.constexpr):
+def _store(target, a, b, c, first, second, rest, mask, rest_mask, REST: tl.constexpr):
     """Write a head's three pieces in the target's type."""
     store_rounded(target + first[None, :], a, mask)
     store_rounded(target + second[None, :], b, mask)
-    if ROT < D:
+    if REST > 0:
         store_rounded(target + rest[None, :], c, rest_mask)
 
 
 @triton.jit
-def _norm(a, b, c, weight, first, second, rest, paired, eps, ROT: tl.constexpr, D: tl.constexpr):
+def _norm(a, b, c, weight, first, second, rest, paired, eps, D, REST: tl.constexpr):
     """RMS norm over the head dimension, whose values lie in three pieces."""
     squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
-    if ROT < D:
+    if REST > 0:
         squares += tl.sum(c * c, axis=1)
     inverse = tl.rsqrt(squares / D + eps)[:, None]
     a *= inverse * tl.load(weight + first, mask=paired, other=0.0).to(tl.float32)[None, :]
     b *= inverse * tl.load(weight + second, mask=paired, other=0.0).to(tl.float32)[None, :]
-    if ROT < D:
+    if REST > 0:
         c *= inverse * tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32)[None, :]
     return a, b, c
 
@@ -134,6 +142,7 @@ def _norm(a, b, c, weight, first, second, rest, paired, eps, ROT: tl.constexpr, 
 # µs at 64, 256 and 8192 tokens: 1.2, 1.7, 39; a token a program took 3.5 at 64, several heads in turn 2.3 and 41.
 _BLOCK, _LARGE_BLOCK, _WARPS = 8, 16, 4  # tokens a program, up to _FEW_TOKENS tokens and beyond; its warps
 _FEW_TOKENS = 128
+_EXACT_DIMS = (64, 128, 256)  # head dimensions with kernels of their own; others run in the tile above
 
 
 def qk_norm_rope_kv_write(
@@ -162,8 +171,9 @@ def qk_norm_rope_kv_write(
     page_stride, head_stride = _check(qkv, cos_sin, k_cache, v_cache, out)
     if tokens == 0:
         return out
-    block = _BLOCK if tokens <= _FEW_TOKENS else _LARGE_BLOCK
     rot = cos_sin.shape[1]
+    tile = _tile(qkv.dtype, head_dim, rot)
+    block = _LARGE_BLOCK if tile["EXACT"] and tokens > _FEW_TOKENS else _BLOCK
     grid = (triton.cdiv(tokens, block), num_q_heads + 2 * num_kv_heads)
     _qk_norm_rope_kv_write_kernel[grid](
         qkv,
@@ -184,23 +194,24 @@ def qk_norm_rope_kv_write(
         num_q_heads,
         num_kv_heads,
         eps,
-        PAGE_SIZE=k_cache.shape[2],
+        head_dim,
+        rot,
+        k_cache.shape[2].bit_length() - 1,
         INTERLEAVED=interleaved,
         TOKENS=block,
-        **_dimensions(head_dim, rot),
+        **tile,
         num_warps=_WARPS,
         **launch_options(qkv.device),
     )
     return out
 
 
-def _dimensions(head_dim: int, rot: int) -> dict[str, int]:
+def _tile(dtype: torch.dtype, head_dim: int, rot: int) -> dict[str, int | bool]:
     """How a head splits into pairs that rotate and a rest that does not, each padded to a power of two."""
     return {
-        "D": head_dim,
-        "ROT": rot,
-        "HALF": triton.next_power_of_2(rot // 2),
-        "REST": triton.next_power_of_2(max(1, head_dim - rot)),
+        "EXACT": head_dim == rot and rot in _EXACT_DIMS and dtype is not torch.float32,
+        "HALF": max(_EXACT_DIMS[0] // 2, triton.next_power_of_2(rot // 2)),
+        "REST": triton.next_power_of_2(head_dim - rot) if head_dim > rot else 0,
     }
 
 
@@ -209,13 +220,16 @@ def _check(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: 
     head_dim = k_cache.shape[3]
     if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (head_dim, 1):
         raise ValueError("k_cache and v_cache take equal strides and contiguous [page_size, head_dim] blocks")
+    page = k_cache.shape[2]
+    if page & (page - 1):
+        raise ValueError(f"a page holds a power of two of tokens, not {page}")
     if qkv.stride(1) != 1 or not cos_sin.is_contiguous() or not out.is_contiguous():
         raise ValueError("qkv takes rows of contiguous values; cos_sin and out are contiguous")
     return k_cache.stride(0), k_cache.stride(1)
 
 
 def _register() -> None:
-    for dtype in (BF16, FP16):
+    for dtype in (BF16, FP16, FP32):
         for cache in (dtype, "fp8e4nv", "u8"):
             for normed in (False, True):
                 for block in (_BLOCK, _LARGE_BLOCK):
@@ -238,6 +252,7 @@ def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
         "q_heads": I32,
         "kv_heads": I32,
         "eps": FP32,
+        "page_shift": I32,
     }
     constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": block}
     scaled = cache != dtype
@@ -246,15 +261,18 @@ def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
             signature |= dict.fromkeys(names, f"*{kind}")
         else:
             constants |= dict.fromkeys(names)
-    register_aot(
-        _qk_norm_rope_kv_write_kernel,
-        signature,
-        [constants | _dimensions(dim, dim) | {"PAGE_SIZE": page} for dim in (64, 128) for page in (16, 64)],
-        options={"num_warps": _WARPS},
-        min_sm=89 if cache == "fp8e4nv" else 75,
-        max_sm=88 if cache == "u8" else 999,
-        compact=dtype == BF16 and normed and block == _BLOCK,
-    )
+    for exact, dim in ((True, I32_DIVISIBLE), (False, I32)):
+        if (exact and dtype == FP32) or (not exact and block != _BLOCK):
+            continue  # what serves no speed has one kernel
+        register_aot(
+            _qk_norm_rope_kv_write_kernel,
+            signature | {"head_dim": dim, "rotated": dim},
+            [constants | {"EXACT": exact, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS],
+            options={"num_warps": _WARPS},
+            min_sm=89 if cache == "fp8e4nv" else 75,
+            max_sm=88 if cache == "u8" else 999,
+            compact=dtype == BF16 and normed and exact and block == _BLOCK,
+        )
 
 
 _register()

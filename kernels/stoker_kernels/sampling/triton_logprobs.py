@@ -7,6 +7,8 @@ Knows nothing of how tokens were chosen.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -126,8 +128,8 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 def _register() -> None:
     scratch = {"tile_max": f"*{FP32}", "tile_sum": f"*{FP32}:1", "tile_rank": f"*{I32}"}
-    for dtype in (BF16, FP16, FP32):
-        inputs = {"logits": f"*{dtype}", "tokens": I32_ANYWHERE, "vocab": I32_DIVISIBLE, "tiles": I32} | scratch
+    for dtype, vocab in itertools.product((BF16, FP16, FP32), (I32_DIVISIBLE, I32)):
+        inputs = {"logits": f"*{dtype}", "tokens": I32_ANYWHERE, "vocab": vocab, "tiles": I32} | scratch
         register_aot(_tile_kernel, inputs, [{"TILE": TILE}], compact=dtype == BF16)
         register_aot(
             _combine_kernel,

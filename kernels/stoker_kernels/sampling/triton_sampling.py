@@ -8,6 +8,7 @@ Knows nothing of dispatch.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -211,9 +212,10 @@ def _register() -> None:
     maxima = {"tile_max": f"*{FP32}", "tile_arg": f"*{I32}"}
     masses = {"tile_mass": f"*{I64}"}
     candidates = {"candidate_values": f"*{FP32}", "candidate_ids": f"*{I32}", "out": f"*{I32}"}
-    for dtype in (BF16, FP16, FP32):
-        compact = dtype == BF16
-        sizes = {"logits": f"*{dtype}", "vocab": I32_DIVISIBLE, "tiles": I32}
+    for dtype, vocab in itertools.product((BF16, FP16, FP32), (I32_DIVISIBLE, I32)):
+        compact = dtype == BF16 and vocab == I32_DIVISIBLE
+        # Rows of a vocabulary that is no multiple of 16 start anywhere.
+        sizes = {"logits": f"*{dtype}", "vocab": vocab, "tiles": I32}
         constants: dict[str, object] = {"MAX_BIAS": MAX_BIAS, "TILE": TILE}
         greedy = constants | dict.fromkeys([*ADJUSTMENT_TYPES, "bitmask"]) | {"ADJUST": False}
         register_aot(tile_max_kernel, sizes | maxima, [greedy], options=EXACT, compact=compact)
@@ -242,7 +244,8 @@ def _register() -> None:
         options={"num_warps": 1},
     )
     applied = {name: kind for name, kind in ADJUSTMENT_TYPES.items() if name not in ("row_slots", "positions")}
-    register_aot(_apply_kernel, applied | {"packed": f"*{I32}", "vocab": I32_DIVISIBLE}, [_apply_constants()])
+    for vocab in (I32_DIVISIBLE, I32):
+        register_aot(_apply_kernel, applied | {"packed": f"*{I32}", "vocab": vocab}, [_apply_constants()])
 
 
 _register()

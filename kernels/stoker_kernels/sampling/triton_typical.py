@@ -7,6 +7,8 @@ Knows nothing of dispatch.
 
 from __future__ import annotations
 
+import itertools
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -139,12 +141,12 @@ def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positi
 
 
 def _register() -> None:
-    for dtype in (BF16, FP16, FP32):
+    for dtype, vocab in itertools.product((BF16, FP16, FP32), (I32_DIVISIBLE, I32)):
         signature = {
             "logits": f"*{dtype}",
             **ADJUSTMENT_TYPES,
             "bitmask": f"*{I32}",
-            "vocab": I32_DIVISIBLE,
+            "vocab": vocab,
             "tiles": I32,
         }
         constants = {"MAX_BIAS": MAX_BIAS, "TILE": TILE}

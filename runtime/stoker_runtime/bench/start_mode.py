@@ -37,7 +37,7 @@ GOODBYE_SECONDS = 30.0
 PROMPT = list(range(1, 9))
 MODEL_NAME = "bench"
 FIRST, AGAIN = "first", "again"
-TOLD = re.compile(r"start: |ready in |kernel: |compiled at start|precompiled|memory: |weights: ")
+TOLD = re.compile(r"start: |ready in |kernels?: |memory: |weights: ")
 
 
 class StartFailed(Exception):

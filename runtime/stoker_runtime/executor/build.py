@@ -25,6 +25,7 @@ from stoker_runtime.executor.device import (
 )
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
+from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
 from stoker_runtime.executor.resolve import GIB, plan_memory, resolve
@@ -83,6 +84,8 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
+    with phase("supply", seconds):
+        supply_cuda(device)
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     if device.type == "cpu":
@@ -100,6 +103,8 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
         executor = Executor(config, decoder, plan, device, host)
     with phase("kernels", seconds):
         try:
+            if device.type == "cuda":
+                supply_triton(executor.rehearse)
             executor.load_kernels(FIRST_GRAPHS)
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error

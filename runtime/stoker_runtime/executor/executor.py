@@ -26,6 +26,7 @@ from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
+from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
@@ -229,6 +230,10 @@ class Executor:
     def kernels(self) -> dict[str, str]:
         """What runs each op that a step has used so far."""
         return kernels_in_use(self.decoder.spec, self.device, self.arena.dtype)
+
+    def rehearse(self) -> None:
+        """Run every kind of step, and what happens between steps: for a rehearsal."""
+        rehearse_steps(self.body, self._shapes, self.max_num_batched_tokens, self._pages, self._updates)
 
     @torch.inference_mode()
     def load_kernels(self, sizes: tuple[int, ...]) -> None:

@@ -31,6 +31,8 @@ from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 from stoker_runtime.step.pool_batch import PoolBatch, PoolRow
 
 WARM_UP_IDS = (0, 1, 2, 3)
+# Tokens of texts: kernels are chosen at 128, 256, 2,048 and 4,096 of them.
+REHEARSED_LENGTHS = (4, 200, 300, 2500, 5000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,15 @@ class PoolingExecutor:
         ids, positions, starts = to_device(packed, self.device).split((tokens, tokens, len(rows) + 1))
         # Kernels want pointers at multiples of 16 bytes; the packed parts begin anywhere.
         return Texts(ids, positions.clone(), starts.clone())
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Run texts of every length that a kernel is chosen by, in a rehearsal (`stoker_kernels.launch.rehearsal`)."""
+        most = min(self.max_model_len, self.max_num_batched_tokens)
+        for length in sorted({min(length, most) for length in REHEARSED_LENGTHS}):
+            rows = (PoolRow((0,) * length),) * max(1, min(2, self.max_num_batched_tokens // length, self.max_num_seqs))
+            for batch in (rows, rows[:1]):
+                self._pooler(self._texts(batch), batch)
 
     def load_kernels(self) -> None:
         """Run one short text: kernels load at their first launch, and one that is missing stops the start here."""

@@ -15,6 +15,7 @@ from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import KernelUnavailableError, ModelError
 from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
+from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
 from stoker_runtime.executor.resolve import GIB
@@ -66,12 +67,15 @@ def build_pooling_executor(
         if device.type == "cpu":
             ahead = None
         plan = plan_pooling(config, spec, device_memory(device, ahead.reserved if ahead else 0))
+    supply_cuda(device)
     pin_kernels(config)
     with phase("weights", seconds), torch.inference_mode():
         pooler = _load(config, source, spec, pooling, device, ahead)
     executor = PoolingExecutor(config, pooler, pooling, device)
     with phase("kernels", seconds):
         try:
+            if device.type == "cuda":
+                supply_triton(executor.rehearse)
             executor.load_kernels()
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error

@@ -9,6 +9,9 @@ Knows nothing of batches, uploads or read-back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
@@ -44,6 +47,17 @@ class StepBody:
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         # A window bounds the plan only if every layer has one.
         self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Let steps run the layers that launch all there is to launch, and no others: for a rehearsal."""
+        decoder, kv = self.decoder, self.kv
+        layers = decoder.unlike_layers()
+        self.decoder, self.kv = decoder.of_layers(layers), [kv[index] for index in layers]
+        try:
+            yield
+        finally:
+            self.decoder, self.kv = decoder, kv
 
     def __call__(self, shape: StepShape) -> torch.Tensor:
         """Run the step whose description lies in `row_slots` or `ragged.packed`.

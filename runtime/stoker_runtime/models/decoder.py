@@ -9,6 +9,8 @@ Knows nothing of requests, of sampling, of pages' owners, or of checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,6 +55,23 @@ class Decoder:
         self._cos_sin = rope_table(spec.rope, max_model_len or spec.max_position, device)
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
         self._unit_scale = torch.ones(spec.kv_heads, dtype=torch.float32, device=device)
+
+    def of_layers(self, layers: Sequence[int]) -> Decoder:
+        """The same model with these layers alone, in this order: same memory, other results."""
+        few = copy(self)
+        windows = tuple(self.spec.windows[index] for index in layers)
+        few.spec = replace(self.spec, num_layers=len(layers), windows=windows)
+        few.weights = replace(self.weights, layers=tuple(self.weights.layers[index] for index in layers))
+        return few
+
+    def unlike_layers(self) -> list[int]:
+        """Layers that stand for all: the first of each kind with its successor, which norms in the form it reads."""
+        first: dict[tuple[object, ...], int] = {}
+        for index, layer in enumerate(self.weights.layers):
+            linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            first.setdefault((self.spec.windows[index], *(linear.kind for linear in linears)), index)
+        successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
+        return sorted({*first.values(), *successors})
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""

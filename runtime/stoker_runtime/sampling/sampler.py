@@ -111,6 +111,16 @@ class Sampler:
                 typical_mask(logits, self._state, row_slots, positions, bitmask)
         return sample(logits, self._state, row_slots, positions, adjust=mode not in (GREEDY, SAMPLE), bitmask=bitmask)
 
+    def rehearse(self, logits: Tensor, row_slots: Tensor, positions: Tensor) -> None:
+        """Take every way through at once, and set a slot, whatever the slots ask for: for a rehearsal."""
+        argmax(logits)
+        bitmask = self.masks.rows(len(logits))
+        typical_mask(logits, self._state, row_slots, positions, bitmask)
+        for adjust, mask in ((False, None), (True, None), (True, bitmask)):
+            sample(logits, self._state, row_slots, positions, adjust=adjust, bitmask=mask)
+        packed = torch.from_numpy(pack_slot_sampling([SlotSampling(0, temperature=1.0)], self._vocab))
+        apply_slot_sampling(packed.to(self._device), 1, self._state)
+
 
 def slot_sampling(assign: SlotAssign, vocab: int) -> SlotSampling:
     """What the device has to know of a sequence's parameters.

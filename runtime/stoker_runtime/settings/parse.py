@@ -25,7 +25,7 @@ from stoker_runtime.settings.values import BadValue, pair
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
 OTHER_VARIABLES = (
-    *("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_", "STOKER_AOT_DIR"),
+    *("STOKER_FETCH_", "STOKER_OPERATOR_", "STOKER_KERNELS_", "STOKER_KERNEL_CACHE", "STOKER_AOT_DIR"),
     *("STOKER_K8S_", "STOKER_E2E_"),  # of the tests of a cluster
 )
 # What Kubernetes sets in every pod for a Service whose name begins with "stoker".

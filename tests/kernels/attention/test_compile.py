@@ -32,7 +32,7 @@ PLANS = (decode_plan_kernel, share_plan_kernel, tile_plan_kernel)
 
 def cases() -> list[tuple[AotSpec, int, bool]]:
     """(spec, SM, launched with PDL) of the compact set: from SM 9.0 on as the engine launches there."""
-    assert variants.HEADS
+    assert variants.EXACT_DIMS
     mine = [spec for spec in specs() if spec.kernel in KERNELS and spec.compact]
     return [(spec, sm, sm >= 90) for spec in mine for sm in SHARED_MEMORY if spec.min_sm <= sm <= spec.max_sm]
 
@@ -59,6 +59,23 @@ def compiled(spec: AotSpec, sm: int, pdl: bool) -> CompiledKernel:
     )
     options = dict(spec.options) | ({"launch_pdl": True} if pdl else {})
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+
+def widest() -> list[tuple[AotSpec, int, bool]]:
+    """The largest tiles of SMs with little shared memory: 256 dimensions, and any number of them up to that in fp32."""
+    mine = [spec for spec in specs() if spec.kernel in (decode_kernel, prefill_kernel) and spec.max_sm in (75, 86, 120)]
+    found = {}
+    for spec in mine:
+        constants = spec.constants[0]
+        if constants["BLOCK_D"] == 256 and (constants["EXACT"] or spec.signature["q_ptr"] == "*fp32"):
+            kind = (spec.kernel.__name__, spec.max_sm, spec.signature["q_ptr"] == "*fp32")
+            found.setdefault(kind, (spec, spec.max_sm, spec.max_sm >= 90))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", widest(), ids=lambda case: f"{name(case)}-{case[0].signature['q_ptr']}")
+def test_the_largest_tiles_fit_small_gpus(case: tuple[AotSpec, int, bool]) -> None:
+    assert compiled(*case).metadata.shared <= SHARED_MEMORY[case[1]] * 1024
 
 
 @cache

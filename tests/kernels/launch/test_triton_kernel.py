@@ -11,9 +11,10 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from stoker_kernels.launch import cubin_launch, cuda, triton_kernel
+from stoker_kernels.launch import at_need, cubin_launch, cuda, triton_kernel
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted
 from stoker_kernels.launch.cubin_launch import CubinLaunch
+from stoker_kernels.launch.rehearsal import Missing, rehearse
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
 from stoker_kernels.norm.triton_rms_norm import _rms_norm_kernel
 from stoker_kernels.slots.triton_slots import _commit_tokens_kernel
@@ -145,12 +146,54 @@ def test_a_precompiled_launch_never_reaches_triton(launches: list[str], monkeypa
     assert len(asked) == 1, "found once, then kept"
 
 
-def test_a_launch_without_a_variant_is_compiled_and_said(launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Missing]:
+    """What was compiled, where nothing came precompiled."""
+    found: list[Missing] = []
+    cache = Index(tmp_path, ())
+
+    def compile_one(missing: Missing) -> Cubin:
+        found.append(missing)
+        return CUBIN
+
+    monkeypatch.setattr(at_need, "compile_one", compile_one)
+    monkeypatch.setattr(triton_kernel, "cached_index", lambda sm: cache)
     monkeypatch.setattr(triton_kernel, "read_index", lambda sm: Index(Path(), ()))
+    monkeypatch.setattr(triton_kernel, "find_cubin", lambda sm, wanted: (tmp_path, CUBIN) if found else None)
+    return found
+
+
+def test_a_launch_without_a_variant_is_compiled_and_said(launches: list[str], compiled: list[Missing]) -> None:
     kernel = _fresh()
+    kernel.arg_names = [*kernel.arg_names, *CUBIN.arguments]
     for _ in range(2):
         _launch(kernel)
-    assert launches == ["noted triton_slots.commit_tokens_kernel", "triton", "triton"]
+    assert launches == ["noted triton_slots.commit_tokens_kernel", "cubin", "cubin"], "never by Triton's own launcher"
+    assert [missing.sm for missing in compiled] == [90]
+
+
+def test_a_rehearsal_launches_nothing_and_tells_what_is_missing(launches: list[str], compiled: list[Missing]) -> None:
+    kernel = _fresh()
+    kernel.arg_names = [*kernel.arg_names, *CUBIN.arguments]
+    with rehearse() as missing:
+        _launch(kernel)
+        _launch(kernel)
+    assert launches == ["noted triton_slots.commit_tokens_kernel"] * 2
+    assert [each.kernel for each in missing.values()] == [kernel]
+    compiled += missing.values()
+    with rehearse() as missing:
+        _launch(kernel)
+    assert missing == {}
+    assert launches == ["noted triton_slots.commit_tokens_kernel"] * 2, "loaded, and not launched"
+    _launch(kernel)
+    assert launches[-1] == "cubin"
+
+
+def test_there_is_one_rehearsal_at_a_time() -> None:
+    with rehearse(), pytest.raises(RuntimeError, match="under way"), rehearse():
+        pass
+    with rehearse():
+        pass
 
 
 def test_interpreted_kernels_stay_tritons(monkeypatch: pytest.MonkeyPatch) -> None:

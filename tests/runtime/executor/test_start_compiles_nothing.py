@@ -1,4 +1,4 @@
-"""What the engine launches is among what is compiled ahead of time, for every model shape that is promised.
+"""What the engine launches is among what is compiled ahead of time, for published models of every served architecture.
 
 The steps run on the host with every launch replaced by a record of what it would need on SM 9.0, so tensors have their
 real types, strides and alignments and no values.
@@ -7,16 +7,19 @@ real types, strides and alignments and no values.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime.executor.published_configs import PUBLISHED
 
 from stoker_kernels.attention import choose, sm90_decode, sm90_mixed, sm90_prefill
 from stoker_kernels.gemm import gated
-from stoker_kernels.launch import aot, dispatch, pdl
+from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
+from stoker_kernels.launch.rehearsal import Missing
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
@@ -25,6 +28,7 @@ from stoker_kernels.slots import apply_updates
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.executor import KV_TORCH_DTYPES, MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
+from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
@@ -37,26 +41,17 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
 from stoker_runtime.sampling.sampler import ADJUST, GREEDY, SAMPLE, TYPICAL
 from stoker_runtime.step.batch import SlotAssign
-from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.layout import TORCH_DTYPES, WeightArena
 
 SM = 90
 PAGES = 64
-SMOLLM2 = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 576,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "vocab_size": 49152,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-    "dtype": "bfloat16",
-}
-MODELS = ("qwen2.5-7b", "qwen2.5-1.5b", "qwen3-0.6b", "llama-3.1-8b", "smollm2-135m")
-CHOICES = [(model, quantization, kv) for model in MODELS for quantization in ("none", "fp8") for kv in ("auto", "fp8")]
+# Each published model with each page size, and in turn each way to store weights and cache.
+STORED = tuple(itertools.product(("none", "fp8"), ("auto", "fp8")))
+CHOICES = [
+    (model, page, *STORED[(row + column) % len(STORED)])
+    for row, model in enumerate(PUBLISHED)
+    for column, page in enumerate((16, 32, 64, 128))
+]
 
 
 class Recorder:
@@ -64,31 +59,39 @@ class Recorder:
 
     def __init__(self) -> None:
         self.wanted: dict[str, Wanted] = {}
+        self.kernels: dict[str, PrecompiledKernel] = {}
 
     def run(self, kernel: PrecompiledKernel, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         wanted = kernel.wanted(kernel.kinds(args), kwargs)
         self.wanted[str((wanted.kernel, str(wanted)))] = wanted
+        self.kernels[wanted.kernel] = kernel
+
+    def take(self) -> dict[str, Wanted]:
+        """What was noted since the last time."""
+        noted, self.wanted = self.wanted, {}
+        return noted
 
 
 @pytest.fixture(scope="module")
 def index() -> Index:
     """The index that `python -m stoker_kernels.launch.aot` would write."""
-    cubins = [
-        Cubin(
-            file=variant.name,
-            kernel=variant.spec.kernel.identity,
-            source=variant.spec.kernel.source,
-            entry="",
-            threads=0,
-            shared=0,
-            launch_pdl=True,
-            arguments=variant.arguments,
-            constants=variant.constants,
-            options=variant.spec.options,
-        )
-        for variant in aot.variants(SM)
-    ]
-    return Index(sm_folder(aot.aot_folder(), SM), cubins)
+    return Index(sm_folder(aot.aot_folder(), SM), map(described, aot.variants(SM)))
+
+
+def described(variant: aot.Variant) -> Cubin:
+    """What the index would say of a variant."""
+    return Cubin(
+        file=variant.name,
+        kernel=variant.spec.kernel.identity,
+        source=variant.spec.kernel.source,
+        entry="",
+        threads=0,
+        shared=0,
+        launch_pdl=True,
+        arguments=variant.arguments,
+        constants=variant.constants,
+        options=variant.spec.options,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +100,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(PrecompiledKernel, "run", lambda self, *args, **kwargs: recorder.run(self, *args, **kwargs))
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
-    for module in ("launch.pdl", "launch.triton_fp8", "attention.choose"):
+    for module in ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch"):
         monkeypatch.setattr(f"stoker_kernels.{module}.sm_of", lambda device: SM)
     monkeypatch.setattr(torch, "zeros", small_zeros)
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
@@ -129,9 +132,11 @@ def record_linear(
 
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) and weight.kind != "dense" else x
     rows = quantized.shape[0] if isinstance(quantized, torch.Tensor) else quantized.data.shape[0]
-    y = torch.empty((rows, weight.out_features), dtype=torch.bfloat16) if out is None else out
+    dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
+    y = torch.empty((rows, weight.out_features), dtype=dtype) if out is None else out
     if weight.scale is not None:
-        triton_fp8_scale.scale(y, quantized.scale, weight.scale, bias, y)
+        raw = y if y.dtype is torch.bfloat16 else torch.empty_like(y, dtype=torch.bfloat16)
+        triton_fp8_scale.scale(raw, quantized.scale, weight.scale, bias, y)
     return y
 
 
@@ -143,26 +148,35 @@ def record_both(x: Any, weight: LinearWeight) -> Any:
 
 
 def make_spec(model: str) -> ModelSpec:
-    shape = {**(SMOLLM2 if model.startswith("smollm2") else SHAPES[model]), "num_hidden_layers": 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SHAPES, "traced", shape)
+        patch.setitem(SHAPES, "traced", {**PUBLISHED[model], "num_hidden_layers": 2})
         return build_spec(read_source("shape:traced"))
 
 
-def make_body(model: str, quantization: str, kv: str) -> tuple[StepBody, ShapeTable]:
+def make_body(model: str, page: int, quantization: str, kv: str) -> tuple[StepBody, ShapeTable]:
     spec = make_spec(model)
-    config = resolve(
-        EngineConfig(model=f"shape:{model}", device="cuda", quantization=quantization, kv_cache_dtype=kv), spec, "cuda"
-    )
-    device = torch.device("cpu")
-    weights = WeightArena(spec, device, torch.bfloat16, quantization).assemble()
-    decoder = Decoder(spec, weights, device, torch.bfloat16, max_model_len=config.max_model_len)
-    dtype = KV_TORCH_DTYPES[config.kv_cache_dtype]
+    asked = EngineConfig(
+        model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
+        kv_cache_dtype=kv, max_model_len=spec.max_position,
+    )  # fmt: skip
+    config = resolve(asked, spec, "cuda")
+    device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
+    weights = WeightArena(spec, device, dtype, quantization).assemble()
+    decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
     shape = (spec.num_layers, 2, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
-    body = StepBody(config, decoder, torch.empty(shape, dtype=dtype), device)
+    body = StepBody(config, decoder, torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype]), device)
     table = ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2,
                        padded=True)
     return body, table
+
+
+def choose_attention(body: StepBody, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the CUDA kernels of attention take what they can, or nothing."""
+    group = body.decoder.spec.heads // body.decoder.spec.kv_heads
+    possible = streams and body.decoder.spec.head_dim == 128 and group <= sm90_decode.MAX_GROUP
+    monkeypatch.setattr(sm90_decode, "available", lambda *_: possible)
+    monkeypatch.setattr(sm90_mixed, "refusal", lambda *_: None)
+    monkeypatch.setattr(sm90_prefill, "refusal", lambda _: "recorded as Triton's")
 
 
 def run_everything(body: StepBody, table: ShapeTable) -> None:
@@ -190,16 +204,17 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     updates = torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32)
     for rows in (1, 3, 16):
         apply_updates(updates[:rows], body.slots.page_table, body.slots.position, body.slots.last_token)
-        logits = torch.empty((rows, body.decoder.spec.vocab), dtype=torch.bfloat16)
+        logits = torch.empty((rows, body.decoder.spec.vocab), dtype=body.decoder.dtype)
         for top in (0, 1, 5, 16):
             token_logprobs(logits, body.ring[:rows], top)
             token_logprobs(logits, body.ring[1 : 1 + rows], top)
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])
-@pytest.mark.parametrize(("model", "quantization", "kv"), CHOICES)
+@pytest.mark.parametrize(("model", "page", "quantization", "kv"), CHOICES)
 def test_every_launch_has_a_precompiled_variant(
     model: str,
+    page: int,
     quantization: str,
     kv: str,
     streams: bool,
@@ -207,14 +222,44 @@ def test_every_launch_has_a_precompiled_variant(
     index: Index,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    body, table = make_body(model, quantization, kv)
-    group = body.decoder.spec.heads // body.decoder.spec.kv_heads
-    possible = streams and body.decoder.spec.head_dim == 128 and group <= sm90_decode.MAX_GROUP
-    monkeypatch.setattr(sm90_decode, "available", lambda *_: possible)
-    monkeypatch.setattr(sm90_mixed, "refusal", lambda *_: None)
-    monkeypatch.setattr(sm90_prefill, "refusal", lambda _: "recorded as Triton's")
+    body, table = make_body(model, page, quantization, kv)
+    choose_attention(body, streams, monkeypatch)
     run_everything(body, table)
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert len(recorder.wanted) > 20
+    assert not missing, "\n".join(sorted(missing))
+
+
+# Sizes that no list of published models has, and that nothing is compiled ahead for.
+STRANGE = {
+    "many queries a key": {"hidden_size": 2560, "num_attention_heads": 40, "num_key_value_heads": 1, "head_dim": 64},
+    "wide heads": {"hidden_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 384},
+    "partial rotation": {"hidden_size": 2048, "num_attention_heads": 16, "head_dim": 128, "partial_rotary_factor": 0.5},
+    "wide rows": {"hidden_size": 20480, "num_attention_heads": 80, "num_key_value_heads": 10, "head_dim": 128},
+}
+ONLY_AT_NEED = ("many queries a key", "wide heads", "partial rotation", "wide rows")
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["triton-attention", "cuda-attention"])
+@pytest.mark.parametrize("model", [*ONLY_AT_NEED, "Danube3-4B", "Falcon3-1B", "Llama-2-7B", "OpenHermes-2.5-7B"])
+def test_what_a_rehearsal_finds_serves_every_step(
+    model: str, streams: bool, recorder: Recorder, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels compiled for the launches of a rehearsal, and no others, fit whatever an engine launches later."""
+    sizes = {"intermediate_size": 5120, "vocab_size": 50257} | STRANGE.get(model, {})
+    if model in STRANGE:
+        monkeypatch.setitem(PUBLISHED, model, PUBLISHED["TinyLlama-1.1B"] | sizes)
+    body, table = make_body(model, 32, "none", "fp8" if model == "Falcon3-1B" else "auto")
+    choose_attention(body, streams, monkeypatch)
+    pages = by_page(torch.empty((2, 2, *body.kv[0][0].shape), dtype=body.kv[0][0].dtype))
+    rehearse_steps(body, table, 8192, pages, torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32))
+    rehearsed = recorder.take()
+    absent = [wanted for wanted in rehearsed.values() if index.find(wanted) is None]
+    assert bool(absent) == (model in ONLY_AT_NEED), "the test has to meet both kinds"
+    compiled = [at_need.variant_of(Missing(recorder.kernels[each.kernel], each, SM, "")) for each in rehearsed.values()]
+    ready = Index(index.folder, map(described, compiled))
+    run_everything(body, table)
+    launched = recorder.take().values()
+    missing = [f"{wanted.kernel}: {ready.reason(wanted)}" for wanted in launched if ready.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))

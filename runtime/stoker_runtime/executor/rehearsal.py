@@ -1,0 +1,51 @@
+"""Every kind of step that an engine can be asked for, run in a rehearsal: what any of them launches is found, loaded.
+
+Invariants: run inside `stoker_kernels.launch.rehearsal.rehearse`, before the first real step; which kernels a step
+launches depends on its padded sizes, its mode and the model alone, and each choice that they make is made here.
+Knows nothing of what is done about a kernel that is missing (`kernel_supply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from stoker_kernels.pages import copy_pages
+from stoker_kernels.sampling import token_logprobs
+from stoker_kernels.slots import apply_updates
+from stoker_runtime.executor.step import StepBody
+from stoker_runtime.executor.step_shape import ShapeTable, StepShape
+from stoker_runtime.sampling.sampler import GREEDY
+
+# Tokens of one long chunk, alone: beyond what any graph has, and long enough for the tiles of long chunks.
+LONG_CHUNKS = (2049, 4096, 8192)
+TOPS = (0, 5)  # alternatives that log-probabilities are asked with
+
+
+def rehearsed_shapes(shapes: ShapeTable, max_rows: int, max_tokens: int) -> Iterator[StepShape]:
+    """The steps that between them launch all there is: each graph's, eager ones by size, and mixed ones."""
+    yield from shapes.planned((GREEDY,))
+    eager = [(0, 1, tokens) for tokens in (1, *LONG_CHUNKS, max_tokens)]
+    eager += [(1, 1, 16), (max_rows - 1, 1, 64), (1, 1, max_tokens - 1)]
+    eager += [(min(16, max_rows - 1), 1, tokens) for tokens in (256, 2048)]
+    for decodes, prefills, tokens in eager:
+        if decodes >= 0 and tokens > 0 and decodes + prefills <= max_rows and decodes + tokens <= max_tokens:
+            yield StepShape(decodes, prefills, tokens, GREEDY)
+
+
+def rehearse_steps(
+    body: StepBody, shapes: ShapeTable, max_tokens: int, pages: torch.Tensor, updates: torch.Tensor
+) -> None:
+    """Run them, and what happens between steps: sampling, log-probabilities, copies of `pages`, `updates` of slots."""
+    rows = len(body.row_slots)
+    with body.few_layers():
+        for shape in rehearsed_shapes(shapes, rows, max_tokens):
+            body(shape)
+    few = min(2, rows)
+    logits = torch.empty((few, body.decoder.spec.vocab), dtype=body.decoder.dtype, device=updates.device)
+    body.sampler.rehearse(logits, body.row_slots[:few], body.ragged.positions[:few])
+    for top in TOPS:
+        token_logprobs(logits, body.ring[:few], top)
+    copy_pages(pages, pages, updates.view(-1)[:2].view(1, 2))
+    apply_updates(updates[:1], body.slots.page_table, body.slots.position, body.slots.last_token)

@@ -1,0 +1,73 @@
+"""Configurations of published models, as their config.json say them: what a server is asked to serve.
+
+They are the question that `test_start_compiles_nothing` puts to what is compiled ahead; nothing that is compiled was
+chosen by looking here. Layers are left out: every layer launches the same kernels.
+Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6, "head_dim": 128},
+    "llama": {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+    "mistral": {"architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+                "sliding_window": None},
+}  # fmt: skip
+_COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
+
+# Name → family, sizes in the order of _SIZES, and what else the model's config.json says.
+_MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] = {
+    "Qwen2.5-0.5B": ("qwen2", (896, 14, 2, 4864, 151936), {"tie_word_embeddings": True}),
+    "Qwen2.5-1.5B": ("qwen2", (1536, 12, 2, 8960, 151936), {"tie_word_embeddings": True}),
+    "Qwen2.5-3B": ("qwen2", (2048, 16, 2, 11008, 151936), {"tie_word_embeddings": True}),
+    "Qwen2.5-7B": ("qwen2", (3584, 28, 4, 18944, 152064), {}),
+    "Qwen2.5-14B": ("qwen2", (5120, 40, 8, 13824, 152064), {}),
+    "Qwen2.5-32B": ("qwen2", (5120, 40, 8, 27648, 152064), {}),
+    "Qwen2.5-72B": ("qwen2", (8192, 64, 8, 29568, 152064), {}),
+    "Qwen1.5-4B": ("qwen2", (2560, 20, 20, 6912, 151936), {}),
+    "Qwen3-0.6B": ("qwen3", (1024, 16, 8, 3072, 151936), {"tie_word_embeddings": True}),
+    "Qwen3-1.7B": ("qwen3", (2048, 16, 8, 6144, 151936), {"tie_word_embeddings": True}),
+    "Qwen3-4B": ("qwen3", (2560, 32, 8, 9728, 151936), {"tie_word_embeddings": True}),
+    "Qwen3-8B": ("qwen3", (4096, 32, 8, 12288, 151936), {}),
+    "Qwen3-14B": ("qwen3", (5120, 40, 8, 17408, 151936), {}),
+    "Qwen3-32B": ("qwen3", (5120, 64, 8, 25600, 151936), {}),
+    "Llama-2-7B": ("llama", (4096, 32, 32, 11008, 32000), {"dtype": "float16"}),
+    "Llama-2-13B": ("llama", (5120, 40, 40, 13824, 32000), {"dtype": "float16"}),
+    "Llama-3.1-8B": ("llama", (4096, 32, 8, 14336, 128256), {}),
+    "Llama-3.1-70B": ("llama", (8192, 64, 8, 28672, 128256), {}),
+    "Llama-3.2-1B": ("llama", (2048, 32, 8, 8192, 128256), {"head_dim": 64, "tie_word_embeddings": True}),
+    "Llama-3.2-3B": ("llama", (3072, 24, 8, 8192, 128256), {"head_dim": 128, "tie_word_embeddings": True}),
+    "TinyLlama-1.1B": ("llama", (2048, 32, 4, 5632, 32000), {"rope_theta": 1e4}),
+    "OpenLLaMA-3B": ("llama", (3200, 32, 32, 8640, 32000), {"dtype": "float16", "rope_theta": 1e4}),
+    "SmolLM2-135M": ("llama", (576, 9, 3, 1536, 49152), {"tie_word_embeddings": True}),
+    "SmolLM2-360M": ("llama", (960, 15, 5, 2560, 49152), {"tie_word_embeddings": True}),
+    "SmolLM2-1.7B": ("llama", (2048, 32, 32, 8192, 49152), {"tie_word_embeddings": True}),
+    "CodeLlama-34B": ("llama", (8192, 64, 8, 22016, 32000), {"rope_theta": 1e6}),
+    "Yi-6B": ("llama", (4096, 32, 4, 11008, 64000), {}),
+    "Yi-34B": ("llama", (7168, 56, 8, 20480, 64000), {}),
+    "Falcon3-1B": ("llama", (2048, 8, 4, 8192, 131072), {"head_dim": 256}),
+    "Falcon3-7B": ("llama", (3072, 12, 4, 23040, 131072), {"head_dim": 256}),
+    "DeepSeek-Coder-1.3B": ("llama", (2048, 16, 16, 5504, 32256), {}),
+    "Amber-7B": ("llama", (4096, 32, 32, 11008, 32000), {"dtype": "float32"}),
+    "Danube-1.8B": ("mistral", (2560, 32, 8, 6912, 32000), {"sliding_window": 4096}),
+    "Danube3-4B": ("llama", (3840, 32, 8, 10240, 32000), {"head_dim": 120}),
+    "Granite-3B-code": ("llama", (2560, 32, 32, 10240, 49152), {"attention_bias": True, "mlp_bias": True}),
+    "Mistral-7B-v0.1": ("mistral", (4096, 32, 8, 14336, 32000), {"sliding_window": 4096, "rope_theta": 1e4}),
+    "Mistral-7B-v0.3": ("mistral", (4096, 32, 8, 14336, 32768), {}),
+    "OpenHermes-2.5-7B": ("mistral", (4096, 32, 8, 14336, 32002), {"sliding_window": 4096}),
+    "Ministral-8B": ("mistral", (4096, 32, 8, 12288, 131072), {"head_dim": 128, "sliding_window": 32768}),
+    "Mistral-Nemo-12B": ("mistral", (5120, 32, 8, 14336, 131072), {"head_dim": 128}),
+    "Mistral-Small-22B": ("mistral", (6144, 48, 8, 16384, 32768), {"head_dim": 128}),
+    "Mistral-Small-24B": ("mistral", (5120, 32, 8, 32768, 131072), {"head_dim": 128}),
+    "Mistral-Large-123B": ("mistral", (12288, 96, 8, 28672, 32768), {"head_dim": 128}),
+}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    name: {**_COMMON, **_FAMILIES[family], **dict(zip(_SIZES, sizes, strict=True)), **more}
+    for name, (family, sizes, more) in _MODELS.items()
+}
+"""Name → a config.json without its number of layers."""
