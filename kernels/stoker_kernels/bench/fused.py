@@ -57,8 +57,7 @@ class Sample:
 def wide_tiles(m: int, *, gated: bool, fp8: bool) -> list[WideTile]:
     """The wide tiles worth timing for m tokens."""
     ways = (False, True) if m > wide.TOKENS else (False,)
-    every = (288, 256) if gated else (288, 256, 224) if fp8 else (224,)
-    return [WideTile(rows, gated, by_tokens) for rows in every for by_tokens in ways]
+    return [WideTile(rows, gated, by_tokens) for rows in wide.rows_of(gated, fp8) for by_tokens in ways]
 
 
 def fused_tiles(m: int, weight: torch.Tensor) -> list[Tile | WideTile]:

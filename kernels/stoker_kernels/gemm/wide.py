@@ -1,4 +1,4 @@
-"""GEMM of 128 tokens × 224 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
+"""GEMM of 128 tokens × 128 to 288 weight rows a CTA, in pairs of CTAs that share x: host side of sm90_*_gemm_wide.
 
 For more tokens than bytes of the weight alone decide: 65 to 128 where one wave of 288-row tiles covers the weight, and
 beyond. `gated` multiplies with gate and up stacked and stores silu(gate) · up. Operands are bf16, or e4m3 with a scale
@@ -23,11 +23,13 @@ TOKENS = 128  # of a CTA's tile
 CLUSTER = 2
 THREADS = 3 * 128
 ARCH = "sm_90a"
+ROWS = (128, 160, 192, 224, 256, 288)
+PLAIN_BF16_ROWS = (128, 160, 192, 224)
 
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """`rows` of the weight a CTA (gated 256 or 288; plain bf16 224, e4m3 all three); `gated` as above.
+    """`rows` of the weight a CTA (as `rows_of` has them); `gated` as above.
 
     `by_tokens` as in Pairing, or None: the faster way.
     """
@@ -54,6 +56,11 @@ class WideTile:
     def kernel_name(self, dtype: torch.dtype) -> str:
         """The function's name in its cubin."""
         return f"{stem(dtype)}_{'gated_' if self.gated else ''}n{self.rows}"
+
+
+def rows_of(gated: bool, fp8: bool) -> tuple[int, ...]:
+    """The compiled numbers of rows."""
+    return ROWS if gated or fp8 else PLAIN_BF16_ROWS
 
 
 def stem(dtype: torch.dtype) -> str:

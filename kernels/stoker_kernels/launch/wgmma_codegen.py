@@ -16,7 +16,7 @@ REGISTER_SHAPES = {
     "__nv_bfloat16": ((32, False), (64, False), (128, False), (256, False), (128, True)),
     "__half": ((64, False), (128, True)),
 }
-TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 224, 256)
+TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256)
 ELEMENTS = {"__nv_bfloat16": ("k16.f32.bf16.bf16", ", 0, 0"), "e4m3": ("k32.f32.e4m3.e4m3", "")}
 
 TOP = """\

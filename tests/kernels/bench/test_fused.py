@@ -17,7 +17,7 @@ from stoker_kernels.gemm import choose, table, tiles
 from stoker_kernels.gemm.reference import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.gemm.table import GatedRow
-from stoker_kernels.gemm.wide import WideTile
+from stoker_kernels.gemm.wide import PLAIN_BF16_ROWS, WideTile
 from stoker_kernels.quant import LinearWeight, Quantized
 
 TINY = Shape(hidden=128, intermediate=160, heads=1, kv_heads=1, vocab=48, layers=1)
@@ -35,7 +35,7 @@ def on_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_every_tile_passes_the_check(on_cpu: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert [check(family, [(40, 128)], [5, 70, 140]) for family in fused.FAMILIES] == [0, 0, 0, 0, 0]
     said = capsys.readouterr().out
-    for family, count in (("gated", 10), ("wide-gated", 8), ("wide", 4), ("wide-gated-e4m3", 8), ("wide-e4m3", 12)):
+    for family, count in (("gated", 10), ("wide-gated", 24), ("wide", 16), ("wide-gated-e4m3", 24), ("wide-e4m3", 24)):
         assert f"check {family}: {count} of {count} right" in said
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_tile_is_named(
     assert check("wide-gated", [(40, 128)], [70]) == 1
     said = capsys.readouterr().out
     assert "WRONG wide-gated 288r M=70 F=40 K=128" in said
-    assert "check wide-gated: 1 of 2 right" in said
+    assert "check wide-gated: 5 of 6 right" in said
 
 
 def test_a_family_that_fails_its_check_is_not_timed(
@@ -109,7 +109,10 @@ def test_one_command_checks_times_and_prints(
     assert said.rstrip().splitlines()[-1].startswith("    (320, 128): GatedRow((")
     samples = [Sample(**entry) for entry in json.loads(out.read_text())]
     assert {s.product for s in samples} == {"layer", "qkv", "o", "gate_up", "down", "head"}
-    assert {s.way for s in samples if s.product == "down" and s.m == 130} == {"cublas", "224r", "224t"}
+    assert {s.way for s in samples if s.product == "down" and s.m == 130} == {
+        "cublas",
+        *(f"{rows}{way}" for rows in PLAIN_BF16_ROWS for way in "rt"),
+    }
 
 
 def test_a_model_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,13 +83,18 @@ def test_tiles_fit(shape: tuple[int, int], m: int) -> None:
     assert tile.shared_bytes <= (PAIR_BYTES if tile.ctas_per_sm == 2 else SHARED_LIMIT)
 
 
-def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy() -> None:
-    llama_8b = (28672, 4096)
-    assert table.gated_tile(False, *llama_8b, 512) is None  # 100 or 112 tiles of rows on 132 SMs, in whole rounds
-    assert table.gated_tile(False, *llama_8b, 1024) == WideTile(256, True, True)
-    assert table.gated_tile(True, *llama_8b, 512) is None
-    assert table.gated_tile(True, *llama_8b, 1024) == WideTile(256, True)
-    assert table.gated_tile(False, 11264, 2048, 128) is None
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy(fp8: bool) -> None:
+    # 28,800 rows are 132 of 218: one round of 224 has 129 tiles, of 256 has 113.
+    assert table.gated_tile(fp8, 28800, 4352, 100) == WideTile(224, True, False)
+    assert table.gated_tile(fp8, 28800, 4352, 256) == WideTile(224, True, True)  # as many tiles, in pairs by tokens
+    assert table.gated_tile(fp8, 16640, 3200, 128) == WideTile(128, True, False)
+    # 45 tiles of 256 rows on 132 SMs, 90 of 128: few, but two kernels would be slower.
+    assert table.gated_tile(fp8, 11520, 2048, 128) == WideTile(128, True, False)
+    assert table.gated_tile(fp8, 5760, 2048, 128) is None
+
+
+def test_pairs_by_tokens_leave_more_idle_where_the_last_block_is_small() -> None:
     assert table.busy_share(WideTile(288, True, True), 37888, 256) > 0.99
     # Of 300 tokens pairs by rows leave a part of the last block idle, pairs by tokens nearly a block.
     assert table.busy_share(WideTile(288, True, False), 37888, 300) > 0.99
@@ -98,10 +103,26 @@ def test_a_weight_that_was_not_measured_gets_wide_tiles_that_keep_the_sms_busy()
 
 @pytest.mark.parametrize(
     ("n", "m", "rows"),
-    [(4608, 512, None), (4608, 1024, 288), (3584, 1000, 224), (3584, 1500, None), (3584, 2048, 224), (37888, 256, 288)],
+    [
+        (4608, 200, None),  # 36 tiles of 128 rows × 2 blocks of tokens
+        (4608, 512, 160),  # 29 × 4 of 132
+        (3584, 1000, 224),  # 16 × 8: as many as 128 SMs
+        (28800, 90, 224),
+        (2048, 128, None),
+        (70144, 128, None),  # the tall ones were not measured with few tokens
+    ],
 )
 def test_plain_e4m3_tiles_go_where_they_keep_the_sms_busy(n: int, m: int, rows: int | None) -> None:
-    assert table.best_tile(True, n, 3584, m) == (None if rows is None else WideTile(rows, gated=False))
+    tile = table.best_tile(True, n, 3584, m)
+    assert (tile.rows if isinstance(tile, WideTile) else None) == rows
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "rows"), [(28800, 65, 224), (20480, 128, 160), (28800, 64, None), (28800, 129, None)]
+)
+def test_plain_bf16_tiles_serve_one_block_of_tokens(n: int, m: int, rows: int | None) -> None:
+    tile = table.best_tile(False, n, 4352, m)
+    assert (tile.rows if isinstance(tile, WideTile) else None) == rows
 
 
 def test_no_fp8_tile_serves_few_tokens_or_blocks_of_scales() -> None:
@@ -112,10 +133,10 @@ def test_no_fp8_tile_serves_few_tokens_or_blocks_of_scales() -> None:
     assert "a scale for each row" in str(tiles.refusal(WideTile(288, gated=True), o))
 
 
-@pytest.mark.parametrize("rows", [256, 288])
-def test_a_wide_tile_fills_shared_memory(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "stages"), [(128, 7), (160, 6), (192, 5), (256, 4), (288, 4)])
+def test_a_wide_tile_fills_shared_memory(rows: int, stages: int) -> None:
     tile = WideTile(rows, gated=True)
-    assert tile.stages == 4
+    assert tile.stages == stages
     assert SHARED_LIMIT - tile.stage_bytes < tile.shared_bytes <= SHARED_LIMIT
 
 
@@ -160,7 +181,7 @@ def test_the_wide_kernels_equal_the_definition(
     if gated:
         expected, error = silu_mul_fp64(expected, error)
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
-    for rows in (256, 288) if gated else table.WIDE_ROWS if fp8 else (table.BF16_TILE.rows,):
+    for rows in wide.rows_of(gated, fp8):
         out = torch.full(expected.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
         o = Operands(data, weight.data, out, bias, weight.scale, scale)
         assert wide.refusal(WideTile(rows, gated, by_tokens), o) is None

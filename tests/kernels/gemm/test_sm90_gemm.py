@@ -79,7 +79,9 @@ def test_wide_tiles_match_at_each_number_of_tokens(machine: Machine, by_tokens: 
 
 
 @PAIRS
-@pytest.mark.parametrize(("rows", "gated"), [(224, False), (256, True), (288, True)])
+@pytest.mark.parametrize(
+    ("rows", "gated"), [(rows, gated) for gated in (False, True) for rows in wide.rows_of(gated, fp8=False)]
+)
 @pytest.mark.parametrize(("n", "k"), [(16, 64), (304, 128), (624, 320), (560, 3584)])
 def test_wide_tiles_match_at_each_shape(
     machine: Machine, by_tokens: bool, rows: int, gated: bool, n: int, k: int
@@ -90,12 +92,10 @@ def test_wide_tiles_match_at_each_shape(
 @PAIRS
 @PLAIN_OR_GATED
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 1200, 128), (129, 1200, 384), (300, 624, 640), (65, 16, 3584)])
-@pytest.mark.parametrize("rows", [224, 256, 288])
+@pytest.mark.parametrize("rows", wide.ROWS)
 def test_wide_tiles_scale_e4m3(
     machine: Machine, by_tokens: bool, gated: bool, m: int, n: int, k: int, rows: int
 ) -> None:
-    if rows == 224 and gated:
-        pytest.skip("not compiled")
     scaled_product(machine, WideTile(rows, gated, by_tokens), m, n, k, resident=2)
 
 

@@ -42,7 +42,7 @@ def test_a_plain_product_gets_wide_tiles_where_those_of_cublas_leave_sms_idle(n:
 
 def test_an_unknown_shape_takes_the_nearest_row() -> None:
     assert table.own_tile(False, 128256, 3584, 1) == table.own_tile(False, 152064, 3584, 1)
-    assert table.own_tile(False, 3072, 3072, 1) == table.own_tile(False, 3584, 3584, 1)
+    assert table.own_tile(False, 3400, 3700, 1) == table.own_tile(False, 3584, 3584, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,14 @@ def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
 def test_what_is_no_tile_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):
         table.parse(text, 128)
+
+
+def test_rows_count_more_than_k_for_the_nearest_weight() -> None:
+    assert table.own_tile(False, 6080, 9000, 16) == table.own_tile(False, 6144, 4096, 16)
+
+
+def test_a_multicast_tile_that_would_need_two_rounds_gives_way_to_cublas() -> None:
+    # 2,560 rows are 40 clusters of five with half of an SM each, of 44 that fit; 2,900 rows are 46.
+    assert table.best_tile(False, 2560, 9728, 128) == table.own_tile(False, 2900, 9800, 128)
+    assert table.best_tile(False, 2900, 9800, 128) is None
+    assert table.best_tile(False, 2900, 9800, 64) is not None
