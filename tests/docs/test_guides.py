@@ -10,11 +10,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +47,7 @@ DESCRIPTION = {
     "torch_dtype": "bfloat16",
 }
 """What that repository's config.json says of the same model."""
+LONGEST_SECONDS = 270.0
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -105,6 +108,24 @@ def tools(folder: Path) -> Path:
     return folder
 
 
+def typed_in(typed: str, home: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Status, output and errors of a script in a session of its own, of which nothing is left, also when it hangs."""
+    out, err = home / "typed.out", home / "typed.err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        shell = subprocess.Popen(
+            ["bash", "-c", typed], cwd=home, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        try:
+            status = shell.wait(LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = -signal.SIGKILL
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    return status, out.read_text(), err.read_text()
+
+
 @pytest.mark.parametrize("page", RUN)
 def test_what_a_page_says_to_type_works(page: str, hub: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -119,13 +140,11 @@ def test_what_a_page_says_to_type_works(page: str, hub: str, tmp_path: Path) -> 
         "OMP_NUM_THREADS": "1",
     }
     typed = script(page).replace("8000", str(free_port()))
-    done = subprocess.run(
-        ["bash", "-c", typed], cwd=home, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    status, out, err = typed_in(typed, home, environment)
+    assert status == 0, out[-2000:] + err[-4000:]
     for block in blocks(page):
         if block.how == "output":
-            assert [line for line in block.text.splitlines() if line not in done.stdout] == [], done.stdout[-2000:]
+            assert [line for line in block.text.splitlines() if line not in out] == [], out[-2000:]
 
 
 def commands(page: str, *, run: bool = True) -> list[str]:
