@@ -58,7 +58,7 @@ def _vllm_rows() -> list[tuple[str, str, str]]:
         (code(f"--{name}"), ", ".join(code(value) or "empty" for value in allowed), why)
         for name, (allowed, why) in vllm_flags.ONE_VALUE.items()
     ]
-    rows += [(code(f"--{name}"), "any", "how vLLM does its work") for name in vllm_flags.INNER]
+    rows += [(code(f"--{name}"), words, "how vLLM does its work") for name, (_, words) in vllm_flags.INNER.items()]
     rows += [(code(f"--{name}"), "none", why) for name, why in vllm_flags.UNSUPPORTED.items()]
     return sorted(rows)
 

@@ -21,6 +21,7 @@ SETTINGS: frozenset[str] = frozenset({
     "chat-template",
     "config",
     "cpu-kv-gb",
+    "cpu-threads",
     "device",
     "drain-seconds",
     "dtype",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ from stoker_runtime.errors import ConfigError
 from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, Flag, spell
 from stoker_runtime.settings.values import BadValue, pair
+
+log = logging.getLogger(__name__)
 
 # Variables of other subcommands, and of the libraries; `stoker serve` leaves them alone.
 OTHER_VARIABLES = (
@@ -84,6 +87,7 @@ def describe(config: ServerConfig) -> str:
 def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     """Settings from the command line: `--flag value`, `--flag=value`, `--no-switch`, and the model by itself."""
     found: dict[str, Any] = {}
+    ignored: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -93,7 +97,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
             found["model"] = argument
             continue
         spelled, equals, value = argument.partition("=")
-        if _is_vllms(spelled, value if equals else None, rest):
+        if _is_vllms(spelled, value if equals else None, rest, ignored):
             continue
         flag, negated = _find_flag(spelled)
         if flag.is_switch and not equals:
@@ -106,6 +110,8 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
         found[flag.name] = [*found.get(flag.name, []), *converted] if flag.many else converted[0]
         if negated:
             raise ConfigError(f"{spelled} takes no value.", param=flag.name)
+    if ignored:
+        log.warning("ignored, because they say how vLLM does its work: %s", ", ".join(ignored))
     return found
 
 
@@ -128,14 +134,21 @@ def _split(flag: Flag, values: Sequence[str]) -> Sequence[str]:
     return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else values
 
 
-def _is_vllms(spelled: str, value: str | None, rest: list[str]) -> bool:
-    """Whether this is a flag of vLLM alone that asks for nothing; its value is taken from `rest`."""
+def _is_vllms(spelled: str, value: str | None, rest: list[str], ignored: list[str]) -> bool:
+    """Whether this is a flag of vLLM alone that asks for nothing; its value is taken from `rest`.
+
+    One that says how vLLM is to do its work is added to `ignored`.
+    """
     name = spelled.lstrip("-").replace("_", "-")
     plain = name if name in vllm_flags.UNSUPPORTED or name in vllm_flags.ALWAYS else name.removeprefix("no-")
     if plain in vllm_flags.ONE_VALUE and value is None and rest:
         value = rest.pop(0)
-    while plain in vllm_flags.INNER and value is None and rest and not rest[0].startswith("--"):
-        rest.pop(0)
+    if plain in vllm_flags.INNER:
+        values = [value] if value is not None else []
+        while value is None and rest and not rest[0].startswith("--"):
+            values.append(rest.pop(0))
+        vllm_flags.check_inner(spelled, plain, values)
+        ignored.append(f"--{plain}")
     return vllm_flags.accept(spelled, plain, negated=plain != name, value=value)
 
 

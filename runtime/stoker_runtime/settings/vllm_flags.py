@@ -7,6 +7,10 @@ Knows nothing of the settings that there are; see flags.py.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+
 from stoker_runtime.errors import ConfigError
 
 ALWAYS = {
@@ -38,24 +42,37 @@ ONE_VALUE = {
 }
 """Flags with the values that they may have: what is so, and vLLM's own default where it makes no difference."""
 
-INNER = {
-    "attention-backend",
-    "attention-config",
-    "compilation-config",
-    "cuda-graph-sizes",
-    "cudagraph-capture-sizes",
-    "distributed-executor-backend",
-    "guided-decoding-backend",
-    "limit-mm-per-prompt",
-    "max-num-partial-prefills",
-    "max-parallel-loading-workers",
-    "max-seq-len-to-capture",
-    "mm-processor-kwargs",
-    "model-impl",
-    "optimization-level",
-    "structured-outputs-config",
+_WORD = (r"[A-Za-z0-9_.-]+", "a name")
+_NUMBER = (r"\d+", "a whole number")
+_NUMBERS = (r"\d+(,\d+)*|\[\s*\d+(\s*,\s*\d+)*\s*\]", "whole numbers")
+_OBJECT = ("", "a JSON object")
+_LEVEL_OR_OBJECT = (r"[0-3]", "0 to 3, or a JSON object")
+_COUNTS = (r"\w+=\d+(,\w+=\d+)*", "a JSON object, or image=1")
+
+INNER: dict[str, tuple[str, str]] = {
+    "attention-backend": _WORD,
+    "attention-config": _OBJECT,
+    "compilation-config": _LEVEL_OR_OBJECT,
+    "cuda-graph-sizes": _NUMBERS,
+    "cudagraph-capture-sizes": _NUMBERS,
+    "distributed-executor-backend": ("ray|mp|uni|external_launcher", "ray, mp, uni or external_launcher"),
+    "guided-decoding-backend": (
+        "auto|xgrammar|guidance|outlines|lm-format-enforcer",
+        "auto, xgrammar, guidance, outlines or lm-format-enforcer",
+    ),
+    "limit-mm-per-prompt": _COUNTS,
+    "max-num-partial-prefills": _NUMBER,
+    "max-parallel-loading-workers": _NUMBER,
+    "max-seq-len-to-capture": _NUMBER,
+    "mm-processor-kwargs": _OBJECT,
+    "model-impl": ("auto|vllm|transformers|terratorch", "auto, vllm, transformers or terratorch"),
+    "optimization-level": (r"[0-3]", "0 to 3"),
+    "structured-outputs-config": _OBJECT,
 }
-"""How vLLM is to do its work, or to read media: what comes out does not depend on it, so any value is taken."""
+"""How vLLM is to do its work, or to read media: what comes out does not depend on it, so it is read and ignored.
+
+Each with the pattern of its values, and that in words; where the words say so, a JSON object is one too.
+"""
 
 SPELLINGS = {
     "dtype": {"half": "float16", "float": "float32"},
@@ -109,3 +126,20 @@ def accept(spelled: str, name: str, negated: bool, value: str | None) -> bool:
             raise ConfigError(f"{spelled} can only be {' or '.join(allowed) or 'empty'}: {why}.", param=name)
         return True
     return name in INNER
+
+
+def check_inner(spelled: str, name: str, values: Sequence[str]) -> None:
+    """Raises ConfigError unless `values` are what vLLM would take for `name`, one of INNER."""
+    pattern, words = INNER[name]
+    if not values:
+        raise ConfigError(f"{spelled} needs a value: {words}.", param=name)
+    for value in values:
+        if not (re.fullmatch(pattern, value) and pattern) and not ("JSON" in words and _is_object(value)):
+            raise ConfigError(f"{spelled} is {value!r}; it must be {words}.", param=name)
+
+
+def _is_object(value: str) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except ValueError:
+        return False

@@ -137,7 +137,7 @@ def test_what_kubernetes_sets_for_a_service_named_stoker_is_no_setting() -> None
         (["m", "--dtype", "bf16"], {}, "one of auto, bfloat16, float16, float32 (did you mean bfloat16?)"),
         (["m", "--gpu-memory-utilization", "1.5"], {}, "a number between 0.01 and 1"),
         (["m", "--gpu-memory-utilization", "nan"], {}, "a number between 0.01 and 1"),
-        (["m", "--kernel", "gemm"], {}, "OP=IMPLEMENTATION, such as gemm=cublas"),
+        (["m", "--kernel", "gemm"], {}, "OP=IMPLEMENTATION, such as linear=cublas"),
         (["m", "--block-size", "48"], {}, "block-size is 48; it must be 16, 32, 64 or 128"),
         (["m", "--tensor-parallel-size", "2"], {}, "a model runs on one GPU so far"),
         (["m", "--max-queued", "0"], {}, "at least 1"),
@@ -246,6 +246,28 @@ def test_what_only_vllms_inside_knows_is_taken() -> None:
     )
     assert (config.engine.dtype, config.engine.kv_cache_dtype, config.generation_config) == ("float16", "fp8", "none")
     assert parse(["m", "--num-gpu-blocks-override", "5"], {}).engine.num_gpu_blocks == 5
+
+
+def test_what_only_vllms_inside_knows_is_read_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    given = ["--cudagraph-capture-sizes", "[3, 17]", "--no-enforce-eager", "--limit_mm_per_prompt", "video=2,image=0"]
+    parse(["m", *given, "--structured-outputs-config={}", "--attention-backend", "FLASHINFER"], {})
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.endswith(
+        "--cudagraph-capture-sizes, --limit-mm-per-prompt, --structured-outputs-config, --attention-backend"
+    )
+    caplog.clear()
+    parse(["m", "--max-num-seqs", "5"], {})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", sorted(vllm_flags.INNER))
+@pytest.mark.parametrize("value", ["-7;", "[1, {}]", '{"a": '])
+def test_what_vllm_would_not_take_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name} is ") as wrong:
+        parse(["m", f"--{name}={value}"], {})
+    assert wrong.value.param == name
+    with pytest.raises(ConfigError, match="needs a value"):
+        parse(["m", f"--{name}"], {})
 
 
 def test_no_flag_is_both_ours_and_not_ours() -> None:
