@@ -26,7 +26,11 @@ def test_hashes_and_ages_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_readmes_terminal_session_is_the_one_that_is_run() -> None:
-    """Every command and its output, but for ages and hashes: the scenario `install` fails when they change."""
+    """The README has its beginning, every command and its output but for ages and hashes: the scenario `install` fails
+    when they change.
+    """
     [session] = re.findall(r"^```console\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     kept = ROOT / "e2e" / "scenarios" / "install" / "golden" / "session.txt"
-    assert golden.normalized(session) == kept.read_text()
+    shown = golden.normalized(session)
+    assert shown.count("$ ") >= 3
+    assert kept.read_text().startswith(shown)
