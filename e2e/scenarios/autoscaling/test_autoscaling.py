@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,34 @@ def test_load_raises_replicas_and_silence_lowers_them(place: Kube) -> None:
         eventually("silence lowers replicas", lambda: replicas(place) == 1, 240)
         stoker.wait_ready(place, "model")
     assert values == [1, MOST, 1], f"replicas went {values}: two writers, or above max"
+
+
+def test_a_rollout_under_load_leaves_the_number_of_pods_to_the_autoscaler(place: Kube) -> None:
+    """The queue moves from pod to pod meanwhile: the autoscaler looks back long enough not to follow its every move."""
+    steady = {"stabilization": "90s", "maxPods": 1, "period": "5s"}
+    scaling = AUTOSCALING | {"scaleDown": steady}
+    place.apply(stoker.service("model", autoscaling=scaling, runtime={"maxConcurrency": 2}))
+    stoker.wait_ready(place, "model")
+    eventually("the series exists", lambda: _active(place) == "True", 120)
+    with watched(place) as values:
+        with streaming(stoker.url(place, "model"), "model", clients=12) as streams:
+            streams.wait_running(2)
+            eventually("load raises replicas", lambda: replicas(place) == MOST, 180)
+            place.merge("infsvc", "model", {"spec": {"runtime": {"args": ["--seed", "7"]}}})
+            stoker.wait_ready(place, "model", 600)
+            assert replicas(place) == MOST, "the rollout changed what the autoscaler had set"
+            streams.wait_more(6)
+        eventually("silence lowers replicas", lambda: replicas(place) == 1, 300)
+        stoker.wait_ready(place, "model")
+    assert values == [1, MOST, 1], f"replicas went {values}: two writers, or above max"
+    assert "stoker-operator" not in _writers(place), "the operator took the number of pods over"
+
+
+def _writers(kube: Kube) -> set[str]:
+    """Who set the Deployment's `replicas`."""
+    text = kube.kubectl("get", "deployment", "model", "-o", "json", "--show-managed-fields")
+    entries = json.loads(text)["metadata"]["managedFields"]
+    return {item["manager"] for item in entries if "f:replicas" in item.get("fieldsV1", {}).get("f:spec", {})}
 
 
 def test_another_adapter_keeps_the_api_and_the_condition_says_so(place: Kube) -> None:
