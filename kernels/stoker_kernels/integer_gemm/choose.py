@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stoker_kernels.integer_gemm import sm90_int4
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import IntegerWeight
 
 TRITON_TOKENS = 64
@@ -50,6 +51,8 @@ def _scratch(weight: IntegerWeight, dtype: torch.dtype) -> Tensor:
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if rehearsing():
+        return out
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)
