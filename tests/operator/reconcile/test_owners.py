@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.operator.reconcile.everything import versions
 from tests.operator.reconcile.kubelet import UNSCHEDULED, condition
 
 from stoker_operator.cluster import kinds
@@ -90,11 +89,11 @@ async def test_what_others_add_to_what_is_ours_alone_is_taken_out(
         assert spec(name) == before
         said = kubectl("events", "--for", "inferenceservice/demo")
         assert f"another writer added to {path}; restored" in said or f"another writer changed {path}" in said
-        after = await versions(cluster, namespace)
+        # A Deployment's status is its controller's to write, meanwhile too.
+        stamp = "generation" if name.startswith("deployment") else "resourceVersion"
+        after = kubectl("get", name, "-o", f"jsonpath={{.metadata.{stamp}}}")
         await reconciler.reconcile(namespace, "demo")
-        again = await versions(cluster, namespace)
-        kind = json.loads(kubectl("get", name, "-o", "json"))["kind"]
-        assert again[kind, "demo"] == after[kind, "demo"]
+        assert kubectl("get", name, "-o", f"jsonpath={{.metadata.{stamp}}}") == after != ""
 
 
 async def test_an_object_of_somebody_elses_is_left_alone_whatever_its_labels(
