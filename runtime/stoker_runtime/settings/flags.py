@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.config import (
-    CHECKPOINT_METHODS,
     DEVICES,
     DTYPES,
     GENERATION_CONFIGS,
@@ -74,7 +73,7 @@ FLAGS: tuple[Flag, ...] = (
         "quantization",
         choice(QUANTIZATIONS),
         MODEL,
-        f"quantize weights at load, or name how the checkpoint is: {', '.join(CHECKPOINT_METHODS)}",
+        "quantize weights at load (fp8, w4), or how the checkpoint is quantized",
         "auto|none|fp8|w4|METHOD",
         aliases=("q",),
     ),
