@@ -104,7 +104,8 @@ def test_beams_are_likelier_than_greedy(client: openai.OpenAI) -> None:
         assert found.token_logprobs is not None
         return sum(value for value in found.token_logprobs if value is not None)
 
-    assert total(n=3, extra_body={"use_beam_search": True}) >= total(temperature=0) - 1e-3
+    # Logits of 16 and more in bf16 are 1/8 apart, and a beam's are computed in another batch: half of that a token.
+    assert total(n=3, extra_body={"use_beam_search": True}) >= total(temperature=0) - 4 / 16
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
