@@ -45,7 +45,9 @@ def served(model: str, *flags: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def url(smollm2: Path) -> Iterator[str]:
     """The address of a server with a real model."""
-    yield from served(str(smollm2), "--served-model-name", MODEL, "--max-model-len", "1024")
+    # In 32 bits, as the references that its answers are held against.
+    flags = ("--max-model-len", "1024", "--dtype", "float32")
+    yield from served(str(smollm2), "--served-model-name", MODEL, *flags)
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-PREFERRED, FORBIDDEN = '3:,]}"', " \n\r\t"
+PREFERRED, FORBIDDEN = '3:,]}"', "\n\r\t"
 BIAS = {str(ord(each)): 60 + 5 * rank for rank, each in enumerate(PREFERRED)} | {
-    str(ord(each)): -100 for each in FORBIDDEN
+    each: -100 for each in (*(str(ord(each)) for each in FORBIDDEN), "256", "258", "259")
 }
-"""Random weights under a schema: whatever may end ends, nobody waits for white space, and the number is 3."""
+"""Random weights under a schema: whatever may end ends, nobody waits for white space, and the number is 3:
+the ids beyond the bytes are words of digits, but for 257, which ends."""
 NO_WILL = "random weights do not decide to call a function by themselves"
 
 
@@ -57,7 +58,3 @@ class TestLangChain(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="random weights write some object, not the one that the prompt describes")
     def test_json_mode(self, model: BaseChatModel) -> None:
         super().test_json_mode(model)
-
-    @pytest.mark.xfail(reason="random weights give arguments that the schema allows but does not name")
-    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
-        super().test_tool_calling_with_no_arguments(model)

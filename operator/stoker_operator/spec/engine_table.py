@@ -108,6 +108,7 @@ OTHER_VARIABLES: tuple[str, ...] = (
     "STOKER_FETCH_",
     "STOKER_K8S_",
     "STOKER_KERNELS_",
+    "STOKER_KERNEL_CACHE",
     "STOKER_OPERATOR_",
 )
 
