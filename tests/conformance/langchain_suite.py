@@ -10,7 +10,8 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 PREFERRED, FORBIDDEN = '3:,]}"', "\n\r\t"
-BIAS = {str(ord(each)): 60 + 5 * rank for rank, each in enumerate(PREFERRED)} | dict.fromkeys((*(str(ord(each)) for each in FORBIDDEN), "256", "258", "259"), -100)
+NEVER = (*(str(ord(each)) for each in FORBIDDEN), "256", "258", "259")
+BIAS = {str(ord(each)): 60 + 5 * rank for rank, each in enumerate(PREFERRED)} | dict.fromkeys(NEVER, -100)
 """Random weights under a schema: whatever may end ends, nobody waits for white space, and the number is 3:
 the ids beyond the bytes are words of digits, but for 257, which ends."""
 NO_WILL = "random weights do not decide to call a function by themselves"
