@@ -37,10 +37,12 @@ def test_each_way_to_ask(name: str) -> None:
     ask = lambda **fields: constraint(**{name: kind(**fields)})  # noqa: E731
     assert ask(regex="a+") == Constraint(ConstraintKind.REGEX, "a+")
     assert ask(json='{"type": "integer"}') == ask(json={"type": "integer"})
-    assert json.loads(ask(json_object=True).text) == {"type": "object"}
+    one_line = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+    assert json.loads(ask(json_object=True).text) == {"type": "object", "x-guidance": one_line}
     assert ask(choice=["a", "b"]).kind is ConstraintKind.JSON_SCHEMA or "a" in ask(choice=["a", "b"]).text
     assert ask(grammar="start: /a/").kind is ConstraintKind.GRAMMAR
-    assert "x-guidance" in ask(json={"type": "object"}, disable_any_whitespace=True).text
+    bare = json.loads(ask(json={"type": "object"}, disable_any_whitespace=True).text)["x-guidance"]
+    assert bare == {"whitespace_flexible": False}, "no separator with a space"
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_parameters_become_the_engines() -> None:
     ("options", "says"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"enable_lora": True}, "enable_lora=True"),
+        ({"enable_lora": True}, "does not support enable_lora: LoRA adapters are not served yet"),
         ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
         ({"task": "transcription"}, "task='transcription'"),
         ({"max_logprobs": 50}, "between 0 and 20"),
