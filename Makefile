@@ -8,8 +8,10 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 PIP    := $(RUN) -m pip --disable-pip-version-check
 
-# make test TESTS=tests/operator runs a part.
-TESTS  ?= tests
+# make test TESTS=tests/operator runs a part. Without it two halves run side by side, each as long as the other.
+TESTS  ?=
+FIRST  ?= tests/api tests/cli tests/conformance tests/e2e tests/kernels
+SECOND ?= $(filter-out $(FIRST) tests/__pycache__ tests/conftest.py,$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
@@ -30,7 +32,17 @@ demo: $(VENV)/.demo  ## apply a manifest on this machine and ask the model a que
 	@$(RUN) e2e/demo.py
 
 test: $(VENV)/.dev control-plane  ## run all tests: engine, kernels on the CPU, API, operator against a real kube-apiserver
+ifneq ($(TESTS),)
 	$(RUN) -m pytest $(TESTS)
+else
+	@echo "test: $(SECOND) run beside the tests shown, and are shown after them"
+	@log=$$(mktemp); export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
+	 $(RUN) -m pytest $(SECOND) >"$$log" 2>&1 & second=$$!; \
+	 trap 'kill $$second 2>/dev/null' INT TERM; \
+	 $(RUN) -m pytest $(FIRST); first=$$?; \
+	 wait $$second; second=$$?; cat "$$log"; rm -f "$$log"; \
+	 [ $$first -eq 0 ] && [ $$second -eq 0 ]
+endif
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

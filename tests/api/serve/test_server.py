@@ -54,7 +54,8 @@ class Stream(threading.Thread):
 def test_drain_lets_streams_finish_and_refuses_new_ones(processes: list[ServerProcess]) -> None:
     processes.append(uniform("slow"))
     server = processes[0].wait_ready()
-    assert re.search(r"ready in .* s \(tokenizer .*, engine .*, warm-up .*\); serving uniform", server.log)
+    ready = r"ready in .* s \(tokenizer .*, engine .*, warm-up .*\); serving uniform"
+    assert wait_until(lambda: bool(re.search(ready, server.log))), server.log
     stream = Stream(server.url, 250)
     server.signal(signal.SIGTERM)
     assert wait_until(lambda: CLIENT.get(f"{server.url}/ready").status_code == 503)
