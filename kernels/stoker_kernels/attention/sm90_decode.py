@@ -13,7 +13,6 @@ import math
 
 import torch
 import triton
-from torch import Tensor
 
 from stoker_kernels.attention.config import StreamConfig
 from stoker_kernels.attention.inputs import Inputs
@@ -150,7 +149,7 @@ def decode_arguments(
     _, kv_heads, page = k.shape[:3]
     page_rows, head_rows = _row_strides(inputs)
     return DecodeArguments(
-        *(_address(t) for t in (
+        *(cuda.address_of(t) for t in (
             inputs.out, inputs.q, meta.page_table, meta.seq_lens, meta.seq_slots, space.shares, space.tickets,
             space.partial, space.partial_lse, space.arrivals, inputs.k_scale, inputs.v_scale, inputs.sinks,
         )),
@@ -180,7 +179,3 @@ def _row_strides(inputs: Inputs) -> tuple[int, int]:
 def cache_map(address: int, rows: int, kv_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_char]:
     """The tensor map of a cache as rows of one token and head each."""
     return cuda.tensor_map_at(address, rows, HEAD_DIM, HEAD_DIM, kv_bytes, box_rows)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

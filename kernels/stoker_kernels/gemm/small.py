@@ -205,15 +205,10 @@ def launch(tile: Tile, o: Operands, *, pdl: bool) -> None:
     part = cut(tile, o.weight)
     per_channel = o.w_scale is not None and o.w_scale.numel() > 1
     arguments = _Arguments(
-        o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale), address_of(o.x_scale),
+        o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), int(per_channel), part.tiles, part.k_blocks, tile.stages, tile.share,
     )
     chosen = load(tile, o.weight.dtype, device)
     w_map = _weight_map(o.weight.data_ptr(), n, k, o.weight.element_size(), tile.rows, tile.gated)
     x_map = cuda.tensor_map(o.x, tile.tokens // tile.share)
     cuda.launch(chosen, part.ctas, [w_map, x_map, arguments], device, pdl=pdl, cluster=tile.cluster)
-
-
-def address_of(tensor: torch.Tensor | None) -> int:
-    """Where a tensor starts; 0 for none."""
-    return 0 if tensor is None else tensor.data_ptr()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_kernels.gemm.small import SHARED_LIMIT, Operands, address_of
+from stoker_kernels.gemm.small import SHARED_LIMIT, Operands
 from stoker_kernels.launch import cuda
 from stoker_kernels.quant import FP8
 
@@ -117,7 +117,7 @@ def refusal(tile: WideTile, o: Operands) -> str | None:
     if o.x.stride(1) != 1 or o.out.stride(1) != 1 or not o.weight.is_contiguous():
         return "rows have to be contiguous"
     starts = (o.x.stride(0) * o.x.element_size(), o.out.stride(0) * 2, o.x.data_ptr(), o.weight.data_ptr())
-    if any(value % 16 for value in (*starts, o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale))):
+    if any(value % 16 for value in (*starts, o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale))):
         return "rows, scales and bias have to start on multiples of 16 bytes"
     return _refused_scales(tile, o)
 
@@ -147,7 +147,7 @@ def launch(tile: WideTile, o: Operands, *, pdl: bool) -> None:
     dealt = pairing(tile, n, m, resident)
     clusters = min(dealt.tiles, resident)
     arguments = _Arguments(
-        o.out.data_ptr(), address_of(o.bias), address_of(o.w_scale), address_of(o.x_scale),
+        o.out.data_ptr(), cuda.address_of(o.bias), cuda.address_of(o.w_scale), cuda.address_of(o.x_scale),
         m, o.out.shape[1], o.out.stride(0), dealt.row_blocks, dealt.token_blocks, k * dtype.itemsize // 128,
         tile.stages, dealt.by_tokens,
     )  # fmt: skip

@@ -12,7 +12,6 @@ Does not know: which layer it serves, nor how the weight came to be in fragments
 from __future__ import annotations
 
 import ctypes
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from stoker_kernels.integer_gemm.fragments import COLUMNS, ROWS
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import pdl_on
 from stoker_kernels.quant import IntegerWeight
 
@@ -134,7 +134,7 @@ def multiply(
     """
     m, n, k = x.shape[0], weight.out_features, weight.in_features
     tile = tile or tile_for(m)
-    split = split or split_for(tile, m, n, k, _sm_count(x.device))
+    split = split or split_for(tile, m, n, k, sm_count(x.device))
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
     if tile.stages:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
@@ -159,16 +159,7 @@ def _arguments(
 ) -> Int4Arguments:
     shift = WHOLE_ROW if weight.group >= weight.in_features else (weight.group // STEP).bit_length() - 1
     return Int4Arguments(
-        out.data_ptr(), _address(x), _address(bias), weight.data.data_ptr(), weight.scale.data_ptr(),
-        _address(weight.zero), 0 if x is None else x.shape[0], weight.out_features, weight.in_features,
+        out.data_ptr(), cuda.address_of(x), cuda.address_of(bias), weight.data.data_ptr(), weight.scale.data_ptr(),
+        cuda.address_of(weight.zero), 0 if x is None else x.shape[0], weight.out_features, weight.in_features,
         0 if x is None else x.stride(0), out.stride(0), shift, split,
     )  # fmt: skip
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-@functools.cache
-def _sm_count(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

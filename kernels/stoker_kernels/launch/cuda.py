@@ -118,6 +118,11 @@ def resident_clusters(chosen: Kernel, cluster: int, shared_bytes: int) -> int:
     return int(count)
 
 
+def address_of(tensor: torch.Tensor | None) -> int:
+    """Where a tensor starts; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def launch(
     chosen: Kernel, grid: int, arguments: list[Any], device: torch.device, *, pdl: bool, cluster: int = 1
 ) -> None:
