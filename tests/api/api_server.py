@@ -96,7 +96,7 @@ def serve(state: ServerState, engine: FakeEngine, tls: ssl.SSLContext | None = N
     assert not thread.is_alive(), "the server did not stop"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Whether `condition` comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -313,7 +313,7 @@ def golden() -> Callable[[str, list[dict[str, Any]]], None]:
 def eventually() -> Callable[..., Any]:
     """Wait until `check()` (sync or async) returns something true, and return that."""
 
-    async def wait(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+    async def wait(check: Callable[[], Any], seconds: float = 60.0) -> Any:
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             found = check()

@@ -54,7 +54,7 @@ def node(cluster: Cluster, namespace: str, kubectl: Callable[..., str], eventual
 def look(reconciler: Reconciler, namespace: str, eventually: Callable[..., Any]) -> Callable[..., Any]:
     """Reconcile `name` until its Ready condition has `reason`; returns the whole object."""
 
-    async def until(reason: str, name: str = "demo", seconds: float = 20.0) -> Object:
+    async def until(reason: str, name: str = "demo", seconds: float = 60.0) -> Object:
         async def there() -> Object | None:
             await reconciler.reconcile(namespace, name)
             found = await reconciler.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)

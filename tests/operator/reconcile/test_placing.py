@@ -59,14 +59,17 @@ async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
         assert found is not None
         return dict(found["spec"]["strategy"]["rollingUpdate"])
 
+    known = {old["metadata"]["name"]}
+
     async def waits(said: str) -> Object:
-        """Plays the scheduler's part: the new pod finds no node."""
+        """Plays the scheduler's part: the pod of the latest change finds no node."""
 
         async def new() -> Object | None:
-            there = await node.pods("engine")
-            return next((pod for pod in there if pod["metadata"]["name"] != old["metadata"]["name"]), None)
+            # Its predecessor, which found none either, may still be going.
+            return next((pod for pod in await node.pods("engine") if pod["metadata"]["name"] not in known), None)
 
         pod = await eventually(new)
+        known.add(pod["metadata"]["name"])
         message = f"0/1 nodes are available: {said}."
         node.patch(pod, {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]})
         return await look("Unschedulable")  # type: ignore[no-any-return]
