@@ -23,7 +23,7 @@ async def whole(request: Request, limit: int) -> bytes:
 
     Raises TooLargeError as soon as it passes `limit` bytes, DeadlineError when it takes too long, or ClientDisconnect.
     """
-    _check_declared(request, limit)
+    declared = _declared(request, limit)
     parts: list[bytes] = []
     size, begun = 0, _now()
     try:
@@ -32,7 +32,8 @@ async def whole(request: Request, limit: int) -> bytes:
                 size += len(piece)
                 _check_size(size, limit)
                 parts.append(piece)
-                patience.reschedule(begun + BODY_SECONDS + size / LEAST_BYTES_PER_SECOND)
+                if size != declared:
+                    patience.reschedule(begun + BODY_SECONDS + size / LEAST_BYTES_PER_SECOND)
     except TimeoutError:
         raise _late(begun) from None
     return b"".join(parts)
@@ -40,7 +41,7 @@ async def whole(request: Request, limit: int) -> bytes:
 
 async def pieces(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     """The body as it comes; raises as `whole` does. What is done with a piece does not count as the body's time."""
-    _check_declared(request, limit)
+    _declared(request, limit)
     size, patience = 0, BODY_SECONDS
     stream = request.stream()
     while True:
@@ -62,10 +63,13 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _check_declared(request: Request, limit: int) -> None:
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise TooLargeError(f"The body has {int(declared)} bytes; at most {limit} are allowed.")
+def _declared(request: Request, limit: int) -> int | None:
+    """The bytes that the request says its body has."""
+    said = request.headers.get("content-length", "")
+    declared = int(said) if said.isascii() and said.isdigit() else None
+    if declared is not None and declared > limit:
+        raise TooLargeError(f"The body has {declared} bytes; at most {limit} are allowed.")
+    return declared
 
 
 def _check_size(size: int, limit: int) -> None:
