@@ -21,6 +21,7 @@ from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
 from stoker_operator.spec.engine_guard import NEUTRAL
+from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.service import KV_CACHE_DTYPES, QUANTIZATIONS, FetchedModel, InferenceService
 
 DEPLOYMENT = ("apps/v1", "Deployment")
@@ -31,6 +32,8 @@ GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
 KEYS_FOLDER = "/etc/stoker/api-keys"
 KEYS_FILE = "keys"
+# The engine starts no more threads than this says, and fewer where a small model keeps fewer busy.
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
             {"name": "HOME", "value": "/tmp"},
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
             *(_own_settings() if runtime.env_from else ()),
+            *_threads(service),
             *(dict(item) for item in runtime.env),
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
@@ -223,6 +227,15 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
 def _own_settings() -> list[dict[str, str]]:
     """Variables that a Secret or ConfigMap must not bring: what is said by name wins over what comes from those."""
     return [{"name": variable(name), "value": value} for name, value in NEUTRAL.items()]
+
+
+def _threads(service: InferenceService) -> list[dict[str, str]]:
+    """The bound on an engine's threads that its share of a node asks for, where the processors are what computes."""
+    wanted = service.resources
+    if wanted.gpus or not wanted.cpu or any(item["name"] == THREADS for item in service.runtime.env):
+        return []
+    # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours.
+    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu))))}]
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:

@@ -109,6 +109,29 @@ def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: Fetc
     golden("host-memory", [deployment(built, settings, model)])
 
 
+@pytest.mark.parametrize(
+    ("resources", "env", "threads"),
+    [
+        ({"gpus": 0, "cpu": "7"}, [], ["7"]),
+        ({"gpus": 0, "cpu": "2900m"}, [], ["2"]),
+        ({"gpus": 0, "cpu": "300m"}, [], ["1"]),
+        ({"gpus": 0}, [], []),
+        ({"gpus": 1, "cpu": "7"}, [], []),
+        ({"gpus": 0, "cpu": "7"}, [{"name": "OMP_NUM_THREADS", "value": "5"}], ["5"]),
+    ],
+)
+def test_threads_of_an_engine_are_the_cores_it_asks_for(
+    service: Build,
+    settings: Settings,
+    model: FetchedModel,
+    resources: dict[str, Any],
+    env: list[dict[str, str]],
+    threads: list[str],
+) -> None:
+    pod = deployment(service(resources=resources, runtime={"env": env}), settings, model)["spec"]["template"]["spec"]
+    assert [each["value"] for each in pod["containers"][0]["env"] if each["name"] == "OMP_NUM_THREADS"] == threads
+
+
 def test_a_claim_as_source(service: Build, settings: Settings, golden: Any) -> None:
     built = service(model={"uri": "pvc://weights/llama/7b"}, cache={"mode": "PVC"})
     golden("pvc-source", [manifests.prefetch_job(built, settings, "uid-volume", 2, repair=True)])
