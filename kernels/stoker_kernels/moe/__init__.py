@@ -1,0 +1,31 @@
+"""Mixtures of experts: choosing each token's experts (`route`), and running them (`experts`).
+
+`triton_route.py` chooses and sorts, `triton_experts.py` multiplies, `tiles.py` holds their sizes by rule,
+`variants.py` what of it is compiled ahead, `reference.py` is the oracle.
+Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
+"""
+
+from stoker_kernels.moe.op import experts, route
+from stoker_kernels.moe.types import (
+    ExpertActivation,
+    ExpertKind,
+    ExpertWeights,
+    Plan,
+    Routes,
+    Routing,
+    expert_scale_shapes,
+    quantize_experts,
+)
+
+__all__ = [
+    "ExpertActivation",
+    "ExpertKind",
+    "ExpertWeights",
+    "Plan",
+    "Routes",
+    "Routing",
+    "expert_scale_shapes",
+    "experts",
+    "quantize_experts",
+    "route",
+]

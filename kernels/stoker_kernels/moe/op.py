@@ -1,0 +1,78 @@
+"""Mixtures of experts: `route` chooses each token's experts, `experts` runs them and adds up what they give.
+
+Invariants: a token's result depends on its own row and on how many tokens and experts there are, never on what the
+other rows hold; sums have a fixed order and no atomics. Launch sizes follow from shapes alone and nothing waits for the
+host, so a CUDA graph may capture both.
+Does not know: which layer it serves, nor how the router's logits were made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes, Routing
+from stoker_kernels.quant import FP8
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+register("route", "triton", "stoker_kernels.moe.triton_route:route", triton_supports(*_FLOATS))
+register("route", "reference", "stoker_kernels.moe.reference:route", reference_supports)
+register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8))
+register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
+
+
+def route(
+    logits: Tensor,
+    routing: Routing,
+    *,
+    bias: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Routes:
+    """The experts of each token: logits [T, E] → `Routes`, best first; of equals the first.
+
+    bias: the correction, [E] fp32, added to the scores for the choice alone. slot_mapping: [T] int64; a token whose
+    slot is negative is padding and gets no expert. counts: [E] int32, set to the tokens that each expert gets.
+    Raises ValueError for shapes that do not fit.
+    """
+    if logits.dim() != 2:
+        raise ValueError(f"logits are {tuple(logits.shape)}, not [T, E]")
+    routing.check(logits.shape[1])
+    for name, other, length in (("bias", bias, 1), ("slot_mapping", slot_mapping, 0), ("counts", counts, 1)):
+        if other is not None and other.shape != logits.shape[length : length + 1]:
+            raise ValueError(f"{name} is {tuple(other.shape)}, the logits are {tuple(logits.shape)}")
+    found: Routes = select("route", logits.device, logits.dtype)(
+        logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts
+    )
+    return found
+
+
+def experts(
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ over a token's experts of weight · down(act(gate) · up): x [T, H] float → [T, H] of x's dtype.
+
+    Experts in FP8 read x, and the product of gate and up, quantized per token. shared: [T, H], added to the sum, times
+    sigmoid(shared_gate) [T, 1] where that is given. `limit` is the bound of the activation "clamped".
+    A token without experts gets what is shared, or zeros. Raises ValueError for shapes that do not fit,
+    KernelUnavailable where nothing takes the weights' dtype.
+    """
+    if x.dim() != 2 or x.shape[1] != weights.hidden or routes.ids.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"x is {tuple(x.shape)}, choices {tuple(routes.ids.shape)}, down [E, H, F] = {tuple(weights.down.shape)}"
+        )
+    if shared is not None and shared.shape != x.shape:
+        raise ValueError(f"shared is {tuple(shared.shape)}, x is {tuple(x.shape)}")
+    y: Tensor = select("experts", x.device, weights.down.dtype)(
+        x, routes, weights, activation=activation, limit=limit, shared=shared, shared_gate=shared_gate, out=out
+    )
+    return y

@@ -1,0 +1,72 @@
+"""The sizes of tiles of a mixture of experts, by rule: from the numbers of tokens, experts and SMs alone.
+
+Invariants: pure. A tile holds tokens of one expert; a launch has room for the tiles of any routing.
+Knows nothing of Triton.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# So few tokens are chosen for, counted and sorted by one program, if their pairs × experts are few enough to count at
+# once, too. None of their experts has more than one tile.
+FEW_TOKENS = 16
+_FEW_COUNTS = 1 << 15
+TOKEN_TILES = (16, 32, 64, 128)
+# A tile should hold half as many tokens again as an expert gets in the mean, so that few experts need a second one,
+# which would read the weights again.
+_SLACK = 1.5
+_STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
+_WAVES = 2  # of programs, so that the SMs end together
+
+
+class RowTile(NamedTuple):
+    """How a program goes through its expert's weights: rows a tile, columns a step, warps, stages of the pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def power_of_two(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def in_one_program(tokens: int, top_k: int, experts: int) -> bool:
+    """Whether one program chooses and sorts for all tokens."""
+    return tokens <= FEW_TOKENS and FEW_TOKENS * power_of_two(top_k) * power_of_two(experts) <= _FEW_COUNTS
+
+
+def token_tile(tokens: int, top_k: int, experts: int) -> int:
+    """Tokens of a tile."""
+    if tokens <= FEW_TOKENS:
+        return FEW_TOKENS
+    wanted = _SLACK * tokens * top_k / experts
+    return next((tile for tile in TOKEN_TILES if tile >= wanted), TOKEN_TILES[-1])
+
+
+def most_tiles(tokens: int, top_k: int, experts: int) -> int:
+    """Tiles that the plan of a step has room for."""
+    pairs = tokens * top_k
+    if in_one_program(tokens, top_k, experts):
+        return min(pairs, experts)
+    return pairs // token_tile(tokens, top_k, experts) + experts
+
+
+def most_in_one(top_k: int, experts: int) -> int:
+    """Tiles that one program lays out at most, as a power of two."""
+    return max(2, power_of_two(min(FEW_TOKENS * top_k, experts)))
+
+
+def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:
+    """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many."""
+    if tile > _STREAMED:
+        # Operations count: two warpgroups on 128 × 128 sums, of gate and of up.
+        return RowTile(128, 64, 8, 3) if tile == TOKEN_TILES[-1] else RowTile(64, 64, 4, 4)
+    # Every SM shall stream some expert's rows: narrower tiles where there would be fewer programs than places.
+    for wide in (64, 32):
+        if tiles * -(-rows // wide) >= _WAVES * sms:
+            return RowTile(wide // 2 if gated else wide, 128, 4, 4)
+    return RowTile(16, 128, 4, 4)

@@ -1,0 +1,277 @@
+"""The experts' products in Triton: gate and up with their activation, down, and the weighted sum.
+
+The weight is the left side of every product, so that few tokens still make a full tile of the tensor cores. Gate-up
+reads activations through the order of the plan, down writes each pair's row to its token's place, and the sum goes over
+a token's choices in their order.
+Invariants: fp32 sums, one rounding to the result's dtype after the activation, one after down, one after the sum. A
+tile without tokens ends at once. Correct for every shape.
+Knows nothing of how experts were chosen.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stoker_kernels.launch.dispatch import interpreting, sm_count
+from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
+from stoker_kernels.launch.triton_kernel import kernel
+from stoker_kernels.moe.tiles import row_tile
+from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.quant import BLOCK, quantize_fp8
+
+DENSE, CHANNEL, BLOCKED = 0, 1, 2
+KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED}
+SUM_COLUMNS, SUM_WARPS = 1024, 4
+
+
+@triton.jit
+def _part(
+    weight, scale, x, row, source, rows, columns, x_stride, inside,
+    K: tl.constexpr, BLOCKS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Weight rows [ROWS] × x rows [TOKENS] → fp32 sums [ROWS, TOKENS]; `scale` is of the rows' block, if BLOCKS."""
+    sums = tl.zeros((row.shape[0], source.shape[0]), tl.float32)
+    for start in range(0, columns, K):
+        column = start + tl.arange(0, K)
+        a = tl.load(
+            weight + row[:, None] * columns + column[None, :],
+            mask=(row[:, None] < rows) & (column[None, :] < columns), other=0.0,
+        )  # fmt: skip
+        b = tl.load(
+            x + source[None, :] * x_stride + column[:, None],
+            mask=inside[None, :] & (column[:, None] < columns), other=0.0,
+        )  # fmt: skip
+        if WIDEN:  # Triton's interpreter multiplies fp32 only
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        if BLOCKS:
+            sums += tl.dot(a, b, input_precision="ieee") * tl.load(scale + start // 128)
+        else:
+            sums = tl.dot(a, b, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _both(
+    gate, gate_scale, up, up_scale, x, row, source, rows, columns, x_stride, inside,
+    K: tl.constexpr, BLOCKS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """As `_part` of two weights at once, which read x together."""
+    first = tl.zeros((row.shape[0], source.shape[0]), tl.float32)
+    second = tl.zeros((row.shape[0], source.shape[0]), tl.float32)
+    for start in range(0, columns, K):
+        column = start + tl.arange(0, K)
+        there = (row[:, None] < rows) & (column[None, :] < columns)
+        place = row[:, None] * columns + column[None, :]
+        a = tl.load(gate + place, mask=there, other=0.0)
+        c = tl.load(up + place, mask=there, other=0.0)
+        b = tl.load(
+            x + source[None, :] * x_stride + column[:, None],
+            mask=inside[None, :] & (column[:, None] < columns), other=0.0,
+        )  # fmt: skip
+        if WIDEN:
+            a, b, c = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32)
+        if BLOCKS:
+            first += tl.dot(a, b, input_precision="ieee") * tl.load(gate_scale + start // 128)
+            second += tl.dot(c, b, input_precision="ieee") * tl.load(up_scale + start // 128)
+        else:
+            first = tl.dot(a, b, first, input_precision="ieee")
+            second = tl.dot(c, b, second, input_precision="ieee")
+    return first, second
+
+
+@triton.jit
+def _settled(sums, scale, x_scale, bias, row, rows, source, inside, KIND: tl.constexpr):
+    """The sums with what was left out: channels' and tokens' scales, and the bias."""
+    if KIND == 1:
+        sums *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
+    if KIND > 0:
+        sums *= tl.load(x_scale + source, mask=inside, other=0.0)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    return sums
+
+
+@kernel
+def gate_up_kernel(
+    x, x_scale, weight, scale, bias, order, tiles, out, ffn, hidden, x_stride, top_k, limit, slope,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, CLAMPED: tl.constexpr,
+    WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    tile = tiles + tl.program_id(1) * 3
+    expert, begin, end = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    if begin >= end:
+        return
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place = begin + tl.arange(0, TOKENS)
+    inside = place < end
+    source = (tl.load(order + place, mask=inside, other=0) // top_k).to(tl.int64)
+    weight += expert * 2 * ffn * hidden
+    gate_scale, up_scale = scale, scale
+    if KIND == 1:
+        gate_scale += expert * 2 * ffn
+        up_scale = gate_scale + ffn
+    elif KIND == 2:
+        wide, high = tl.cdiv(ffn, 128), tl.cdiv(hidden, 128)
+        gate_scale += (expert * 2 * wide + tl.program_id(0) * ROWS // 128) * high
+        up_scale = gate_scale + wide * high
+    gate_bias, up_bias = bias, bias
+    if bias is not None:
+        gate_bias += expert * 2 * ffn
+        up_bias = gate_bias + ffn
+    gate, up = _both(
+        weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, hidden, x_stride, inside,
+        K, KIND == 2, WIDEN,
+    )  # fmt: skip
+    gate = _settled(gate, gate_scale, x_scale, gate_bias, row, ffn, source, inside, KIND)
+    up = _settled(up, up_scale, x_scale, up_bias, row, ffn, source, inside, KIND)
+    if CLAMPED:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+        result = up * gate * tl.sigmoid(slope * gate)
+    else:
+        result = gate * tl.sigmoid(gate) * up
+    target = out + place[None, :].to(tl.int64) * ffn + row[:, None]
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside[None, :] & (row[:, None] < ffn))
+
+
+@kernel
+def down_kernel(
+    x, x_scale, weight, scale, bias, order, tiles, out, hidden, ffn,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    tile = tiles + tl.program_id(1) * 3
+    expert, begin, end = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    if begin >= end:
+        return
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place = begin + tl.arange(0, TOKENS)
+    inside = place < end
+    pair = tl.load(order + place, mask=inside, other=0).to(tl.int64)
+    weight += expert * hidden * ffn
+    if KIND == 1:
+        scale += expert * hidden
+    elif KIND == 2:
+        scale += (expert * tl.cdiv(hidden, 128) + tl.program_id(0) * ROWS // 128) * tl.cdiv(ffn, 128)
+    if bias is not None:
+        bias += expert * hidden
+    source = place.to(tl.int64)
+    sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
+    sums = _settled(sums, scale, x_scale, bias, row, hidden, source, inside, KIND)
+    target = out + pair[None, :] * hidden + row[:, None]
+    tl.store(target, sums.to(out.dtype.element_ty), mask=inside[None, :] & (row[:, None] < hidden))
+
+
+@kernel
+def sum_kernel(
+    rows, ids, weights, shared, shared_gate, out, hidden, shared_stride,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < hidden
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        pair = token * TOP_K + choice
+        # A row of no expert was never written.
+        there = inside & (tl.load(ids + pair) >= 0)
+        row = tl.load(rows + pair * hidden + column, mask=there, other=0.0).to(tl.float32)
+        sums += tl.load(weights + pair) * row
+    if shared is not None:
+        beside = tl.load(shared + token * shared_stride + column, mask=inside, other=0.0).to(tl.float32)
+        if shared_gate is not None:
+            beside *= tl.sigmoid(tl.load(shared_gate + token).to(tl.float32))
+        sums += beside
+    tl.store(out + token * hidden + column, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def experts(
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`moe.experts` on CUDA; `routes` has the plan of this package's `route`."""
+    tokens = x.shape[0]
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if tokens == 0:
+        return y
+    if routes.plan is None:
+        raise ValueError("experts on CUDA read the plan of route on CUDA: --kernel route=reference has none")
+    inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit)
+    rows = _down(inner, routes.plan, weights)
+    top_k = routes.ids.shape[1]
+    sum_kernel[(tokens, triton.cdiv(weights.hidden, SUM_COLUMNS))](
+        rows, routes.ids, routes.weights, shared, shared_gate, y, weights.hidden,
+        weights.hidden if shared is None else shared.stride(0), TOP_K=top_k, BLOCK=SUM_COLUMNS,
+        num_warps=SUM_WARPS, **launch_options(x.device),
+    )  # fmt: skip
+    return y
+
+
+def _gate_up(
+    x: Tensor, plan: Plan, weights: ExpertWeights, top_k: int, activation: ExpertActivation, limit: float
+) -> Tensor:
+    """act(gate) · up of each pair, in the plan's order: [T·K, F] of x's dtype."""
+    from stoker_kernels.moe.types import CLAMPED_SLOPE
+
+    ffn, device = weights.ffn, x.device
+    inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
+    data, scale = _read(x, weights)
+    tiles = plan.tiles.shape[0]
+    shape = row_tile(plan.tokens, tiles, ffn, sm_count(device), gated=True)
+    gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
+        data, scale, weights.gate_up, weights.gate_up_scale, weights.gate_up_bias, plan.order, plan.tiles, inner,
+        ffn, weights.hidden, data.stride(0), top_k, limit, CLAMPED_SLOPE,
+        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
+        CLAMPED=activation == "clamped", WIDEN=interpreting() and x.device.type == "cpu",
+        num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
+    )  # fmt: skip
+    return inner
+
+
+def _down(inner: Tensor, plan: Plan, weights: ExpertWeights) -> Tensor:
+    """Each pair's row of down, at the pair's place: [T·K, H]."""
+    hidden, device = weights.hidden, inner.device
+    rows = torch.empty((inner.shape[0], hidden), dtype=inner.dtype, device=device)
+    data, scale = _read(inner, weights)
+    tiles = plan.tiles.shape[0]
+    shape = row_tile(plan.tokens, tiles, hidden, sm_count(device), gated=False)
+    down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
+        data, scale, weights.down, weights.down_scale, weights.down_bias, plan.order, plan.tiles, rows,
+        hidden, weights.ffn,
+        TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
+        WIDEN=interpreting() and inner.device.type == "cpu",
+        num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
+    )  # fmt: skip
+    return rows
+
+
+def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
+    """What a product reads: x, or x in FP8 with a scale a row."""
+    if not weights.takes_quantized:
+        return x, None
+    quantized = quantize_fp8(x)
+    return quantized.data, quantized.scale
+
+
+def _step(weights: ExpertWeights, columns: int) -> int:
+    """Columns a step: of weights with blocks exactly one block, else the bytes of `columns` in 16 bits, or fewer."""
+    if weights.kind == "fp8_block":
+        return BLOCK
+    return min(BLOCK, columns * 2 // weights.down.element_size())

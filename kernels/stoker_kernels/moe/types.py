@@ -1,0 +1,165 @@
+"""What mixtures of experts pass between router, experts and models: how is chosen, what was chosen, the weights.
+
+Invariants: frozen; a `Routing` and an `ExpertWeights` are checked once, when they are made, so kernels need not.
+Knows nothing of dispatch or of any GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.quant import BLOCK, FP8
+
+Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
+GroupScore = Literal["max", "top2"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block"]
+# "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate).
+ExpertActivation = Literal["silu", "clamped"]
+CLAMPED_SLOPE = 1.702
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's experts follow from its logits.
+
+    `scoring`: softmax or sigmoid of the logits, or sparsemixer, which chooses one expert after the other and weighs
+    each by a softmax over those left that lie within 2 · `jitter` of the best. `groups` > 1: only experts of the
+    `top_groups` best groups may be chosen; a group is worth its best expert ("max"), or the sum of its two best.
+    A correction bias moves the choice, never the weights. `renormalize`: the chosen weights add up to one. They are
+    multiplied with `scale` at the end. Softmax over the chosen logits alone is softmax, renormalized.
+    Raises ValueError for a combination that has no meaning.
+    """
+
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1 or not 1 <= self.top_groups <= self.groups:
+            raise ValueError(f"{self.top_k} experts of {self.top_groups} of {self.groups} groups cannot be chosen")
+        if self.scoring == "sparsemixer" and (self.groups > 1 or self.renormalize):
+            raise ValueError("sparsemixer has neither groups nor weights that add up to one")
+
+    def check(self, experts: int) -> None:
+        """Raises ValueError where so many experts cannot be chosen from."""
+        if experts % self.groups or self.top_k > experts // self.groups * self.top_groups:
+            raise ValueError(
+                f"{self.top_k} of {experts} experts in {self.top_groups} of {self.groups} groups cannot be chosen"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pairs of token and choice in the order of their experts, and the tiles that they make, on the device.
+
+    order: [T·K] int32, the pair `token · K + choice` at each sorted position; pairs of no expert are left out.
+    tiles: [n, 3] int32: expert, first and end of its sorted positions, at most `tokens` of them; none in unused ones.
+    """
+
+    order: Tensor
+    tiles: Tensor
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What was chosen: `ids` [T, K] int32, −1 for none, and `weights` [T, K] fp32; `plan` where kernels need it."""
+
+    ids: Tensor
+    weights: Tensor
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The experts of a layer, stacked.
+
+    gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
+    fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and
+    [E, ⌈H/128⌉, ⌈F/128⌉]. Biases: [E, 2F] and [E, H] or None.
+    Raises ValueError where they do not fit together.
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    kind: ExpertKind = "dense"
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        experts, hidden, ffn = self.down.shape
+        if tuple(self.gate_up.shape) != (experts, 2 * ffn, hidden):
+            raise ValueError(f"gate_up is {tuple(self.gate_up.shape)}, down [E, H, F] = {tuple(self.down.shape)}")
+        if not (self.gate_up.is_contiguous() and self.down.is_contiguous()):
+            raise ValueError("the weights of experts are contiguous")
+        expected = expert_scale_shapes(self.kind, experts, ffn, hidden)
+        got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
+        if got != expected or (self.kind != "dense") != (self.gate_up.dtype == FP8):
+            raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
+
+    @property
+    def takes_quantized(self) -> bool:
+        """Whether products read activations in FP8."""
+        return self.kind != "dense"
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.down.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.down.shape[1]
+
+    @property
+    def ffn(self) -> int:
+        """F."""
+        return self.down.shape[2]
+
+
+def expert_scale_shapes(
+    kind: ExpertKind, experts: int, ffn: int, hidden: int
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Shapes of the scales of gate and up, and of down."""
+    if kind == "dense":
+        return None, None
+    if kind == "fp8_channel":
+        return (experts, 2 * ffn), (experts, hidden)
+    wide, high = -(-ffn // BLOCK), -(-hidden // BLOCK)
+    return (experts, 2 * wide, high), (experts, high, wide)
+
+
+def quantize_experts(weights: ExpertWeights, kind: ExpertKind) -> ExpertWeights:
+    """Dense experts in FP8, by the definition of `quantize_weight`: each of gate, up and down by itself."""
+    from stoker_kernels.quant import quantize_weight
+
+    if kind == "dense":
+        return weights
+    gate_ups, downs = [], []
+    for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
+        gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(2)])
+        downs.append(quantize_weight(down, kind))
+    data = torch.stack([torch.cat([half.data for half in halves]) for halves in gate_ups])
+    scales = torch.stack([torch.cat([_scale(half.scale, kind) for half in halves]) for halves in gate_ups])
+    down_scales = torch.stack([_scale(each.scale, kind) for each in downs])
+    return ExpertWeights(
+        data, torch.stack([each.data for each in downs]), kind, scales, down_scales,
+        weights.gate_up_bias, weights.down_bias,
+    )  # fmt: skip
+
+
+def _scale(scale: Tensor | None, kind: ExpertKind) -> Tensor:
+    assert scale is not None, "a weight in FP8 has a scale"
+    return scale[:, 0] if kind == "fp8_channel" else scale

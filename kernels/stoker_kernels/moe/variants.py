@@ -1,0 +1,120 @@
+"""What of the mixture-of-experts kernels is compiled ahead: by the ways that published models choose, and by tile.
+
+Invariants: `tiles.row_tile` gives no other tiles than `_ROW_TILES` lists. What stands here for no model, such as other
+numbers of choices or of experts, is compiled at its first start.
+Knows nothing of compiling.
+"""
+
+from __future__ import annotations
+
+from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.moe import triton_experts, triton_route
+from stoker_kernels.moe.tiles import FEW_TOKENS, TOKEN_TILES, RowTile, in_one_program, most_in_one, power_of_two
+
+# Experts, choices, renormalized, sigmoid with a bias, groups and best groups of published models, as in their configs.
+PUBLISHED = (
+    (128, 8, True, False, 1, 1),  # Qwen3-30B-A3B, -235B-A22B
+    (60, 4, False, False, 1, 1),  # Qwen1.5-MoE-A2.7B
+    (64, 8, False, False, 1, 1),  # Qwen2-57B-A14B, OLMoE
+    (8, 2, True, False, 1, 1),  # Mixtral
+    (32, 8, True, False, 1, 1),  # Granite 3 1B-A400M
+    (40, 8, True, False, 1, 1),  # Granite 3 3B-A800M
+    (32, 4, True, False, 1, 1),  # gpt-oss-20b
+    (128, 4, True, False, 1, 1),  # gpt-oss-120b
+    (128, 8, True, True, 1, 1),  # GLM-4.5-Air
+    (160, 8, True, True, 1, 1),  # GLM-4.5
+    (64, 6, False, False, 1, 1),  # DeepSeek-V2-Lite
+    (256, 8, True, True, 8, 4),  # DeepSeek-V3
+)
+_TILE_CHOICES = {
+    16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
+    32: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
+    64: (RowTile(64, 64, 4, 4),),
+    128: (RowTile(128, 64, 8, 3),),
+}
+_DOWN_CHOICES = _TILE_CHOICES | {
+    tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)) for tile in (16, 32)
+}
+
+
+def _register_routes() -> None:
+    seen = set()
+    for experts, top_k, renormalize, sigmoid, groups, top_groups in PUBLISHED:
+        width, choices = power_of_two(experts), power_of_two(top_k)
+        ways = [(False, 1)]
+        if in_one_program(FEW_TOKENS, top_k, experts):
+            ways.append((True, most_in_one(top_k, experts)))
+        for alone, tiles in ways:
+            constants = {
+                "TOKENS": FEW_TOKENS, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": int(sigmoid),
+                "RENORMALIZE": renormalize, "GROUPS": groups, "TOP_GROUPS": top_groups, "TOP2": sigmoid and groups > 1,
+                "ALL": alone, "TILES": tiles,
+            } | ({} if sigmoid else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
+            key = tuple(sorted((name, str(value)) for name, value in constants.items()))
+            if key in seen:
+                continue
+            seen.add(key)
+            types = dict.fromkeys(("ids", "order", "tiles", "counts"), f"*{I32}")
+            types |= {"logits": f"*{BF16}", "bias": f"*{FP32}", "slots": "*i64", "weights": f"*{FP32}"}
+            types |= dict.fromkeys(("tokens", "num_experts", "logits_stride", "group_size", "most"), I32)
+            register_aot(
+                triton_route.route_kernel, types | {"scale": FP32, "jitter": FP32}, [constants],
+                options={"num_warps": triton_route.ROUTE_WARPS}, min_sm=80, compact=len(seen) == 2,
+            )  # fmt: skip
+
+
+def _register_sort() -> None:
+    types = dict.fromkeys(("ids", "order", "tiles", "counts"), f"*{I32}") | {"pairs": I32, "most": I32}
+    register_aot(
+        triton_route.sort_kernel, types,
+        [{"TILE": tile, "BLOCK": triton_route.SORT_BLOCK} for tile in TOKEN_TILES],
+        options={"num_warps": triton_route.SORT_WARPS}, min_sm=80,
+    )  # fmt: skip
+
+
+def _register_products() -> None:
+    plan = {"order": f"*{I32}", "tiles": f"*{I32}"}
+    for kind, (weight, min_sm) in enumerate(((BF16, 80), ("fp8e4nv", 89), ("fp8e4nv", 89))):
+        types = plan | {"x": f"*{weight}", "weight": f"*{weight}", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
+        unscaled: dict[str, object] = {"x_scale": None, "scale": None} if kind == 0 else {}
+        for biased in (False, True) if kind == 0 else (False,):
+            bias: dict[str, object] = {} if biased else {"bias": None}
+            for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
+                _register_product(gated, table, kind, min_sm, types, unscaled | bias)
+
+
+def _register_product(
+    gated: bool, table: dict[int, tuple[RowTile, ...]], kind: int, min_sm: int, types: dict[str, str],
+    constants: dict[str, object],
+) -> None:  # fmt: skip
+    types = types | {"out": f"*{BF16}", "bias": f"*{BF16}", "ffn": I32_DIVISIBLE, "hidden": I32_DIVISIBLE}
+    biased = "bias" not in constants
+    if gated:
+        types |= {"x_stride": I32_DIVISIBLE, "top_k": I32, "limit": FP32, "slope": FP32}
+        constants = constants | {"CLAMPED": biased}
+    for tokens, shapes in table.items():
+        for shape in shapes:
+            columns = shape.columns if kind == 0 else 128
+            register_aot(
+                triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
+                [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],
+                options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm,
+                compact=tokens in (16, 128) and kind == 0 and not biased and shape is shapes[0],
+            )  # fmt: skip
+
+
+def _register_sums() -> None:
+    for top_k in sorted({each[1] for each in PUBLISHED}):
+        for beside in ({"shared": None, "shared_gate": None}, {"shared_gate": None}, {}):
+            types = dict.fromkeys(("rows", "out", "shared", "shared_gate"), f"*{BF16}")
+            types |= {"ids": f"*{I32}", "weights": f"*{FP32}", "hidden": I32_DIVISIBLE, "shared_stride": I32_DIVISIBLE}
+            register_aot(
+                triton_experts.sum_kernel, types, [beside | {"TOP_K": top_k, "BLOCK": triton_experts.SUM_COLUMNS}],
+                options={"num_warps": triton_experts.SUM_WARPS}, min_sm=80, compact=top_k == 8 and not beside,
+            )  # fmt: skip
+
+
+_register_routes()
+_register_sort()
+_register_products()
+_register_sums()

@@ -1,0 +1,95 @@
+"""Mixtures of experts as plainly as loops can say them, in fp64: independent of the package's own reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.moe import ExpertActivation, ExpertWeights, Routing
+
+
+def chosen(logits: list[float], routing: Routing, bias: list[float] | None) -> list[tuple[int, float]]:
+    """(expert, weight) of one token, best first."""
+    if routing.scoring == "sparsemixer":
+        return _sparsemixer(logits, routing)
+    if routing.scoring == "softmax":
+        total = sum(math.exp(value - max(logits)) for value in logits)
+        scores = [math.exp(value - max(logits)) / total for value in logits]
+    else:
+        scores = [1.0 / (1.0 + math.exp(-value)) for value in logits]
+    corrected = [score + (bias[expert] if bias else 0.0) for expert, score in enumerate(scores)]
+    size = len(logits) // routing.groups
+    worth = []
+    for group in range(routing.groups):
+        members = sorted(corrected[group * size : (group + 1) * size], reverse=True)
+        worth.append(sum(members[: 2 if routing.group_score == "top2" else 1]))
+    groups = sorted(range(routing.groups), key=lambda group: -worth[group])[: routing.top_groups]
+    allowed = [expert for expert in range(len(logits)) if expert // size in groups]
+    best = sorted(allowed, key=lambda expert: -corrected[expert])[: routing.top_k]
+    norm = sum(scores[expert] for expert in best) if routing.renormalize else 1.0
+    return [(expert, scores[expert] / norm * routing.scale) for expert in best]
+
+
+def _sparsemixer(logits: list[float], routing: Routing) -> list[tuple[int, float]]:
+    left = dict(enumerate(logits))
+    found = []
+    for _ in range(routing.top_k):
+        expert = max(left, key=lambda each: left[each])
+        best = left[expert]
+        near = [value for value in left.values() if (best - value) / max(abs(value), best) <= 2 * routing.jitter]
+        found.append((expert, routing.scale / sum(math.exp(value - best) for value in near)))
+        del left[expert]
+    return found
+
+
+def mixed(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    of: ExpertWeights,
+    activation: ExpertActivation,
+    limit: float,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """What a mixture gives, fp64 throughout: [T, H]."""
+    result = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token, row in enumerate(x.double()):
+        for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
+            if expert < 0:
+                continue
+            both = of.gate_up[expert].double() @ row
+            if of.gate_up_bias is not None:
+                both = both + of.gate_up_bias[expert].double()
+            first, second = both[: of.ffn], both[of.ffn :]
+            if activation == "clamped":
+                first, second = first.clamp(max=limit), second.clamp(-limit, limit)
+                inner = first * torch.sigmoid(1.702 * first) * (second + 1)
+            else:
+                inner = first * torch.sigmoid(first) * second
+            given = of.down[expert].double() @ inner
+            if of.down_bias is not None:
+                given = given + of.down_bias[expert].double()
+            result[token] += weight * given
+    if shared is not None:
+        result += shared.double() * (1.0 if gate is None else torch.sigmoid(gate.double()))
+    return result
+
+
+def random_experts(
+    experts: int, ffn: int, hidden: int, dtype: torch.dtype, device: torch.device, *, bias: bool = False, seed: int = 0
+) -> ExpertWeights:
+    """Experts whose outputs are of order one for inputs of order one."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, spread: float) -> Tensor:
+        return (torch.randn(shape, generator=generator) * spread).to(device, dtype)
+
+    return ExpertWeights(
+        draw(experts, 2 * ffn, hidden, spread=hidden**-0.5),
+        draw(experts, hidden, ffn, spread=ffn**-0.5),
+        gate_up_bias=draw(experts, 2 * ffn, spread=0.3) if bias else None,
+        down_bias=draw(experts, hidden, spread=0.3) if bias else None,
+    )

@@ -1,0 +1,193 @@
+"""Mixtures of experts in Triton against plain loops: any choice, any number of tokens, any distribution of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tests.kernels.moe.oracle import chosen, mixed, random_experts
+from tests.kernels.moe.routings import ROUTINGS, draw
+
+from stoker_kernels.launch.dispatch import interpreting
+from stoker_kernels.moe import (
+    ExpertActivation,
+    ExpertWeights,
+    Routes,
+    Routing,
+    quantize_experts,
+    reference,
+    triton_experts,
+    triton_route,
+)
+from stoker_kernels.moe.tiles import in_one_program
+
+# exp of −∞ and of large logits is meant; the interpreter's numpy says so.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.2e-2}
+
+
+def check_plan(found: Routes, experts: int) -> None:
+    """The order lists each expert's pairs by token, and the tiles cover them once."""
+    assert found.plan is not None
+    flat = found.ids.flatten().tolist()
+    expected = sorted((expert, pair) for pair, expert in enumerate(flat) if expert >= 0)
+    order = found.plan.order.tolist()
+    assert order[: len(expected)] == [pair for _, pair in expected]
+    covered = []
+    for expert, begin, end in found.plan.tiles.tolist():
+        assert end - begin <= found.plan.tokens
+        covered += [(expert, order[place]) for place in range(begin, end)]
+    assert sorted(covered) == expected
+    assert all(expert < experts for expert, _ in covered)
+
+
+@pytest.mark.parametrize("tokens", [1, 11, 37])
+@pytest.mark.parametrize("case", range(len(ROUTINGS)))
+def test_choices_and_their_order(case: int, tokens: int, device: torch.device) -> None:
+    routing, count, with_bias = ROUTINGS[case]
+    logits, bias = draw(100 * case + tokens, tokens, count, with_bias)
+    slots = torch.arange(tokens)
+    slots[tokens // 2 :: 4] = -1
+    counts = torch.full((count,), 99, dtype=torch.int32, device=device)
+    on_device = None if bias is None else bias.to(device)
+    found = triton_route.route(logits.to(device), routing, bias=on_device, slot_mapping=slots.to(device), counts=counts)
+    for token, (row, ids, weights) in enumerate(
+        zip(logits.tolist(), found.ids.tolist(), found.weights.tolist(), strict=True)
+    ):
+        expected = chosen(row, routing, None if bias is None else bias.tolist())
+        assert ids == ([-1] * routing.top_k if slots[token] < 0 else [expert for expert, _ in expected])
+        if slots[token] >= 0:
+            assert weights == pytest.approx([weight for _, weight in expected], rel=1e-4)
+    check_plan(found, count)
+    assert counts.tolist() == [int((found.ids == expert).sum()) for expert in range(count)]
+
+
+@pytest.mark.parametrize("tokens", [3, 700])
+def test_equal_logits_choose_the_first_experts(tokens: int, device: torch.device) -> None:
+    """One expert gets every token, so that it has many tiles and others have none."""
+    found = triton_route.route(torch.zeros(tokens, 9, device=device), Routing(2))
+    assert found.ids.tolist() == [[0, 1]] * tokens
+    check_plan(found, 9)
+
+
+def test_more_pairs_than_a_block_of_the_sort(device: torch.device) -> None:
+    logits = torch.randn(1500, 33, generator=torch.Generator().manual_seed(3)).to(device)
+    found = triton_route.route(logits, Routing(3))
+    assert torch.equal(found.ids, reference.route(logits, Routing(3)).ids)
+    check_plan(found, 33)
+
+
+def test_logits_that_are_no_numbers_choose_experts_that_exist(device: torch.device) -> None:
+    found = triton_route.route(torch.full((4, 6), float("nan"), device=device), Routing(3))
+    assert int(found.ids.max()) < 8  # what is read for them stays within reach; the result is no number either way
+
+
+def distributed(tokens: int, top_k: int, experts: int, how: str) -> torch.Tensor:
+    """Logits [tokens, experts] that send tokens everywhere, all to the same experts, or leave half of them out."""
+    shuffled = random.Random(tokens * experts)
+    logits = torch.tensor([[shuffled.gauss(0, 1) for _ in range(experts)] for _ in range(tokens)])
+    if how == "same":
+        logits += torch.linspace(0, 20 * experts, experts)
+    if how == "half":
+        logits[:, ::2] -= 50.0
+    assert top_k <= experts // 2
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "how", "dtype"),
+    [
+        (1, 2, 6, "any", torch.bfloat16),
+        (1, 3, 11, "any", torch.float16),
+        (7, 2, 9, "half", torch.bfloat16),
+        (16, 3, 8, "same", torch.float32),
+        (40, 2, 6, "any", torch.bfloat16),
+        (45, 2, 5, "half", torch.float16),
+        (90, 1, 3, "same", torch.float32),
+        (150, 2, 4, "any", torch.bfloat16),
+    ],
+)
+def test_experts_give_the_weighted_sum(
+    tokens: int, top_k: int, experts: int, how: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    ffn, hidden = 24 + 8 * (tokens % 5), 40 + 8 * (tokens % 3)
+    clamped = tokens % 2 == 0
+    weights = random_experts(experts, ffn, hidden, dtype, device, bias=clamped, seed=tokens)
+    x = torch.randn(tokens, hidden, generator=generator).to(device, dtype)
+    beside = torch.randn(tokens, hidden, generator=generator).to(device, dtype) if top_k > 1 else None
+    gate = torch.randn(tokens, 1, generator=generator).to(device, dtype) if top_k > 2 else None
+    logits = distributed(tokens, top_k, experts, how).to(device)
+    slots = torch.arange(tokens, device=device)
+    slots[1::7] = -1
+    found = triton_route.route(logits, Routing(top_k, renormalize=True), slot_mapping=slots)
+    assert in_one_program(tokens, top_k, experts) == (tokens <= 16)
+    kind: ExpertActivation = "clamped" if clamped else "silu"
+    out = torch.full_like(x, float("nan"))
+    got = triton_experts.experts(
+        x, found, weights, activation=kind, limit=0.8, shared=beside, shared_gate=gate, out=out
+    )
+    assert got is out
+    expected = mixed(x, found.ids, found.weights, weights, kind, 0.8, beside, gate)
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", ["fp8_channel", "fp8_block"])
+@pytest.mark.parametrize(("tokens", "experts"), [(5, 4), (50, 3)])
+def test_quantized_experts_equal_the_reference(tokens: int, experts: int, kind: str, device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("products in FP8 need SM 8.9")
+    dense = random_experts(experts, 144, 176, torch.float32, device, seed=tokens)
+    weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
+    x = torch.randn(tokens, 176, generator=torch.Generator().manual_seed(1)).to(device)
+    found = triton_route.route(distributed(tokens, 1, experts, "any").to(device), Routing(1))
+    expected = reference.experts(x, found, weights)
+    got = triton_experts.experts(x, found, weights)
+    # A value on the edge between two e4m3 numbers may fall either way.
+    assert ((got - expected).norm() / expected.norm()).item() < 0.01
+
+
+def test_a_token_s_bits_do_not_depend_on_the_others(device: torch.device) -> None:
+    weights = random_experts(5, 32, 48, torch.float32, device)
+    x = torch.randn(21, 48, generator=torch.Generator().manual_seed(5)).to(device)
+    logits = torch.randn(21, 5, generator=torch.Generator().manual_seed(6)).to(device)
+    first = triton_experts.experts(x, triton_route.route(logits, Routing(2)), weights)
+    order = torch.randperm(21, generator=torch.Generator().manual_seed(7))
+    again = triton_experts.experts(x[order], triton_route.route(logits[order], Routing(2)), weights)
+    assert torch.equal(first[order], again)
+
+
+def test_experts_without_a_plan_are_refused(device: torch.device) -> None:
+    weights = random_experts(4, 16, 16, torch.float32, device)
+    found = reference.route(torch.randn(2, 4, device=device), Routing(1))
+    with pytest.raises(ValueError, match="plan"):
+        triton_experts.experts(torch.randn(2, 16, device=device), found, weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 17, 64, 200, 256, 1000, 4096])
+def test_experts_match_at_real_sizes(tokens: int, kind: str, device: torch.device) -> None:
+    """The shape of Qwen3-30B-A3B with fewer experts, so that the reference takes seconds."""
+    dense = random_experts(32, 768, 2048, torch.bfloat16, device)
+    weights = quantize_experts(dense, kind)  # type: ignore[arg-type]
+    assert isinstance(weights, ExpertWeights)
+    x = torch.randn(tokens, 2048, device=device).bfloat16()
+    logits = torch.randn(tokens, 32, device=device).bfloat16()
+    found = triton_route.route(logits, Routing(8, renormalize=True))
+    check_plan(found, 32)
+    got, again = (triton_experts.experts(x, found, weights) for _ in range(2))
+    assert torch.equal(got, again)
+    expected = reference.experts(x.float(), found, ExpertWeights(
+        weights.gate_up.float() if kind == "dense" else weights.gate_up,
+        weights.down.float() if kind == "dense" else weights.down, weights.kind,
+        weights.gate_up_scale, weights.down_scale,
+    ))  # fmt: skip
+    bound = 8e-3 if kind == "dense" else 2e-2
+    assert ((got.float() - expected).norm() / expected.norm()).item() < bound
+
+
+def test_the_interpreter_is_told_apart(device: torch.device) -> None:
+    assert interpreting() == (device.type == "cpu")

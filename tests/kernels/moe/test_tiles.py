@@ -1,0 +1,49 @@
+"""The rule of tiles: whatever the shape, a plan has room for every routing, and what is compiled ahead covers it."""
+
+from __future__ import annotations
+
+import random
+
+from stoker_kernels.launch import aot
+from stoker_kernels.moe import tiles
+
+
+def test_a_plan_has_room_for_any_routing() -> None:
+    shuffled = random.Random(11)
+    for _ in range(300):
+        experts = shuffled.randint(1, 300)
+        top_k = shuffled.randint(1, min(10, experts))
+        tokens = shuffled.randint(1, 500)
+        tile = tiles.token_tile(tokens, top_k, experts)
+        favourites = sorted(shuffled.sample(range(experts), max(top_k, experts // shuffled.randint(1, 20))))
+        counts = [0] * experts
+        for _ in range(tokens):
+            for expert in shuffled.sample(favourites, top_k):
+                counts[expert] += 1
+        needed = sum(-(-count // tile) for count in counts)
+        assert needed <= tiles.most_tiles(tokens, top_k, experts)
+        if tiles.in_one_program(tokens, top_k, experts):
+            assert max(counts) <= tile
+            assert tiles.most_tiles(tokens, top_k, experts) <= tiles.most_in_one(top_k, experts)
+
+
+def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
+    ahead = {
+        (each.spec.kernel.__name__, each.constants["TOKENS"], each.constants["ROWS"], *each.spec.options.values())
+        for each in aot.variants(90)
+        if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
+    }
+    shuffled = random.Random(5)
+    for _ in range(500):
+        tile, rows = shuffled.choice(tiles.TOKEN_TILES), shuffled.randint(1, 20000)
+        gated = shuffled.random() < 0.5
+        shape = tiles.row_tile(tile, shuffled.randint(1, 400), rows, shuffled.choice((78, 108, 132)), gated=gated)
+        name = "gate_up_kernel" if gated else "down_kernel"
+        assert (name, tile, shape.rows, shape.warps, shape.stages) in ahead
+
+
+def test_few_tokens_still_use_every_sm() -> None:
+    """One token of a model with eight experts of 768: more programs than SMs, in both products."""
+    for rows, gated in ((768, True), (2048, False)):
+        shape = tiles.row_tile(16, 8, rows, 132, gated=gated)
+        assert 8 * -(-rows // shape.rows) >= 2 * 132
