@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -84,6 +85,21 @@ def test_the_verification_takes_its_arguments(
         model.digest,
         verify == "Always",
     )
+
+
+@pytest.mark.parametrize("uri", ["hf://org/model", "pvc://claim/a/b"])
+def test_the_scheduled_verification_takes_its_arguments(
+    service: Build, settings: Settings, model: FetchedModel, uri: str
+) -> None:
+    built = service(model={"uri": uri}, cache={"verify": "Scheduled"})
+    command, *rest = arguments(manifests.verify_job(built, settings, model, "v", datetime.now(UTC)), "verify")
+    assert command == "fetch"
+    options = fetch_cli._options(rest)
+    assert options.digest == model.digest
+    if uri.startswith("pvc"):
+        assert (options.in_place, options.uri_flag, str(options.root)) == (True, "file:///models/a/b", "/models")
+    else:
+        assert (options.verify_only, options.full, str(options.path)) == (True, True, f"/models/{model.path}")
 
 
 def test_weights_that_stay_where_they_lie(service: Build, settings: Settings, model: FetchedModel) -> None:

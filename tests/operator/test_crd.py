@@ -53,6 +53,9 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "PVC", "retain": "24h", "pvc": {"size": "5Gi"}}},
     {"cache": {"pvc": {"existingClaim": "mine"}}},
     {"cache": {"retain": "8760h"}},
+    {"cache": {"verify": "Scheduled"}},
+    {"cache": {"verify": "Scheduled", "verifyEvery": "90m", "pvc": {"accessMode": "ReadWriteMany"}}},
+    {"model": {"uri": "pvc://claim/dir"}, "cache": {"verify": "Scheduled", "verifyEvery": "8760h"}},
     {"rollout": {"waitForIdle": "10m"}, "disruption": {"maxUnavailable": 3, "protectStartup": True}},
     {
         "placement": {

@@ -1,14 +1,14 @@
 """Writes the status of a service, where it says something new.
 
 Invariants: a status is compared whole before it is written, but for conditions of other writers; every change of
-Ready's status or reason is told by one event.
+Ready's status or reason is told by one event, and so is rot that a verification finds, and that it is mended.
 Knows nothing of what a status says.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker_operator.apply.events import record_event, service_key
@@ -20,7 +20,7 @@ log = logging.getLogger("stoker.operator")
 
 
 async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Write the status if it says something new, with an event when the reason of Ready changed."""
+    """Write the status if it says something new, with the events of what is news."""
     earlier = service.get("status") or {}
     if not _differs(earlier, status):
         return False
@@ -37,12 +37,21 @@ async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Map
         if error.status != 404:
             raise
         return False
-    before, after = _ready(earlier), _ready(status)
-    if after and (not before or (before["status"], before["reason"]) != (after["status"], after["reason"])):
-        kind = "Normal" if after["reason"] in STAGES else "Warning"
-        log.info("%s/%s: %s: %s", *service_key(service), after["reason"], after["message"])
-        await record_event(cluster, service, kind, after["reason"], after["message"])
+    for kind, told in _news(earlier, status):
+        log.info("%s/%s: %s: %s", *service_key(service), told["reason"], told["message"])
+        await record_event(cluster, service, kind, told["reason"], told["message"])
     return True
+
+
+def _news(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(Normal or Warning, the condition) of what is told by an event."""
+    before, after = _condition(earlier, "Ready"), _condition(status, "Ready")
+    if after and (not before or (before["status"], before["reason"]) != (after["status"], after["reason"])):
+        yield "Normal" if after["reason"] in STAGES else "Warning", after
+    before, after = _condition(earlier, "CacheVerified"), _condition(status, "CacheVerified")
+    said = (before.get("status"), after.get("status"))
+    if after and said[0] != said[1] and "False" in said:
+        yield "Warning" if said[1] == "False" else "Normal", after
 
 
 def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
@@ -54,5 +63,6 @@ def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     return there != dict(status)
 
 
-def _ready(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((item for item in status.get("conditions") or () if item["type"] == "Ready"), None)
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """One condition; {} while there is none."""
+    return next((item for item in status.get("conditions") or () if item["type"] == kind), {})

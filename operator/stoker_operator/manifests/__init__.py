@@ -24,6 +24,7 @@ from stoker_operator.manifests.network import metrics_service, service_url, web_
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
 from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key
 from stoker_operator.manifests.scaling import pod_autoscaler, scaled_object
+from stoker_operator.manifests.verification import verify_job, verify_pod
 from stoker_operator.manifests.workload import (
     Variant,
     deployment,
@@ -68,6 +69,8 @@ __all__ = [
     "service_url",
     "source_id",
     "template_key",
+    "verify_job",
+    "verify_pod",
     "volume_claim",
     "web_service",
 ]

@@ -56,6 +56,7 @@ async def observe(
     children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
+    verify_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "verify")
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
     floor = scaling.least if scaling is not None and scaling.ours else None
@@ -75,6 +76,7 @@ async def observe(
         claims=tuple(by_kind[kinds.CLAIM]),
         engine_pods=engine_pods,
         fetch_pods=fetch_pods,
+        verify_pods=verify_pods,
         jobs=tuple(by_kind[kinds.JOB]),
         revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,

@@ -52,6 +52,7 @@ class Observed:
     claims: tuple[Object, ...] = ()
     engine_pods: tuple[Object, ...] = ()
     fetch_pods: tuple[Object, ...] = ()
+    verify_pods: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     rollout: Rollout = field(default_factory=Rollout)
     revisions: tuple[Object, ...] = ()

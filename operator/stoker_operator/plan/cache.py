@@ -28,6 +28,7 @@ from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
 from stoker_operator.plan.drift import first_difference
 from stoker_operator.plan.jobs import attempt_of, condition_time, delete, is_finished, pods_of, source_of, time_of
+from stoker_operator.plan.verification import is_verification, plan_verification, rot_finding, verdict
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import human_bytes
@@ -52,13 +53,16 @@ _ADVICE = {
     "RevisionNotFound": "Check spec.model.revision.",
     "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
 }
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """What to do for the cache, and how it stands. `model` is None until it is published and sound. `exact`: something
-    is due after `requeue_after`, not only to be looked at.
+    is due after `requeue_after`, not only to be looked at. `rot`: what a scheduled verification found of a model that
+    serves meanwhile; `verified`: when all of it was last found right, as Kubernetes writes times; `verify_after`:
+    seconds until the next verification.
     """
 
     claim: str
@@ -71,9 +75,17 @@ class CachePlan:
     exact: bool = False
     resolved: FetchedModel | None = None
     in_place: bool = False
+    rot: Finding | None = None
+    verified: str = ""
+    verify_after: float | None = None
+    verification: Condition | None = None
 
     def conditions(self) -> list[Condition]:
-        """ModelResolved and ModelCached."""
+        """ModelResolved and ModelCached; CacheVerified where verifications are scheduled."""
+        found = self._conditions()
+        return [*found, self.verification] if self.verification is not None else found
+
+    def _conditions(self) -> list[Condition]:
         known = self.model or self.resolved
         waiting = self.finding or Finding("Fetching", "the prefetch has not reported yet")
         if known is None:
@@ -83,6 +95,8 @@ class CachePlan:
             resolved = Condition("ModelResolved", "True", "Resolved", message)
         if self.model is None:
             return [resolved, Condition("ModelCached", "False", waiting.reason, waiting.message)]
+        if self.rot is not None:
+            return [resolved, Condition("ModelCached", "False", self.rot.reason, self.rot.message)]
         if self.in_place:
             text = f"{self.model.digest} was hashed where it lies, on volume {self.claim}; nothing was copied."
             return [resolved, Condition("ModelCached", "True", "InPlace", text)]
@@ -115,7 +129,41 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
             base, actions=tuple(freed), finding=Finding("VolumeTerminating", text), requeue_after=POLL_SECONDS
         )
     base = replace(base, source=source, actions=tuple(claim))
-    return _from_jobs(service, observed, settings, now, base, jobs)
+    return _looked_after(service, observed, settings, now, base, jobs)
+
+
+def _looked_after(
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    now: datetime,
+    base: CachePlan,
+    jobs: list[Object],
+) -> CachePlan:
+    """The volume is there: what its prefetch Jobs say of it, and its verifications."""
+    fetches = [job for job in jobs if not is_verification(job)]
+    latest = fetches[-1] if fetches else None
+    known = verdict(service, observed, base.source, latest)
+    rot = known.rot if service.cache.verify == "Scheduled" else None
+    mends = rot if not service.in_place else None
+    base = replace(base, verified=known.at.strftime(_TIME) if known.at else "")
+    plan = _from_jobs(service, observed, settings, now, base, fetches, mends)
+    mending = plan.finding
+    if mends is not None and plan.resolved is not None and _broken_cache(service, observed, latest) is None:
+        # The pods that serve have read it before: only who would read it now waits until it is mended.
+        plan = replace(plan, model=plan.resolved, finding=None)
+    if rot is not None and plan.model is not None:
+        found = rot_finding(service, known, mending)
+        said = Condition("CacheVerified", "False", found.reason, found.message)
+        plan = replace(plan, rot=found, verification=said)
+    uid = _volume_uid(observed, base)
+    scheduled = plan_verification(service, observed, settings, plan.model, uid, known, now)
+    return replace(
+        plan,
+        actions=(*plan.actions, *scheduled.actions),
+        verification=plan.verification or scheduled.condition,
+        verify_after=scheduled.due_seconds,
+    )
 
 
 def _from_jobs(
@@ -125,7 +173,9 @@ def _from_jobs(
     now: datetime,
     base: CachePlan,
     jobs: list[Object],
+    rot: FetchFailure | None,
 ) -> CachePlan:
+    """What the prefetch Jobs of this source say and what follows. `rot` is to be mended as what a pod found is."""
     earlier = _earlier_attempt(service, base.source)
     latest = jobs[-1] if jobs else None
     attempt = max(earlier, attempt_of(latest) if latest else 0)
@@ -133,13 +183,14 @@ def _from_jobs(
     base = replace(base, attempt=attempt, actions=(*base.actions, *stale))
     known = _known_model(service, observed, base.source, latest)
     broken = _broken_cache(service, observed, latest)
+    base = replace(base, resolved=known)
     changed = _changed(service, settings, _volume_uid(observed, base), latest) if latest is not None else ""
     if latest is not None and not is_finished(latest):
         if not changed:
             return _while_running(observed, base, latest, known, now)
         base = replace(base, actions=(*base.actions, *delete(latest, f"it runs with another {changed}")))
-    elif known is not None and broken is None:
-        return replace(base, model=known, resolved=known)
+    elif known is not None and broken is None and rot is None:
+        return replace(base, model=known)
     failed_at = condition_time(latest, "Failed") if latest else None
     if latest is not None and failed_at is not None and not changed:
         due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
@@ -148,8 +199,10 @@ def _from_jobs(
     if changed and latest is not None:
         why = f"the spec or the chart asks for another {changed} than Job {latest['metadata']['name']} had"
     else:
-        why = _why_fetch(service, latest, broken, failed_at is not None)
-    repair = broken is not None or (latest is not None and not is_finished(latest) and is_repair(latest))
+        why = _why_fetch(service, latest, broken or rot, failed_at is not None)
+    repair = (
+        broken is not None or rot is not None or (latest is not None and not is_finished(latest) and is_repair(latest))
+    )
     job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=repair)
     finding = Finding("CacheCorrupt" if repair else "Fetching", sentence(f"Starting a prefetch Job: {why}"))
     return replace(

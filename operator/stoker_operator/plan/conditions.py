@@ -22,7 +22,7 @@ from stoker_operator.spec.service import InferenceService
 TYPES = frozenset(
     {
         "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
-        "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
+        "CacheVerified", "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
         "Understood",
     }
 )  # fmt: skip

@@ -79,12 +79,12 @@ def trouble_of(pod: Object) -> Trouble | None:
     return None
 
 
-def fetch_outcome(pods: Sequence[Object]) -> FetchedModel | FetchFailure | None:
-    """What the newest finished prefetch pod reported; None while none did."""
+def fetch_outcome(pods: Sequence[Object], name: str = "fetch") -> FetchedModel | FetchFailure | None:
+    """What container `name` of the newest finished pod of a Job reported; None while none did."""
     for pod in sorted(pods, key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True):
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated")
-            if container["name"] != "fetch" or not ended:
+            if container["name"] != name or not ended:
                 continue
             outcome = parse_fetch_result(str(ended.get("message", "")))
             if outcome is not None:

@@ -27,6 +27,15 @@ def look_again(
     service: InferenceService, observed: Observed, cache: CachePlan, blocking: Finding | None, now: datetime
 ) -> float | None:
     """Seconds until then; None = an event will tell."""
+    found = _look_again(service, observed, cache, blocking, now)
+    times = [time for time in (found, cache.verify_after) if time is not None]
+    return min(times, default=None)
+
+
+def _look_again(
+    service: InferenceService, observed: Observed, cache: CachePlan, blocking: Finding | None, now: datetime
+) -> float | None:
+    """As `look_again`, but for verifications."""
     due = cache.requeue_after
     if cache.exact:
         return due

@@ -10,7 +10,7 @@ Knows nothing of how actions are carried out or how a status is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.pace import look_again
-from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, silence, warned
+from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, rotten, silence, warned
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.turn import reached_before
@@ -84,7 +84,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     gpu = observed.gpu or remembered_gpu(service)
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
-    if cache.model is not None and not too_large:
+    if cache.model is not None and not too_large and cache.rot is None:
         rolling = plan_rollout(service, observed, settings, cache.model, now)
     else:
         rolling = plan_held(service, observed)
@@ -111,7 +111,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         ),
         conditions=(
             *ready_conditions(blocking, serving(service, state)),
-            *pod_conditions(observed, blocking, trouble, done, rolling.waits),
+            *pod_conditions(observed, blocking, trouble or rotten(cache), done, rolling.waits),
             *cache.conditions(),
             *([fit_condition(fit)] if fit else []),
             *endpoint_conditions(service, observed),
@@ -171,6 +171,9 @@ def _blocking(
         return Finding("DoesNotFit", too_large.message, stalled=True)
     if service.suspend and not rolling.workload and not state.desired and not state.total:
         return _suspended(state)
+    if cache.rot is not None and not pods and reached_before(service) != service.generation:
+        text = f"A change waits until the cache is sound. {cache.rot.message}"
+        return replace(cache.rot, message=text)
     return rolling.finding or pods
 
 

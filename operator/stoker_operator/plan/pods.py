@@ -16,6 +16,7 @@ from stoker_operator.observe.capacity import requests
 from stoker_operator.observe.rollout import Rollout, is_finished, is_terminating, template_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Finding
+from stoker_operator.plan.cache import CachePlan
 from stoker_operator.plan.diagnose import Trouble
 from stoker_operator.plan.wording import counted, listed, short
 from stoker_operator.spec.service import InferenceService
@@ -51,6 +52,11 @@ def warned(observed: Observed) -> Trouble | None:
         return None
     said = next(((name, word) for name, word in sorted(observed.warnings.items())), None)
     return Trouble("PodWarns", f"Pod {said[0]} serves and says: {short(said[1])}", False) if said else None
+
+
+def rotten(cache: CachePlan) -> Trouble | None:
+    """What a verification found of the files that serve."""
+    return Trouble(cache.rot.reason, cache.rot.message, cache.rot.stalled) if cache.rot is not None else None
 
 
 def rolled_out(service: InferenceService, state: Rollout, answered: str) -> str:

@@ -16,6 +16,7 @@ from stoker_operator.spec.reader import Reader
 # Labels that selectors, the work queue and the chart's own pods go by.
 PROTECTED_LABEL_PATTERN = r"^(app\.kubernetes\.io/|stoker\.dev/|pod-template-hash$)"
 LONGEST_RETAIN_SECONDS = 365 * 86400
+LONGEST_VERIFY_SECONDS = 365 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Cache:
 
     `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one.
     `existing_claim` is a claim of the user's to publish on. `retain`: seconds that a volume outlives its last use.
+    `verify_every`: seconds between two scheduled verifications, where `verify` is Scheduled.
     """
 
     storage_class_name: str = ""
@@ -63,6 +65,7 @@ class Cache:
     mode: str = "Auto"
     existing_claim: str = ""
     retain: int = 0
+    verify_every: int = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,18 @@ def read_cache(r: Reader) -> Cache:
         storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
         size=pvc.quantity("size"),
         access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
-        verify=r.choice("verify", ("OnDownload", "Always")),
+        verify=r.choice("verify", ("OnDownload", "Always", "Scheduled")),
         mode=r.choice("mode", ("Auto", "PVC")),
         existing_claim=pvc.text("existingClaim", pattern=DNS_NAME_PATTERN, longest=253),
         retain=r.duration("retain", 0, most=LONGEST_RETAIN_SECONDS),
+        verify_every=r.duration("verifyEvery", 86400, least=60, most=LONGEST_VERIFY_SECONDS),
     )
+    if "verifyEvery" in r.raw and cache.verify != "Scheduled":
+        r.problems.append(f"{r.path}.verifyEvery: only verify: Scheduled has an interval")
+    if cache.verify == "Scheduled" and cache.access_mode == "ReadWriteOncePod":
+        r.problems.append(
+            f"{r.path}.verify: a volume that is ReadWriteOncePod has no room for the pod that verifies it"
+        )
     if cache.existing_claim and {"storageClassName", "size"} & pvc.raw.keys():
         r.problems.append(f"{r.path}.pvc: existingClaim has its own class and size")
     pvc.finish()

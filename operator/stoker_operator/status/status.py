@@ -158,6 +158,7 @@ def _model(model: FetchedModel, source: str) -> Status:
 def _cache(observed: Observed, plan: Plan) -> Status:
     cache, progress = plan.cache, observed.progress
     status: Status = {"claim": cache.claim, "source": cache.source, "attempt": cache.attempt}
+    status |= {"verifiedTime": cache.verified} if cache.verified else {}
     if cache.model is not None:
         size = cache.model.bytes
         return status | {"progress": "100%", "bytesDone": size, "bytesTotal": size}
