@@ -29,8 +29,10 @@ from stoker_operator.local.controllers import Controllers
 from stoker_operator.local.manifest import ManifestError, Manifests, load
 from stoker_operator.local.process import LOOPBACK, Machine
 from stoker_operator.local.proxy import Proxy
+from stoker_operator.local.record import Record
 from stoker_operator.local.report import Report
 from stoker_operator.local.store import LocalCluster
+from stoker_operator.manifests.identity import COMPONENT, INSTANCE
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
@@ -64,6 +66,7 @@ class _Front:
 
     service: dict[str, Any]
     proxy: Proxy
+    record: Record
     was_ready: bool = False
 
     @property
@@ -89,7 +92,7 @@ class Up:
             self._controllers.take_claim(parse(service))
             name = service["metadata"]["name"]
             proxy = Proxy(LOOPBACK, port + number, partial(self._backends, name))
-            self._fronts.append(_Front(service, proxy))
+            self._fronts.append(_Front(service, proxy, Record(data, name)))
         self._stop = asyncio.Event()
         self._failed = ""
 
@@ -119,6 +122,8 @@ class Up:
                 await reconciler.reconcile(meta["namespace"], meta["name"])
                 await self._look(front)
             self._drain_events()
+            for front in self._fronts:
+                front.record.write(front.service, front.url, self._pods(front.service["metadata"]["name"]))
             quiet = all(front.was_ready for front in self._fronts)
             await self._store.changed(_QUIET_TICK_SECONDS if quiet else _TICK_SECONDS)
             await asyncio.sleep(_SETTLE_SECONDS)
@@ -163,6 +168,7 @@ class Up:
         await self._controllers.shut_down()
         for front in self._fronts:
             await front.proxy.stop()
+            front.record.remove()
         self._report.say("Stopped.")
 
     def _signalled(self) -> None:
@@ -171,14 +177,21 @@ class Up:
 
     def _backends(self, name: str) -> list[tuple[str, int]]:
         """Addresses of the service's ready engine pods."""
-        wanted = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "engine"}
+        wanted = {INSTANCE: name, COMPONENT: "engine"}
         pods = self._controllers.pods.values()
         mine = [pod for pod in pods if wanted.items() <= pod.object["metadata"]["labels"].items()]
         return [address for pod in mine if (address := pod.address(PORT)) is not None]
 
+    def _pods(self, name: str) -> list[dict[str, Any]]:
+        """The service's pods, the prefetch's among them."""
+        return [pod for pod in self._store.of(kinds.POD) if pod["metadata"]["labels"].get(INSTANCE) == name]
+
     def _drain_events(self) -> None:
         while not self._store.events.empty():
             event = self._store.events.get_nowait()
+            for front in self._fronts:
+                if front.service["metadata"]["name"] == event["involvedObject"]["name"]:
+                    front.record.note(event)
             if self._show_events:
                 self._report.say(
                     f"{event['involvedObject']['name']}  {event['type']} {event['reason']}: {event['message']}"

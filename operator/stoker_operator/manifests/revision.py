@@ -1,4 +1,5 @@
-"""The record of a revision: a ControllerRevision that holds a pod template, and whether it ever served.
+"""The record of a revision: a ControllerRevision that holds a pod template, what of the spec it was made of, and
+whether it ever served.
 
 Invariants: named by the hash that Kubernetes gives the template's pods; its data never changes.
 Knows nothing of when a revision is recorded or gone back to.
@@ -7,7 +8,7 @@ Knows nothing of when a revision is recorded or gone back to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, short_hash, stamped
@@ -25,7 +26,8 @@ _LONGEST_REASON = 1000
 class Record:
     """One revision. `hash` is its pods' pod-template-hash, `key` our own hash of the template as we apply it.
 
-    `number` is the Deployment's; `failed` says why it was given up, "" = it was not.
+    `number` is the Deployment's; `failed` says why it was given up, "" = it was not; `spec` are the parts of the spec
+    that shaped it, none where an older operator made the record.
     """
 
     hash: str
@@ -34,6 +36,7 @@ class Record:
     template: Mapping[str, Any]
     served: bool = False
     failed: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
     def failing(self, why: str) -> Record:
         """The same, given up."""
@@ -60,17 +63,19 @@ def record_manifest(service: InferenceService, record: Record) -> Manifest:
     manifest = child(service, REVISION, record_name(service, record.hash), "revision")
     notes = {TEMPLATE_KEY: record.key, HASH: record.hash, SERVED: str(record.served).lower(), FAILED: record.failed}
     manifest["metadata"]["annotations"] = {key: value for key, value in notes.items() if value}
-    return stamped(manifest | {"revision": record.number, "data": {"template": dict(record.template)}})
+    data = {"template": dict(record.template)} | ({"spec": dict(record.spec)} if record.spec else {})
+    return stamped(manifest | {"revision": record.number, "data": data})
 
 
 def read_record(live: Mapping[str, Any]) -> Record:
     """The record that a live ControllerRevision of ours holds."""
-    notes = live["metadata"].get("annotations") or {}
+    notes, data = live["metadata"].get("annotations") or {}, live.get("data") or {}
     return Record(
         hash=str(notes.get(HASH, "")),
         key=str(notes.get(TEMPLATE_KEY, "")),
         number=int(live.get("revision", 0)),
-        template=(live.get("data") or {}).get("template") or {},
+        template=data.get("template") or {},
         served=notes.get(SERVED) == "true",
         failed=str(notes.get(FAILED, "")),
+        spec=data.get("spec") or {},
     )

@@ -215,7 +215,9 @@ def _records(
         known = next((record for record in records if record.hash == state.current), None)
         served = bool(known and known.served) or (state.settled and state.ready > 0)
         key = manifests.template_key(template)
-        now = Record(state.current, key, state.number, template, served)
+        # A record's data never changes; of a revision that is gone back to, the spec says nothing.
+        spec = known.spec if known is not None else service.written if failed is None else {}
+        now = Record(state.current, key, state.number, template, served, spec=spec)
         if known is None or known.key == key:
             manifest = manifests.record_manifest(service, now)
             why = f"revision {state.current} {'has served' if served else 'is being rolled out'}"

@@ -64,6 +64,8 @@ URI_PATTERN = (
 )
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
+# The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
+SHAPING = ("model", "runtime", "resources", "placement", "cache", "podTemplate", "drain")
 # As the spec says it: as `stoker serve` does.
 QUANTIZATIONS = {"Auto": "auto", "None": "none", "FP8": "fp8"}
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
@@ -123,7 +125,8 @@ class Runtime:
 class InferenceService:
     """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may.
 
-    `unknown`: the fields that a newer CRD has and this program does not know.
+    `unknown`: the fields that a newer CRD has and this program does not know. `written`: the parts of the spec that
+    shape pods, as they stand in the object.
     """
 
     name: str
@@ -147,6 +150,7 @@ class InferenceService:
     observability: Observability = field(default_factory=Observability)
     status: Mapping[str, Any] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -221,6 +225,7 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         endpoint=read_endpoint(spec.mapping("endpoint")),
         observability=read_observability(spec.mapping("observability")),
         status=reader.mapping("status").raw,
+        written={part: spec.raw[part] for part in SHAPING if part in spec.raw},
     )
     spec.finish()
     if tolerate_unknown:
