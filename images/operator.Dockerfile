@@ -21,6 +21,7 @@ RUN cd /opt/stoker/lib/python*/site-packages \
 COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
 COPY operator operator
+COPY crds/presets crds/presets
 COPY runtime runtime
 COPY kernels kernels
 # The wheel holds all four packages; this image keeps the two that the operator imports.

@@ -13,6 +13,7 @@ FROM environment AS sources
 COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
 COPY operator operator
+COPY crds/presets crds/presets
 COPY runtime runtime
 COPY kernels kernels
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.crt \

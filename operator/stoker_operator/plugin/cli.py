@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     mark = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser().parse_args(arguments[:mark])
+    options, words = parser().parse_known_args(arguments[:mark])
+    _place_words(options, words)
     options.rest = arguments[mark + 1 :]
     if options.rest and options.verb not in verbs.PASSING_ON:
         parser().error(f"{options.verb} hands nothing on; leave out what follows --")
@@ -80,6 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 1
+
+
+def _place_words(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Words that follow flags, which argparse takes for none of its own: the name, then a question."""
+    left = list(words)
+    if left and not left[0].startswith("-") and not getattr(options, "name", "-"):
+        options.name = left.pop(0)
+    if hasattr(options, "question") and not any(word.startswith("-") for word in left):
+        options.question, left = [*options.question, *left], []
+    if left:
+        parser().error(f"{options.verb}: {left[0]!r} is not known")
 
 
 def complete(argv: Sequence[str] | None = None) -> int:

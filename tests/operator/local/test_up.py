@@ -117,6 +117,7 @@ class Running:
     def __init__(self, data: Path, endpoint: str) -> None:
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
+        self.data = data
         self.output = data / "output"
         data.mkdir(parents=True, exist_ok=True)
         with open(self.output, "w") as stream:
@@ -178,6 +179,25 @@ def test_the_example_answers_and_says_where(up: Running) -> None:
     assert f"Ready in {text.split('Ready in ')[1].split(' s')[0]} s  {up.url}/v1" in text
     for stage in ("CreatingVolume", "Fetching", "RollingOut", "Serving"):
         assert stage in text
+
+
+@pytest.mark.timeout(400)
+def test_the_plugin_shows_it_and_talks_to_it(up: Running) -> None:
+    def plugin(*words: str) -> str:
+        base = [sys.executable, "-m", "stoker_operator.plugin.cli"]
+        command = [*base, *words[:2], "--up", f"--data={up.data}", *words[2:]]
+        done = subprocess.run(command, env=environment(""), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    end = time.monotonic() + 20
+    while "default/smollm2  Ready" not in (shown := plugin("status", "smollm2")) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert "default/smollm2  Ready" in shown
+    assert f"url        {up.url}/v1" in shown
+    asked = ("What is the capital of France?", "--", "--temperature", "0", "--max-tokens", "20")
+    assert "The capital of France is Paris." in plugin("chat", "smollm2", *asked)
+    assert "POST /v1/chat/completions" in plugin("logs", "smollm2")
 
 
 @pytest.mark.timeout(400)

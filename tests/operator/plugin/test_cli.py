@@ -101,6 +101,21 @@ def test_what_cannot_be_done_says_why(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["presets", "--up", "nothing"], ["presets", "nothing", "--up"]])
+def test_a_name_may_stand_before_flags_or_after(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert cli.main(words) == 1
+    assert "there is no preset 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["presets", "a", "b"], ["chat", "a", "b", "--loud"], ["logs", "a", "--", "--x"]])
+def test_what_belongs_nowhere_is_named(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert words[-1] in said or "hands nothing on" in said
+
+
 def test_without_kubectl_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("KUBECTL", raising=False)
