@@ -116,6 +116,8 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
         plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.overhead / GIB,
     )  # fmt: skip
+    if weights.kv_scales is not None:
+        _log_kv_scales(config.kv_cache_dtype)
     if host.pages:
         log_host_pool(host, config.page_size)
     executor.start_seconds = seconds
@@ -131,6 +133,13 @@ def warn_without_bytecode() -> None:
             "unset PYTHONDONTWRITEBYTECODE, or run: python -m compileall %s",
             Path(torch.__file__).parent,
         )
+
+
+def _log_kv_scales(kv_dtype: str) -> None:
+    if kv_dtype == "fp8":
+        log.info("KV cache: in e4m3, under the scales that the checkpoint was calibrated with")
+    else:
+        log.info("KV cache: in %s; the checkpoint is calibrated for --kv-cache-dtype fp8 too", kv_dtype)
 
 
 def log_host_pool(host: HostPlan, page_size: int) -> None:

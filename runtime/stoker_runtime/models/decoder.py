@@ -61,7 +61,12 @@ class Decoder:
         few = copy(self)
         windows = tuple(self.spec.windows[index] for index in layers)
         few.spec = replace(self.spec, num_layers=len(layers), windows=windows)
-        few.weights = replace(self.weights, layers=tuple(self.weights.layers[index] for index in layers))
+        scales = self.weights.kv_scales
+        few.weights = replace(
+            self.weights,
+            layers=tuple(self.weights.layers[index] for index in layers),
+            kv_scales=None if scales is None else scales[list(layers)],
+        )
         return few
 
     def unlike_layers(self) -> list[int]:
@@ -126,7 +131,7 @@ class Decoder:
         spec = self.spec
         layer = self.weights.layers[index]
         k_cache, v_cache = cache
-        scale = self._unit_scale if k_cache.dtype == torch.float8_e4m3fn else None
+        k_scale, v_scale = self._cache_scales(index, k_cache)
         query = qk_norm_rope_kv_write(
             self._linear(hidden, layer.qkv, layer.qkv_bias),
             inputs.positions,
@@ -140,8 +145,8 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=spec.eps,
-            k_scale=scale,
-            v_scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         output = paged_attention(
             query,
@@ -150,10 +155,19 @@ class Decoder:
             inputs.attention,
             scale=spec.attention_scale,
             window=spec.windows[index],
-            k_scale=scale,
-            v_scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         return output.view(output.shape[0], spec.q_size)
+
+    def _cache_scales(self, index: int, cache: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What the keys and the values of layer `index` are multiplied by, `[Hkv]` each; only e4m3 has scales."""
+        if cache.dtype != torch.float8_e4m3fn:
+            return None, None
+        if self.weights.kv_scales is None:
+            return self._unit_scale, self._unit_scale
+        k_scale, v_scale = self.weights.kv_scales[index]
+        return k_scale, v_scale
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
         gate_up, down = layer.gate_up, layer.down

@@ -33,9 +33,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied."""
+    """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied.
+
+    `kv_scales` `[layers, 2, Hkv]` fp32 are what keys and values of an e4m3 cache are multiplied by; None: by 1.
+    """
 
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: AnyWeight
+    kv_scales: Tensor | None = None

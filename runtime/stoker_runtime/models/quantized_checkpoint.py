@@ -40,9 +40,11 @@ def read_quantization(name: str, config: Mapping[str, Any]) -> QuantizedCheckpoi
     return _compressed(name, given, ignored) if method == "compressed-tensors" else read_fp8(name, given, ignored)
 
 
-def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> QuantizedCheckpoint:
-    """compressed-tensors: one group, for all linear layers."""
+def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> QuantizedCheckpoint | None:
+    """compressed-tensors: one group, for all linear layers; none where the KV cache alone was calibrated."""
     groups = list((given.get("config_groups") or {}).values())
+    if not groups and given.get("kv_cache_scheme"):
+        return None
     if len(groups) != 1 or list(groups[0].get("targets") or []) != ["Linear"]:
         raise ModelError(
             f"{name}: quantization_config's config_groups {len(groups)} groups is not supported; it must be one, with "

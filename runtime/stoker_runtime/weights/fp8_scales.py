@@ -3,7 +3,7 @@
 A weight `x.weight` has its scale in `x.weight_scale` or `x.weight_scale_inv`; the value is always weight · scale.
 
 Invariants: every FP8 weight has exactly one scale of a shape that fits it, and every scale its weight; otherwise a
-ModelError names the tensor. Scales of activations and of the KV cache are known and not used.
+ModelError names the tensor. Scales of activations are known and not used.
 Knows nothing of how products are computed.
 """
 
@@ -27,7 +27,7 @@ from stoker_runtime.weights.routing import Route
 FP8_ENCODING = "F8_E4M3"
 SUFFIXES = ("_scale", "_scale_inv")
 WEIGHT_SCALES = tuple(f"weight{suffix}" for suffix in SUFFIXES)
-UNUSED = ("input_scale", "activation_scale", "input_scale_ub", "q_scale", "k_scale", "v_scale", "output_scale")
+UNUSED = ("input_scale", "activation_scale", "input_scale_ub", "q_scale", "output_scale")
 
 Entries = dict[str, TensorEntry]
 

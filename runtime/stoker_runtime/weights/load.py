@@ -30,6 +30,7 @@ from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, Cop
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
 from stoker_runtime.weights.integer_load import IntegerRoute, load_integers, plan_integers, taken_names
+from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.routing import Route, Vocabulary, route
@@ -68,14 +69,15 @@ def load_weights(
         arena = WeightArena(spec, device, dtype, quantization)
         fill_random(arena, seed)
         return _settled(arena)
-    routes, scales, integers = _routes(source.kind, source.path, spec)
+    routes, scales, integers, kv_scales = _routes(source.kind, source.path, spec)
+    calibrated = read_kv_scales(spec, kv_scales, device)
     arena = WeightArena(spec, device, dtype, quantization)
     if spec.checkpoint is not None:
         _announce(spec.checkpoint, arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
         load_integers(arena, integers, lanes)
-    return _settled(arena)
+    return replace(_settled(arena), kv_scales=calibrated)
 
 
 def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
@@ -102,10 +104,10 @@ def _settled(arena: WeightArena) -> DecoderWeights:
     return arena.assemble()
 
 
-def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales, Integers]:
+def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales, Integers, KvScales]:
     if kind is SourceKind.GGUF:
-        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}, {}
-    found = with_base(read_checkpoint_index(path))
+        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}, {}, {}
+    found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path)))
     integers = plan_integers(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
@@ -118,7 +120,7 @@ def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scal
                     f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
-    return routes, scales, integers
+    return routes, scales, integers, kv_scales
 
 
 def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
