@@ -14,11 +14,11 @@ import resource
 import sys
 import time
 from dataclasses import asdict, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench import structured_mode
+from stoker_runtime.bench.peers import peers_on
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
 from stoker_runtime.bench.table import Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
@@ -134,13 +134,6 @@ def default_tolerance(config: EngineConfig) -> Tolerance:
     return TOLERANCE_FP8_KV if config.kv_cache_dtype == "fp8" else TOLERANCE_BF16
 
 
-def read_peers() -> dict[str, dict[str, dict[str, float]]]:
-    """peers.json: group → N → figures."""
-    text = files("stoker_runtime.bench").joinpath("peers.json").read_text()
-    rows: dict[str, dict[str, dict[str, float]]] = json.loads(text)["rows"]
-    return rows
-
-
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """How the measured rounds choose their tokens.
 
@@ -177,7 +170,7 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
         p50_s=sorted(timed.latencies)[n // 2],
         spread=timed.spread,
         verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance),
-        peer=read_peers().get(key, {}).get(str(n), {}),
+        peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
     )
 
 

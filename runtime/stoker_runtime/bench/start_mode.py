@@ -24,10 +24,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.bench.peers import Figures, peers_on
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.fetch.by_name import locate
 
@@ -37,7 +37,8 @@ GOODBYE_SECONDS = 30.0
 PROMPT = list(range(1, 9))
 MODEL_NAME = "bench"
 FIRST, AGAIN = "first", "again"
-TOLD = re.compile(r"start: |ready in |kernels?: |memory: |weights: ")
+TOLD = re.compile(r"start: |ready in |kernels?: |memory: |weights: |build: device: ")
+DEVICE = re.compile(r"build: device: (.+)")
 
 
 class StartFailed(Exception):
@@ -54,12 +55,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: seconds to the first answered token, the server's memory, and what its log says of the phases."""
+    """One start: seconds to the first answered token, the server's memory, what its log says, and its device."""
 
     name: str
     seconds: float
     memory: Memory
     log: tuple[str, ...]
+    device: str
 
 
 def main(argv: list[str]) -> int:
@@ -75,10 +77,9 @@ def main(argv: list[str]) -> int:
     except (StartFailed, StokerError) as error:
         sys.stderr.write(f"stoker bench start: {error}\n")
         return 1
-    peers = read_peers()
     for start in starts:
         print(f"# {start.name}", *start.log, sep="\n  ")
-    for line in table(starts, peers):
+    for line in table(starts):
         print(line)
     if args.json:
         args.json.write_text(json.dumps([asdict(start) for start in starts], indent=1))
@@ -135,7 +136,8 @@ def measure(name: str, arguments: list[str], triton_cache: Path) -> Start:
         finally:
             end(process)
         told = tuple(line.rstrip() for line in lines_of(log) if TOLD.search(line))
-    return Start(name, seconds, memory, told)
+    devices = [found[1] for line in told if (found := DEVICE.search(line))]
+    return Start(name, seconds, memory, told, devices[0] if devices else "")
 
 
 def wait_for_token(process: subprocess.Popen[bytes], port: int) -> None:
@@ -214,21 +216,18 @@ def free_port() -> int:
         return port
 
 
-def read_peers() -> dict[str, dict[str, float]]:
-    """vLLM's figures and the goals for a 7B model, from peers.json."""
-    rows = json.loads(files("stoker_runtime.bench").joinpath("peers.json").read_text())["rows"]
-    figures: dict[str, dict[str, float]] = rows["start/7b"]
-    return figures
-
-
-def table(starts: list[Start], peers: dict[str, dict[str, float]]) -> list[str]:
-    """The figures beside vLLM's of a 7B model, one line a start."""
-    host = peers["host"]
+def table(starts: list[Start]) -> list[str]:
+    """The figures beside vLLM's of a 7B model on the same device, one line a start."""
     lines = ["start   token s   vLLM  goal   RSS MiB   PSS MiB   vLLM  goal"]
     for start in starts:
-        peer, memory = peers[start.name], start.memory
+        peers = peers_on(start.device).get("start/7b", {})
+        peer, host, memory = peers.get(start.name, {}), peers.get("host", {}), start.memory
         lines.append(
-            f"{start.name:<6}{start.seconds:>9.2f}{peer['vllm_s']:>7.0f}{peer['goal_s']:>6.0f}"
-            f"{memory.rss:>10.0f}{memory.pss:>10.0f}{host['vllm_mib']:>7.0f}{host['goal_mib']:>6.0f}"
+            f"{start.name:<6}{start.seconds:>9.2f}{_peer(peer, 'vllm_s'):>7}{_peer(peer, 'goal_s'):>6}"
+            f"{memory.rss:>10.0f}{memory.pss:>10.0f}{_peer(host, 'vllm_mib'):>7}{_peer(host, 'goal_mib'):>6}"
         )
     return lines
+
+
+def _peer(figures: Figures, name: str) -> str:
+    return f"{figures[name]:.0f}" if name in figures else "-"

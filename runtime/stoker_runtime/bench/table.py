@@ -16,7 +16,7 @@ COLUMNS = (
     "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
     "P95-P50", "output",
 )  # fmt: skip
-WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 42)
+WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ def cells(row: Row) -> list[str]:
     ratio = ours / vllm if vllm else None
     if "vllm_prefill_ms" in peer:
         ratio, vllm = peer["vllm_prefill_ms"] / row.prefill_ms, peer["vllm_prefill_ms"]
-    said = f"{verdict.positions}, {verdict.ties} ties <= {verdict.worst:.2f}, mean {verdict.mean:.3f}"
+    checked = f"{verdict.sequences} of {row.n} requests, {verdict.positions} tokens"
+    said = f"{checked}, {verdict.ties} ties <= {verdict.worst:.2f}, mean {verdict.mean:.3f}"
     output = f"right ({said})" if verdict.passed else f"WRONG ({verdict.wrong} of {said})"
     goal = peer.get("goal_tok_s") or peer.get("goal_prefill_tok_s") or peer.get("goal_prefill_ms")
     return [

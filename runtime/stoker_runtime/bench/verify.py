@@ -40,12 +40,13 @@ TOLERANCE_FP8 = Tolerance(3.5, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a set of sequences compared: `wrong` mismatches beyond the tolerance, `ties` within it.
+    """How `sequences` compared: `wrong` mismatches beyond the tolerance, `ties` within it.
 
     `worst` and `mean` are by how much the engine's token lost to the reference's best, in logits; `most_mean` bounds
     the latter.
     """
 
+    sequences: int
     positions: int
     ties: int
     wrong: int
@@ -80,4 +81,5 @@ def verify_greedy(
         worst = max(worst, float(lost.max()))
         total += float(lost.sum())
     compared = max(positions, 1)
-    return Verdict(positions, ties, wrong, worst, total / compared, max(tolerance.mean, tolerance.one / compared))
+    bound = max(tolerance.mean, tolerance.one / compared)
+    return Verdict(len(sequences), positions, ties, wrong, worst, total / compared, bound)

@@ -110,6 +110,7 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
             raise KernelUnavailableError(str(error)) from error
     with phase("graphs", seconds):
         executor.capture(FIRST_GRAPHS)
+    log.info("device: %s", executor.describe()["device"])
     for op, implementation in executor.kernels().items():
         log.info("kernel: %-22s %s", op, implementation)
     log.info(

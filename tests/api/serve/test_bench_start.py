@@ -10,7 +10,7 @@ import pytest
 
 from stoker_runtime.bench import start_mode
 from stoker_runtime.bench.random_checkpoint import tensors, write_checkpoint
-from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, read_peers, table
+from stoker_runtime.bench.start_mode import Memory, Start, memory_of, model_of, table
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.architectures import build_spec
@@ -43,6 +43,7 @@ def test_two_starts_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for start in starts:
         assert 0.2 < start["seconds"] < 600
         assert 50 < start["memory"]["pss"] <= start["memory"]["rss"] < 20000
+        assert start["device"] == "cpu"
         phases = [line for line in start["log"] if "ready in" in line]
         assert len(phases) == 1
         for phase in ("tokenizer", "engine", "import", "weights", "kernels", "graphs", "warm-up"):
@@ -72,7 +73,12 @@ def test_memory_counts_this_process() -> None:
 
 
 def test_the_table_has_a_line_a_start() -> None:
-    starts = [Start(name, 4.5, Memory(1300.0, 1000.0), ()) for name in ("first", "again")]
-    lines = table(starts, read_peers())
+    starts = [Start(name, 4.5, Memory(1300.0, 1000.0), (), "NVIDIA H200") for name in ("first", "again")]
+    lines = table(starts)
     assert lines[1].split() == ["first", "4.50", "61", "5", "1300", "1000", "3700", "1200"]
     assert lines[2].split()[:4] == ["again", "4.50", "34", "4"]
+
+
+def test_figures_of_another_device_are_not_shown() -> None:
+    (_, line) = table([Start("first", 4.5, Memory(1300.0, 1000.0), (), "NVIDIA H200 NVL")])
+    assert line.split() == ["first", "4.50", "-", "-", "1300", "1000", "-", "-"]
