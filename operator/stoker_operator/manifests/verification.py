@@ -2,6 +2,7 @@
 
 Invariants: it mounts the model read-only and reads nothing else: no token, no hub; it asks for no GPU and, where that
 can be, for the node of the engine's pods, since most volumes are on one node at a time. Each run is a Job of its own.
+When it was begun stands on it by the operator's clock, which may differ from the API server's.
 Knows nothing of when one is due and of what follows from what it finds.
 """
 
@@ -31,9 +32,10 @@ from stoker_operator.manifests.identity import (
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_operator.spec.service import GROUP, FetchedModel, InferenceService
 
 COMPONENT_NAME = "verify"
+BEGUN = f"{GROUP}/begun"
 # A Job that hashes more slowly than this hangs; the base is for a node and an image.
 _SLOWEST_BYTES_PER_SECOND = 10 * 10**6
 _BASE_SECONDS = 3600
@@ -48,7 +50,7 @@ def verify_job(
     job = child(service, JOB, f"{service.name}-verify-{run}", COMPONENT_NAME)
     job["metadata"]["labels"] |= {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source}
     template = verify_pod(service, settings, model)
-    job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
+    job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template), BEGUN: now.isoformat(timespec="seconds")}
     job["spec"] = {
         "activeDeadlineSeconds": _BASE_SECONDS + math.ceil(model.bytes / _SLOWEST_BYTES_PER_SECOND),
         "backoffLimit": 2,

@@ -9,13 +9,13 @@ Knows nothing of how a cache is filled and mended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.manifests.identity import COMPONENT
-from stoker_operator.manifests.verification import COMPONENT_NAME
+from stoker_operator.manifests.identity import COMPONENT, short_hash
+from stoker_operator.manifests.verification import BEGUN, COMPONENT_NAME
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble
@@ -25,7 +25,7 @@ from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService
 
 Object = Mapping[str, Any]
-# After a Job that came to no verdict.
+# From the beginning of a Job that came to no verdict to the next one.
 AGAIN_SECONDS = 600
 _ROTTEN = ("ChecksumMismatch", "NotPublished")
 
@@ -33,13 +33,13 @@ _ROTTEN = ("ChecksumMismatch", "NotPublished")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What verifications have found so far. `at`: when every file was last found right, None = never; `rot`: what was
-    found wrong since, `unclear`: why the last Job came to no verdict, "" = it did; `ended`: when it ended.
+    found wrong since, `unclear`: why the last Job came to no verdict, "" = it did; `latest`: the last Job that is there,
+    finished or not, `stale` those before it.
     """
 
     at: datetime | None = None
     rot: FetchFailure | None = None
     unclear: str = ""
-    ended: datetime | None = None
     latest: Object | None = None
     stale: tuple[Object, ...] = ()
 
@@ -69,10 +69,9 @@ def verdict(service: InferenceService, observed: Observed, source: str, fetched:
         return known
     outcome = fetch_outcome(_pods(observed, latest), COMPONENT_NAME)
     if isinstance(outcome, FetchFailure) and outcome.reason in _ROTTEN:
-        return Verdict(at, outcome, ended=failed, latest=latest, stale=known.stale)
+        return replace(known, rot=outcome)
     said = outcome.message if isinstance(outcome, FetchFailure) else "its pods left no report"
-    unclear = f"Job {latest['metadata']['name']} came to no verdict: {sentence(said)}"
-    return Verdict(at, unclear=unclear, ended=failed, latest=latest, stale=known.stale)
+    return replace(known, unclear=f"Job {latest['metadata']['name']} came to no verdict: {sentence(said)}")
 
 
 def plan_verification(
@@ -129,14 +128,15 @@ def is_verification(job: Object) -> bool:
 def _due(service: InferenceService, known: Verdict, now: datetime) -> datetime | None:
     """When the next one is to begin; None while what the last one found is being mended."""
     every = service.cache.verify_every
-    if known.unclear and known.ended is not None:
-        return known.ended + timedelta(seconds=min(AGAIN_SECONDS, every))
     if known.rot is not None and not service.in_place:
         return None
+    last = (known.latest or {}).get("metadata", {}).get("annotations") or {}
+    begun = time_of(str(last.get(BEGUN, ""))) or known.at or _published(service) or now
+    if known.unclear:
+        return begun + timedelta(seconds=min(AGAIN_SECONDS, every))
     # Services that were made, or upgraded, together do not read their volumes together.
-    spread = int(manifests.identity.short_hash([service.namespace, service.name]), 16) % (every // 10 + 1)
-    begun = known.ended if known.rot is not None else known.at or _published(service) or now
-    return begun + timedelta(seconds=every + spread) if begun is not None else None
+    spread = int(short_hash([service.namespace, service.name]), 16) % (every // 10 + 1)
+    return begun + timedelta(seconds=every + spread)
 
 
 def _published(service: InferenceService) -> datetime | None:

@@ -129,7 +129,7 @@ async def test_a_verification_that_found_nothing_writes_once_and_rests(
     before = await versions(cluster, namespace)
     await later(0)
     assert await versions(cluster, namespace) == before
-    await later(400)
+    await later(800)
 
     async def another() -> bool:
         return any(item["metadata"]["uid"] != pod["metadata"]["uid"] for item in await node.pods("verify"))

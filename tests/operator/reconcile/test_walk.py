@@ -30,13 +30,14 @@ WALKS = int(os.environ.get("STOKER_WALKS", "4"))
 HARMLESS = {
     "another_revision", "a_wrong_image", "a_right_image", "a_selector_without_a_node", "no_selector", "memory",
     "another_model", "another_secret", "fetches_fail", "a_child_is_edited", "a_child_is_deleted", "jobs_are_deleted",
-    "time_passes", "the_operator_is_killed", "nodes_come_back",
+    "time_passes", "the_operator_is_killed", "nodes_come_back", "a_file_rots",
 }  # fmt: skip
 KEPT: dict[str, list[Step]] = {
     "every step once": [(name, 1) for name in STEPS],
     "memory that no node has": [("memory", 2), ("memory", 1)],
     "a selector that no node has": [("a_selector_without_a_node", 0), ("another_revision", 4)],
     "a wrong image, then a lost node": [("a_wrong_image", 0), ("a_node_is_lost", 0), ("time_passes", 1)],
+    "rot that cannot be mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
     "two that cannot run at once": [("a_wrong_image", 1), ("memory", 2), ("another_model", 1), ("fetches_fail", 2)],
 }
 

@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "resources": {"gpus": 0, "memory": "4Gi"},
     "runtime": {"image": "stoker/runtime:1"},
     "placement": {"schedulerName": "nobody"},
+    "cache": {"verify": "Scheduled", "verifyEvery": "300s"},
     "replicas": 1,
 }
 _ROUNDS = 60
@@ -73,6 +74,7 @@ class World:
         self.reconciler = Reconciler(cluster, PodClient(2.0), Settings(), clock=self.now)
         self.dead: set[str] = set()
         self.fetch_fails = ""
+        self.rotten = False
         self.later = timedelta()
         self.said: list[str] = []
         self._number = 0
@@ -161,7 +163,7 @@ class World:
 
     async def _play(self) -> None:
         """The scheduler's and the kubelets' part, for every pod that has not come where its spec leads it."""
-        for pod in [*await self.pods("fetch"), *await self.pods()]:
+        for pod in [*await self.pods("fetch"), *await self.pods("verify"), *await self.pods()]:
             wanted = self._status(pod)
             known = pod.get("status", {})
             if wanted is None or all(known.get(key) == value for key, value in wanted.items()):
@@ -191,17 +193,20 @@ class World:
             status["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
             return {"phase": "Pending", "containerStatuses": [status]}
         if container["name"] == "fetch":
-            return self._fetched(status)
+            self.rotten = self.rotten and bool(self.fetch_fails or "--repair" not in container["args"])
+            return self._ended(status, self.fetch_fails)
+        if container["name"] == "verify":
+            return self._ended(status, "ChecksumMismatch" if self.rotten else "")
         self._number += 1
         address = known.get("podIP") or f"127.1.{self._number // 250}.{self._number % 250 + 1}"
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         return {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
 
-    def _fetched(self, status: dict[str, Any]) -> dict[str, Any]:
-        said = {"reason": self.fetch_fails, "message": "as played"} if self.fetch_fails else REPORT
-        ended = {"exitCode": 3 if self.fetch_fails else 0, "message": json.dumps(said)}
+    def _ended(self, status: dict[str, Any], failure: str) -> dict[str, Any]:
+        said = {"reason": failure, "message": "as played"} if failure else REPORT
+        ended = {"exitCode": 3 if failure else 0, "message": json.dumps(said)}
         status["state"] = {"terminated": ended | {"finishedAt": self.now().strftime("%Y-%m-%dT%H:%M:%SZ")}}
-        return {"phase": "Failed" if self.fetch_fails else "Succeeded", "containerStatuses": [status]}
+        return {"phase": "Failed" if failure else "Succeeded", "containerStatuses": [status]}
 
 
 _NAMESPACE = kinds.Kind("v1", "Namespace", "namespaces")
@@ -280,6 +285,12 @@ async def another_secret(world: World, n: int) -> None:
 @step
 async def fetches_fail(world: World, n: int) -> None:
     world.fetch_fails = ("", "TokenRejected", "HubUnreachable", "VolumeFull")[n % 4]
+
+
+@step
+async def a_file_rots(world: World, n: int) -> None:
+    """Its size and time stay; pods that serve have read it."""
+    world.rotten = True
 
 
 @step
