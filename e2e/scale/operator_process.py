@@ -1,6 +1,7 @@
 """The operator that is measured: its process, and its counters as its own /metrics and the kernel tell them.
 
-Invariants: the process has the settings of the chart, but for a resync that never falls into a measurement.
+Invariants: the process has the settings of the chart, but for the resync, which may be made never to fall into a
+measurement.
 Knows nothing of InferenceServices.
 """
 
@@ -37,13 +38,13 @@ NOTHING = Sample(0, 0, 0, 0, 0, 0, 0)
 
 
 class Operator:
-    """One operator process. `server` is the API server's pid, 0 where it runs elsewhere."""
+    """One operator process. `server` is the API server's pid, 0 where it runs elsewhere; `resync` in seconds."""
 
-    def __init__(self, kubeconfig: Path, log: Path, storage_class: str, server: int) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, storage_class: str, server: int, resync: int = 3600) -> None:
         self._server = server
         (self.port,) = apiserver.free_ports(1)
         command = [sys.executable, "-m", "stoker_operator", f"--http-port={self.port}", "--http-host=127.0.0.1"]
-        command += ["--lease-seconds=15", "--resync-seconds=3600", "--log-level=warning"]
+        command += ["--lease-seconds=15", f"--resync-seconds={resync}", "--log-level=warning"]
         command += [f"--cache-storage-class={storage_class}"]
         with log.open("ab") as stream:
             environment = os.environ | {"KUBECONFIG": str(kubeconfig)}

@@ -33,6 +33,7 @@ from stoker_operator.cluster.turns import Turns
 from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
 from stoker_operator.observe.mirror import Mirror
+from stoker_operator.observe.mounts import Mounts
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.pulse import Pulse
 from stoker_operator.reconcile import Reconciler
@@ -119,12 +120,14 @@ async def lead(
             await queue.add(key)
 
     mirror = Mirror(cluster, settings.namespaces, child_changed)
+
     async def wake(key: Key) -> None:
         await queue.add(key)
 
     turns = Turns(settings.rollout_parallel)
     pods = PodClient(settings.pod_timeout_seconds)
-    reconciler = Reconciler(mirror, pods, settings, turns=turns, wake=wake)
+    mounts = Mounts(mirror, settings.namespaces, wake)
+    reconciler = Reconciler(mirror, pods, settings, unmounted=mounts.failed, turns=turns, wake=wake)
     if registration is not None:
         reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
@@ -134,6 +137,7 @@ async def lead(
     work = [
         asyncio.create_task(queue.run()),
         asyncio.create_task(Pulse(mirror, pods, queue.add).run()),
+        asyncio.create_task(mounts.run()),
         asyncio.create_task(resync(cluster, queue, settings)),
         asyncio.create_task(stop.wait()),
         *([asyncio.create_task(registration.keep())] if registration is not None else []),

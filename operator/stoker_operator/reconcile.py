@@ -51,6 +51,7 @@ class Reconciler:
     settings: Settings
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     metrics_api: Callable[[], str] = lambda: ""
+    unmounted: Callable[[], Mapping[str, str]] = dict
     turns: Turns = field(default_factory=lambda: Turns(0))
     wake: Callable[[Key], Awaitable[None]] = _nobody
 
@@ -82,7 +83,7 @@ class Reconciler:
             return None
         # 2. observe
         observed = await observe(self.cluster, self.pods, service, frozenset(self.settings.without))
-        observed = replace(observed, metrics_api=self.metrics_api())
+        observed = replace(observed, metrics_api=self.metrics_api(), unmounted=self.unmounted())
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
         for _ in range(3):  # whether a change waits decides whether it asks for a GPU

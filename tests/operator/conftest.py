@@ -141,6 +141,7 @@ class World:
         self.room: Room | None = None
         self.silent: frozenset[str] = frozenset()
         self.warnings: dict[str, str] = {}
+        self.unmounted: dict[str, str] = {}
         self.load: int | None = None
         self.gpu: Gpu | None = None
         self.record("new", 1, served=True)
@@ -175,6 +176,7 @@ class World:
             rollout=read(deployment, sets, self.pods, self._floor(), self.silent),
             silent=self.silent,
             warnings=self.warnings,
+            unmounted=self.unmounted,
             revisions=tuple(self.revisions),
             served=self.served,
             without=self.without,

@@ -20,7 +20,7 @@
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]   # a kubelet's events tell of a key Secret that is gone; Secrets are not read
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]

@@ -20,7 +20,7 @@ from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config as kubernetes_config
 
 from stoker_operator import metrics
-from stoker_operator.cluster.kinds import POD, Kind
+from stoker_operator.cluster.kinds import EVENT, POD, Kind
 from stoker_operator.manifests.identity import FIELD_MANAGER
 
 Object = dict[str, Any]
@@ -167,6 +167,13 @@ class Cluster:
     async def pods_on(self, node: str) -> list[Object]:
         """Every pod of a node, in any namespace."""
         answer = await self._request("GET", POD, POD.path(""), query=[("fieldSelector", f"spec.nodeName={node}")])
+        found: list[Object] = answer["items"]
+        return found
+
+    async def events_of_pods(self, namespace: str, reason: str) -> list[Object]:
+        """The events of this reason on pods of a namespace ("": of all)."""
+        chosen = f"involvedObject.kind=Pod,reason={reason}"
+        answer = await self._request("GET", EVENT, EVENT.path(namespace), query=[("fieldSelector", chosen)])
         found: list[Object] = answer["items"]
         return found
 

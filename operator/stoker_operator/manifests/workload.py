@@ -30,6 +30,7 @@ PORT = 8000
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
+KEYS_VOLUME = "api-keys"
 KEYS_FOLDER = "/etc/stoker/api-keys"
 KEYS_FILE = "keys"
 # The engine starts no more threads than this says, and fewer where a small model keeps fewer busy.
@@ -137,8 +138,8 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
     if keys is not None:
         items = [{"key": keys.key, "path": KEYS_FILE}]
         # Group-readable: the pod's fsGroup is the engine's own group.
-        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
-        mounts.append({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True})
+        volumes.append({"name": KEYS_VOLUME, "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        mounts.append({"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True})
     drain = service.drain
     # Weights that are served where they lie were hashed once; the volume is the user's.
     verified = not service.in_place or service.cache.verify == "Always"

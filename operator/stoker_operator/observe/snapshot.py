@@ -45,7 +45,8 @@ class Observed:
     nobody looked. `served` names the optional kinds that this API server knows, `without` those that the operator was
     not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off; `turn`
     whether a new default may reach this service now (None = nobody looked), `ahead` the services that it reaches now.
-    `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong.
+    `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong; `unmounted`
+    is why pods, by uid, could not have their keys mounted anew.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Observed:
     answer: Answer | None = None
     silent: frozenset[str] = frozenset()
     warnings: Mapping[str, str] = field(default_factory=dict)
+    unmounted: Mapping[str, str] = field(default_factory=dict)
 
     def child(self, manifest: Mapping[str, Any]) -> Object | None:
         """The live object that a manifest stands for."""

@@ -90,7 +90,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         rolling = plan_held(service, observed)
     state = observed.rollout
     answered = _answered(service, observed)
-    trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(observed)
+    trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(service, observed)
     done = rolled_out(service, state, answered)
     pods = pods_finding(service, observed, rolling.workload, trouble, done)
     blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)

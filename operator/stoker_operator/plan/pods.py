@@ -46,10 +46,19 @@ def silence(observed: Observed) -> Trouble | None:
     return None
 
 
-def warned(observed: Observed) -> Trouble | None:
-    """What a pod that serves says is wrong nevertheless: keys that it can no longer read, say."""
+def warned(service: InferenceService, observed: Observed) -> Trouble | None:
+    """What is wrong with a pod that serves nevertheless: keys that it can no longer read, or its node cannot."""
     if not observed.rollout.settled:
         return None
+    keys = service.endpoint.api_keys
+    for pod in observed.engine_pods if keys is not None else ():
+        words = observed.unmounted.get(pod["metadata"]["uid"])
+        if keys is not None and words and not is_terminating(pod):
+            text = f"Pod {pod['metadata']['name']} serves with the keys that it has, but its node cannot read Secret "
+            text += (
+                f"{keys.name} any more ({short(words)}). Create it, with a key {keys.key}: no new pod starts without."
+            )
+            return Trouble("PodWarns", text, False)
     said = next(((name, word) for name, word in sorted(observed.warnings.items())), None)
     return Trouble("PodWarns", f"Pod {said[0]} serves and says: {short(said[1])}", False) if said else None
 

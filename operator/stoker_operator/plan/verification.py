@@ -33,8 +33,8 @@ _ROTTEN = ("ChecksumMismatch", "NotPublished")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What verifications have found so far. `at`: when every file was last found right, None = never; `rot`: what was
-    found wrong since, `unclear`: why the last Job came to no verdict, "" = it did; `latest`: the last Job that is there,
-    finished or not, `stale` those before it.
+    found wrong since, `unclear`: why the last Job came to no verdict, "" = it did; `latest`: the last Job that is
+    there, finished or not, `stale` those before it.
     """
 
     at: datetime | None = None

@@ -155,6 +155,21 @@ def test_what_a_pod_that_serves_warns_of_is_told(world: Any) -> None:
     assert found["Degraded"].message.startswith("Pod p0 serves and says: The file of API keys holds none.")
 
 
+@pytest.mark.parametrize("keys", [{"auth": {"apiKeysSecretRef": {"name": "team-keys", "key": "all"}}}, {}], ids=str)
+def test_keys_that_a_node_cannot_read_any_more_are_told(world: Any, keys: dict[str, Any]) -> None:
+    there = world(endpoint=keys).pod()
+    remember(there)
+    there.unmounted = {there.pods[0]["metadata"]["uid"]: 'secret "team-keys" not found'}
+    found = {item.type: item for item in there.plan().conditions}
+    assert found["Ready"].status == "True"
+    assert (found["Degraded"].status, found["Degraded"].reason) == (
+        ("True", "PodWarns") if keys else ("False", "NoTrouble")
+    )
+    if keys:
+        assert 'cannot read Secret team-keys any more (secret "team-keys" not found)' in found["Degraded"].message
+        assert "with a key all" in found["Degraded"].message
+
+
 @pytest.mark.parametrize("case", ROLLED_OUT.values(), ids=ROLLED_OUT)
 def test_what_happens_after_a_rollout_is_no_rollout(
     world: Any, case: tuple[Callable[[Any], Any], str, str, str, str, str]

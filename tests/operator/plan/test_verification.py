@@ -227,7 +227,7 @@ def test_no_verdict_is_no_rot(world: Callable[..., World], report: Object | None
     assert jobs(there.plan()) == ["verify"]
 
 
-def test_an_api_server_whose_clock_is_behind_does_not_have_it_begin_again_and_again(world: Callable[..., World]) -> None:
+def test_an_api_server_whose_clock_is_behind_makes_no_loop(world: Callable[..., World]) -> None:
     there = world().verification(100, ended="Complete", at=100 * EVERY)
     assert jobs(there.plan()) == []
     assert said(there.plan())[:2] == ("True", "Verified")

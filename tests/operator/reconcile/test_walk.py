@@ -37,7 +37,7 @@ KEPT: dict[str, list[Step]] = {
     "memory that no node has": [("memory", 2), ("memory", 1)],
     "a selector that no node has": [("a_selector_without_a_node", 0), ("another_revision", 4)],
     "a wrong image, then a lost node": [("a_wrong_image", 0), ("a_node_is_lost", 0), ("time_passes", 1)],
-    "rot that cannot be mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
+    "rot that is not mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
     "two that cannot run at once": [("a_wrong_image", 1), ("memory", 2), ("another_model", 1), ("fetches_fail", 2)],
 }
 
@@ -98,8 +98,6 @@ async def correct(world: World) -> None:
             return
         world.later += timedelta(seconds=700)
     raise AssertionError(f"a corrected spec does not serve: {ready['reason']}: {ready['message']}")
-
-
 
 
 HISTORIES = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 11)), min_size=4, max_size=12)
