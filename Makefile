@@ -20,12 +20,14 @@ again   = echo "test: once more, by themselves, what failed above; what passes n
 SCENARIOS ?= e2e/scenarios
 # The GPUs to compile kernels for; all that are supported where none is named.
 SMS    ?=
+# Flags of the soak, as --seconds and --streams.
+SOAK   ?=
 # A model that needs no files and no GPU; the README names those of its tables.
 BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e bench docs wheel clean
+.PHONY: help demo test lint e2e bench soak docs wheel clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -59,6 +61,9 @@ e2e: $(VENV)/.dev  ## a whole cluster (KUBECONFIG's, kind's, or a node on this m
 
 bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
 	$(VENV)/bin/stoker bench $(BENCH)
+
+soak: $(VENV)/.demo  ## two minutes of mixed load on the CPU, then whether anything is held, grew or slowed; SOAK="--faults kill-api"
+	$(VENV)/bin/stoker bench soak shape:tiny $(SOAK) --serve --device cpu --max-model-len 512
 
 docs: $(VENV)/.dev  ## write docs/reference from the code
 	@$(RUN) -m docs.generate

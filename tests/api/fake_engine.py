@@ -85,6 +85,10 @@ class FakeEngine:
                 self.aborted.append(name)
                 stream.queue.put_nowait(TokenOutput(name, (), FinishReason.ABORT))
 
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
     def stats(self) -> EngineStats:
         return EngineStats(
             steps=7,

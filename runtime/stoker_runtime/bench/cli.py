@@ -17,6 +17,7 @@ MODES = {
     "profile": ("stoker_runtime.bench.profile_step", "one decode step, kernel by kernel, on a GPU"),
     "start": ("stoker_runtime.bench.start_mode", "process start to first token, and the server's host memory"),
     "http": ("stoker_runtime.bench.http_load", "a running server, by clients that wait for each answer"),
+    "soak": ("stoker_runtime.bench.soak.mode", "minutes of mixed load, and what is held, grows or slows by it; faults"),
 }
 
 

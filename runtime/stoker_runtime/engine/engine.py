@@ -174,6 +174,11 @@ class AsyncEngine:
         """The newest heartbeat."""
         return self._ledger.stats
 
+    @property
+    def open_requests(self) -> int:
+        """Requests of this process that have not had their last output."""
+        return self._ledger.open_requests
+
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine process is gone, or hangs as far as its heartbeats tell."""
         error = self._dead or self._hung

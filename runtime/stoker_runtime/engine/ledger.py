@@ -39,6 +39,11 @@ class Ledger:
         return bool(self._parts)
 
     @property
+    def open_requests(self) -> int:
+        """How many requests have not had their last output."""
+        return len(self._parts)
+
+    @property
     def request_ids(self) -> list[str]:
         """The open requests."""
         return list(self._handle_of)

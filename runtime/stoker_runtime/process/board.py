@@ -41,7 +41,8 @@ class Board:
         """A file without a name that holds a board of zeros, as a descriptor, and the board."""
         descriptor, name = tempfile.mkstemp(prefix="stoker-")
         os.unlink(name)
-        os.ftruncate(descriptor, rows * ROW_BYTES)
+        # Its pages are taken now: one that finds a full disk at its first write would end the process by a signal.
+        os.posix_fallocate(descriptor, 0, rows * ROW_BYTES)
         return descriptor, cls.mapped(descriptor, rows, 0)
 
     def take(self, count: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 from api_server import Running
 from prometheus_client.parser import text_string_to_metric_families
@@ -67,7 +69,13 @@ def test_phases(server: Running, http: httpx.Client) -> None:
 
 
 def test_load_and_version(http: httpx.Client) -> None:
-    assert http.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0, "ready": True}
+    load = http.get("/load").json()
+    process = load.pop("process")
+    expected = {"server_load": 0, "running": 0, "waiting": 0, "kv_pages": 25, "host_kv_pages": 10, "ready": True}
+    assert load == expected
+    assert (process["pid"], process["requests"]) == (os.getpid(), 0)
+    assert process["tasks"] >= 1
+    assert 3 < process["descriptors"] <= len(os.listdir("/proc/self/fd")) + 100
     assert list(http.get("/version").json()) == ["version"]
 
 

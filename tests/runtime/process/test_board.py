@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.process.board import ACTIVE, CELLS, WARM, Board
+from stoker_runtime.process.board import ACTIVE, CELLS, ROW_BYTES, WARM, Board
 from stoker_runtime.request import FinishReason
 
 
@@ -55,3 +56,17 @@ def test_a_full_row_is_an_error() -> None:
     board = Board()
     with pytest.raises(ValueError, match=str(CELLS)):
         board.take(CELLS)
+
+
+def test_a_board_on_a_full_disk_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without room would be a signal at its first write, in the middle of a request."""
+    asked: list[tuple[int, int]] = []
+
+    def refuse(_: int, offset: int, size: int) -> None:
+        asked.append((offset, size))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space"):
+        Board.create(3)
+    assert asked == [(0, 3 * ROW_BYTES)]

@@ -7,6 +7,9 @@ Knows nothing of generating.
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +19,10 @@ from stoker_runtime.api.answering.state import Phase
 from stoker_runtime.api.http.answers import JsonAnswer
 from stoker_runtime.api.http.routing import OpenRoute
 from stoker_runtime.metrics import CONTENT_TYPE
+from stoker_runtime.request import EngineStats
 from stoker_runtime.version import VERSION
+
+DESCRIPTORS = "/proc/self/fd"
 
 router = APIRouter(route_class=OpenRoute)
 
@@ -46,14 +52,23 @@ async def version() -> Response:
 
 @router.get("/load")
 async def load(state: State) -> Response:
-    """GET /load: requests under way, and the engine's own view of them."""
-    stats = state.service.engine.stats() if state.service else None
+    """GET /load: requests under way, the engine's own view of them, and what the process that answers holds."""
+    engine = state.service.engine if state.service else None
+    stats = engine.stats() if engine else EngineStats()
     return JsonAnswer(
         {
             "server_load": state.load,
-            "running": stats.running if stats else 0,
-            "waiting": stats.waiting if stats else 0,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_pages": stats.pages_used,
+            "host_kv_pages": stats.host_pages_used,
             "ready": state.phase is Phase.READY,
+            "process": {
+                "pid": os.getpid(),
+                "requests": engine.open_requests if engine else 0,
+                "tasks": len(asyncio.all_tasks()),
+                "descriptors": len(os.listdir(DESCRIPTORS)),
+            },
         }
     )
 

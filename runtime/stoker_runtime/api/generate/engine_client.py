@@ -53,6 +53,11 @@ class EngineClient(Protocol):
         """The newest heartbeat."""
         ...
 
+    @property
+    def open_requests(self) -> int:
+        """Requests submitted here that have not had their last output."""
+        ...
+
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine process is gone or its heartbeat is overdue."""
         ...

@@ -1,0 +1,108 @@
+"""What a soak calls flat, held, ended and equal."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stoker_runtime.bench.soak.held import Held
+from stoker_runtime.bench.soak.judge import (
+    Bounds,
+    judge_answers,
+    judge_gaps,
+    judge_held,
+    judge_memory,
+    judge_texts,
+)
+from stoker_runtime.bench.soak.load import ladder
+from stoker_runtime.bench.soak.tally import TENTHS, Gaps, Sample, Tally
+
+BOUNDS = Bounds(growth=0.05, growth_mib=20.0, drift=1.5)
+IDLE = Held(0, 0, 0, 0, 0, 0, tasks=9, descriptors=31)
+
+
+def tally_of(**ends: int) -> Tally:
+    found = Tally()
+    for end, count in ends.items():
+        for _ in range(count):
+            found.ended("stream", end, "" if end in ("ok", "full") else "words")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ends", "held"),
+    [
+        ({"ok": 7, "full": 2}, True),
+        ({"ok": 7, "wrong": 1}, False),
+        ({"ok": 7, "failed": 1}, False),
+        ({"ok": 7, "cut": 1}, False),
+        ({"ok": 7, "unended": 1}, False),
+        ({}, False),
+    ],
+)
+def test_every_request_must_end_well(ends: dict[str, int], held: bool) -> None:
+    finding = judge_answers(tally_of(**ends))
+    assert finding.held is held
+    assert ("words" in finding.said) == bool(ends.keys() - {"ok", "full"})
+
+
+def test_what_is_held_is_named() -> None:
+    assert judge_held(IDLE, IDLE).held
+    more = judge_held(IDLE, Held(0, 1, 0, 37, 0, 2, tasks=9, descriptors=30))
+    assert more.held is False
+    assert more.said == "still held: 1 slots, 37 kv pages, 2 handles"
+
+
+def samples(first: float, last: float, count: int = 101) -> list[Sample]:
+    """Memory that grows evenly, after a first tenth that does not count."""
+    return [Sample(at / 100, 5.0 if at < 10 else first + (last - first) * at / 100, None) for at in range(count)]
+
+
+def test_memory_is_flat_or_not() -> None:
+    noisy = [Sample(each.at, each.rss_mib + random.uniform(-9, 9), 100.0) for each in samples(700, 700)]
+    assert judge_memory("memory", noisy, BOUNDS, lambda each: each.rss_mib).held
+    assert judge_memory("device", noisy, BOUNDS, lambda each: each.device_mib).held
+    assert judge_memory("memory", samples(700, 900), BOUNDS, lambda each: each.rss_mib).held is False
+    # A share of a large server is more than the MiB of a small one.
+    assert judge_memory("memory", samples(9000, 9300), BOUNDS, lambda each: each.rss_mib).held
+    assert judge_memory("device", samples(700, 700), BOUNDS, lambda each: each.device_mib).held is None
+    assert judge_memory("memory", [], BOUNDS, lambda each: each.rss_mib).held is None
+
+
+def test_gaps_that_grow_are_found_and_the_first_tenth_is_not() -> None:
+    def gaps(*means: float) -> list[Gaps]:
+        found = []
+        for mean in means:
+            found.append(Gaps())
+            for _ in range(400):
+                found[-1].add(random.uniform(0.5, 1.5) * mean)
+        return found
+
+    assert judge_gaps(gaps(5.0, *[0.02] * (TENTHS - 1)), BOUNDS).held
+    assert judge_gaps(gaps(*[0.02] * 7, *[0.05] * 3), BOUNDS).held is False
+    assert judge_gaps([Gaps() for _ in range(TENTHS)], BOUNDS).held is None
+
+
+def test_quantiles_are_within_two_percent() -> None:
+    values, gaps = [random.lognormvariate(-4, 1.5) for _ in range(3001)], Gaps()
+    for value in values:
+        gaps.add(value)
+    for share in (0.1, 0.5, 0.99):
+        exact = sorted(values)[round(share * 3000)]
+        assert gaps.quantile(share) == pytest.approx(exact, rel=0.05)
+
+
+def test_texts_that_differ() -> None:
+    assert judge_texts([], 12, 0).held
+    assert judge_texts(["seed 3"], 12, 0).held is False
+    assert judge_texts(["seed 3"], 12, 1).held
+    assert judge_texts([], 0, 0).held is None
+
+
+def test_the_ladder_ends_at_the_most() -> None:
+    for most in (1, 4, 7, random.randint(20, 4096), 4096):
+        steps = ladder(most)
+        assert steps[0] == 1
+        assert steps[-1] == most
+        assert steps == sorted(set(steps))
