@@ -87,22 +87,21 @@ def test_a_bad_body_that_is_taken_is_wrong(server: Running) -> None:
 
 
 def test_what_is_held_is_seen_while_it_is_held(server: Running) -> None:
-    server.engine.delay = 0.05
+    server.engine.delay = 60.0
 
-    async def during() -> tuple[Any, Any, Any]:
+    async def during() -> tuple[Any, Any]:
         before = await look(server.url)
-        load = load_of(server, streams=4, requests=4, kinds={"stream": KINDS["stream"]})
+        load = load_of(server, streams=4, patience=60.0, kinds={"stream": KINDS["stream"]})
         running = asyncio.create_task(load.run(lambda: None))
-        while len(server.engine._streams) < 2:
+        while (held := await look(server.url)).handles < 3:
             await asyncio.sleep(0.01)
-        held = await look(server.url)
-        await running
-        return before, held, await look(server.url)
+        running.cancel()
+        await asyncio.wait({running})
+        return before, held
 
-    before, held, after = asyncio.run(during())
-    assert held.handles >= 1
+    before, held = asyncio.run(asyncio.wait_for(during(), 30))
     assert held.beyond(before)
-    assert after.handles == 0
+    assert wait_until(lambda: asyncio.run(look(server.url)).handles == 0, 30)
 
 
 def test_a_text_that_comes_out_differently_is_shown(server: Running) -> None:
