@@ -8,7 +8,6 @@ Knows nothing of the engine: it builds `ForwardInputs` itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ class PagedModel:
         source = read_source(model)
         self.spec = build_spec(source)
         if layers is not None:
-            self.spec = replace(self.spec, num_layers=layers, windows=(0,) * layers)
+            self.spec = self.spec.of_layers([layer % self.spec.num_layers for layer in range(layers)])
         weights = load_weights(source, self.spec, device, dtype, quantization)
         self.decoder = Decoder(self.spec, weights, device, dtype, max_model_len=max_len)
         self._page_size = 16

@@ -1,4 +1,4 @@
-"""Activations: plain (gelu, silu, relu) and gated (silu·mul, gelu·mul), with FP8 quantization where it is fused.
+"""Activations: plain (gelu, silu, relu), gated (silu·mul, gelu·mul), with FP8 quantization where fused; soft-caps.
 
 Must never know: which layer asks. A new activation: a function in `reference.py` and in `triton_activation.py`, and its
 name in `op.py`.
@@ -10,6 +10,8 @@ from stoker_kernels.activation.op import (
     gelu_tanh,
     gelu_tanh_and_mul,
     relu,
+    relu2,
+    scale_and_cap,
     silu,
     silu_and_mul,
     silu_and_mul_quant,
@@ -21,6 +23,8 @@ __all__ = [
     "gelu_tanh",
     "gelu_tanh_and_mul",
     "relu",
+    "relu2",
+    "scale_and_cap",
     "silu",
     "silu_and_mul",
     "silu_and_mul_quant",

@@ -1,4 +1,4 @@
-"""Activations: gated, `act(gate) * up` of a merged gate-up projection with the gate first, and plain.
+"""Activations: gated, `act(gate) * up` of a merged gate-up projection with the gate first, and plain; soft-caps.
 
 Invariants: fp32 arithmetic, one rounding to the result's dtype.
 Knows nothing of the projection that made its input.
@@ -17,7 +17,7 @@ _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 for _op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
     register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
-for _op in ("silu", "gelu", "gelu_tanh", "relu"):
+for _op in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "scale_and_cap"):
     register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
 register(
@@ -76,4 +76,16 @@ def gelu_tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`x [T,F]` → `max(x, 0)` `[T,F]`. `out` may be `x`."""
     y: Tensor = select("relu", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def relu2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → `max(x, 0)²` `[T,F]` (So et al. 2021). `out` may be `x`."""
+    y: Tensor = select("relu2", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = None) -> Tensor:
+    """`x [T,F]` → `scale · x`, and where `cap` > 0 `cap · tanh(scale · x / cap)`, `[T,F]`. `out` may be `x`."""
+    y: Tensor = select("scale_and_cap", x.device, x.dtype)(x, scale, cap, out=out)
     return y

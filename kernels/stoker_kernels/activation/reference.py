@@ -7,6 +7,7 @@ Knows nothing of dispatch or of any GPU.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -56,3 +57,14 @@ def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`max(x, 0)`."""
     return deliver(functional.relu(x.float()), x.dtype, out)
+
+
+def relu2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`max(x, 0)²`."""
+    return deliver(functional.relu(x.float()).square(), x.dtype, out)
+
+
+def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = None) -> Tensor:
+    """`scale · x`, soft-capped where there is a cap."""
+    value = x.float() * scale
+    return deliver(torch.tanh(value / cap) * cap if cap > 0 else value, x.dtype, out)

@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_fp8 import fp8_storage, scale_of, store_rounded
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.quant import FP8_MAX, MIN_SCALE, Quantized
 
-SILU, GELU, GELU_TANH, RELU = 0, 1, 2, 3
+SILU, GELU, GELU_TANH, RELU, RELU2 = 0, 1, 2, 3, 4
 MAX_QUANT_COLUMNS = 65536
 _BLOCK = 1024
 _PIECE, _PIECE_WARPS = 2048, 8
@@ -37,8 +37,10 @@ def _activate(gate, KIND: tl.constexpr):
     elif KIND == 2:
         # 0.5 * (1 + tanh(u)) is sigmoid(2u), which has no overflow.
         result = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
+    elif KIND == 3:
         result = tl.maximum(gate, 0.0)
+    else:
+        result = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     return result
 
 
@@ -71,6 +73,22 @@ def _act_kernel(x, out, columns, x_stride, KIND: tl.constexpr, BLOCK: tl.constex
     inside = column < columns
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * columns + column, _activate(value, KIND).to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def _scale_and_cap_kernel(
+    x, out, columns, x_stride, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr
+):
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    value = scale * tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if CAPPED:
+        # tanh(u) is 2 · sigmoid(2u) - 1, which has no overflow.
+        value = cap * (2.0 * tl.sigmoid(2.0 * value / cap) - 1.0)
+    tl.store(out + row * columns + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -206,6 +224,24 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _launch_plain(x, out, RELU)
 
 
+def relu2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`activation.relu2` on CUDA."""
+    return _launch_plain(x, out, RELU2)
+
+
+def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = None) -> Tensor:
+    """`activation.scale_and_cap` on CUDA."""
+    rows, columns = x.shape
+    out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
+    if x.stride(1) != 1 or not out.is_contiguous():
+        raise ValueError("scale_and_cap takes rows of contiguous values, and a contiguous out")
+    if rows:
+        _scale_and_cap_kernel[(rows, triton.cdiv(columns, _BLOCK))](
+            x, out, columns, x.stride(0), scale, cap, CAPPED=cap > 0, BLOCK=_BLOCK, **launch_options(x.device)
+        )
+    return out
+
+
 def _launch_plain(x: Tensor, out: Tensor | None, kind: int) -> Tensor:
     rows, columns = x.shape
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device) if out is None else out
@@ -251,7 +287,21 @@ def _register() -> None:
                 [{"KIND": kind, "BLOCK": _BLOCK}],
                 compact=dtype == BF16,
             )
-        for kind in (SILU, GELU, GELU_TANH, RELU):
+        for number in (I32_DIVISIBLE, I32):  # vocabularies may be odd
+            register_aot(
+                _scale_and_cap_kernel,
+                {
+                    "columns": number,
+                    "x_stride": number,
+                    "x": f"*{dtype}",
+                    "out": f"*{dtype}",
+                    "scale": FP32,
+                    "cap": FP32,
+                },
+                [{"CAPPED": capped, "BLOCK": _BLOCK} for capped in (True, False)],
+                compact=dtype == BF16,
+            )
+        for kind in (SILU, GELU, GELU_TANH, RELU, RELU2):
             register_aot(
                 _act_kernel,
                 integers | {"x": f"*{dtype}", "out": f"*{dtype}"},

@@ -1,7 +1,7 @@
 """Embedding lookup.
 
 Invariants: ids lie in `[0, V)`; an id outside is the caller's error and is read as zeros by the GPU kernel.
-Knows nothing of scaling: a model that scales its embeddings does it itself.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ register(
 register("embed", "reference", "stoker_kernels.embedding.reference:embed", reference_supports)
 
 
-def embed(ids: Tensor, table: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`ids [T]` int32, `table [V,H]` → `[T,H]` in the table's dtype."""
-    rows: Tensor = select("embed", table.device, table.dtype)(ids, table, out=out)
+def embed(
+    ids: Tensor,
+    table: Tensor,
+    *,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`ids [T]` int32, `table [V,H]` → `[T,H]` in the table's dtype: scale · table[ids], one rounding.
+
+    With `positions [T]` int32 the rows of `position_table [P,H]` by position are added.
+    """
+    rows: Tensor = select("embed", table.device, table.dtype)(
+        ids, table, scale=scale, positions=positions, position_table=position_table, out=out
+    )
     return rows

@@ -1,7 +1,7 @@
 """RMS norm, alone, with the residual addition before it, and with FP8 quantization after it.
 
 Invariants: fp32 accumulation, one rounding to the result's dtype; the residual is rounded to its own dtype
-before it is normed, so that what is normed is what is kept.
+before it is normed, so that what is normed is what is kept. Weights are of x's dtype, or fp32.
 Knows nothing of models: a `1 + weight` convention is folded into the weight when it is loaded.
 """
 
@@ -15,7 +15,7 @@ from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
-for _op in ("rms_norm", "add_rms_norm"):
+for _op in ("rms_norm", "add_rms_norm", "add_normed", "rms_norm_columns"):
     register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL))
     register(_op, "cpu", f"stoker_kernels.norm.cpu_norm:{_op}", cpu_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
@@ -30,10 +30,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return y
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """`residual [T,H] += x [T,H]` in place, then the norm of the rounded sum → `[T,H]`. `out` may be `x`."""
-    y: Tensor = select("add_rms_norm", x.device, x.dtype)(x, residual, weight, eps, out=out)
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`residual [T,H] += multiplier · x [T,H]` in place, then the norm of the rounded sum → `[T,H]`. `out` may be `x`.
+
+    With `post [H]` it is x's own norm, by that weight, that is added.
+    """
+    y: Tensor = select("add_rms_norm", x.device, x.dtype)(
+        x, residual, weight, eps, post=post, multiplier=multiplier, out=out
+    )
     return y
+
+
+def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
+    """`residual [T,H] += rms_norm(x [T,H], post [H])` in place: a layer that norms what it gives, not what it reads."""
+    select("add_normed", x.device, x.dtype)(x, residual, post, eps)
 
 
 def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
@@ -42,7 +61,25 @@ def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
     return y
 
 
-def add_rms_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Quantized:
     """`add_rms_norm`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
-    y: Quantized = select("add_rms_norm_quant", x.device, x.dtype)(x, residual, weight, eps)
+    y: Quantized = select("add_rms_norm_quant", x.device, x.dtype)(
+        x, residual, weight, eps, post=post, multiplier=multiplier
+    )
     return y
+
+
+def rms_norm_columns(x: Tensor, weights: tuple[Tensor, ...], eps: float) -> None:
+    """Norm neighbouring spans of `x [T,N]`'s columns in place, each by itself: span i is as wide as `weights[i] [W]`.
+
+    The spans begin at column 0; columns behind the last stay as they are. There are two at most.
+    """
+    select("rms_norm_columns", x.device, x.dtype)(x, weights, eps)

@@ -20,10 +20,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return deliver(rms(x, weight, eps), x.dtype, out)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """`residual += x` in place, then the norm of the rounded sum."""
-    residual.copy_(residual.float() + x.float())
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`residual += x` in place, scaled or normed, then the norm of the rounded sum."""
+    _join(x, residual, eps, post, multiplier)
     return deliver(rms(residual, weight, eps), x.dtype, out)
+
+
+def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
+    """`residual += rms_norm(x)` in place."""
+    _join(x, residual, eps, post, 1.0)
+
+
+def rms_norm_columns(x: Tensor, weights: tuple[Tensor, ...], eps: float) -> None:
+    """Spans of columns in place, each by its own norm."""
+    first = 0
+    for weight in weights:
+        span = x[:, first : first + len(weight)]
+        span.copy_(rms(span, weight, eps))
+        first += len(weight)
+
+
+def _join(x: Tensor, residual: Tensor, eps: float, post: Tensor | None, multiplier: float) -> None:
+    update = x.float() if post is None else rms(x, post, eps)
+    residual.copy_(residual.float() + (update if multiplier == 1.0 else update * multiplier))
 
 
 def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
@@ -31,19 +59,52 @@ def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
     return Quantized.of(rms(x, weight, eps))
 
 
-def add_rms_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Quantized:
     """`add_rms_norm`, then one fp8 scale a token."""
-    residual.copy_(residual.float() + x.float())
+    _join(x, residual, eps, post, multiplier)
     return Quantized.of(rms(residual, weight, eps))
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, residual: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Layer norm of `x`, or of `x + residual`, over the last dimension."""
     value = x.float() if residual is None else x.float() + residual.float()
-    normed = functional.layer_norm(value, value.shape[-1:], weight.float(), bias.float(), eps)
-    return normed.to(x.dtype) if out is None else out.copy_(normed)
+    return deliver(_layer(value, weight, bias, eps), x.dtype, out)
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    also: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`residual += x + also` in place, then the layer norm of the rounded sum."""
+    residual.copy_(residual.float() + (x.float() if also is None else x.float() + also.float()))
+    return deliver(_layer(residual.float(), weight, bias, eps), x.dtype, out)
+
+
+def _layer(value: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    shift = None if bias is None else bias.float()
+    return functional.layer_norm(value, value.shape[-1:], weight.float(), shift, eps)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

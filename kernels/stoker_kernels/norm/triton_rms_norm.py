@@ -29,6 +29,8 @@ def _rms_norm_kernel(
     weight,
     out,
     scales,
+    post,
+    multiplier,
     x_stride,
     residual_stride,
     hidden,
@@ -42,24 +44,31 @@ def _rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < hidden
     # The weight is no one's output, so it may be requested before the wait.
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if weight is not None:
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     pdl_wait(LAUNCH_PDL)
     pdl_trigger(LAUNCH_PDL)
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if post is not None:
+        own = tl.load(post + column, mask=inside, other=0.0).to(tl.float32)
+        value = value * tl.rsqrt(tl.sum(value * value, axis=0) / hidden + eps) * own
+    if multiplier is not None:
+        value *= multiplier
     if residual is not None:
         place = residual + row * residual_stride + column
         value += tl.load(place, mask=inside, other=0.0).to(tl.float32)
         kept = value.to(residual.dtype.element_ty)
         tl.store(place, kept, mask=inside)
         value = kept.to(tl.float32)
-    normed = value * tl.rsqrt(tl.sum(value * value, axis=0) / hidden + eps) * gain
-    target = out + row * hidden + column
-    if scales is None:
-        tl.store(target, normed.to(out.dtype.element_ty), mask=inside)
-    else:
-        scale = scale_of(tl.max(tl.abs(normed), axis=0), FP8_MAX, MIN_SCALE)
-        store_rounded(target, normed * tl.div_rn(1.0, scale), inside)
-        tl.store(scales + row, scale)
+    if weight is not None:
+        normed = value * tl.rsqrt(tl.sum(value * value, axis=0) / hidden + eps) * gain
+        target = out + row * hidden + column
+        if scales is None:
+            tl.store(target, normed.to(out.dtype.element_ty), mask=inside)
+        else:
+            scale = scale_of(tl.max(tl.abs(normed), axis=0), FP8_MAX, MIN_SCALE)
+            store_rounded(target, normed * tl.div_rn(1.0, scale), inside)
+            tl.store(scales + row, scale)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
@@ -69,11 +78,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
     """`norm.add_rms_norm` on CUDA."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _launch(x, residual, weight, eps, out, None)
+    _launch(x, residual, weight, eps, out, None, post, multiplier)
     return out
+
+
+def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
+    """`norm.add_normed` on CUDA."""
+    _launch(x, residual, None, eps, None, None, post)
 
 
 def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
@@ -81,23 +104,48 @@ def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
     return _launch_quant(x, None, weight, eps)
 
 
-def add_rms_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Quantized:
     """`norm.add_rms_norm_quant` on CUDA."""
-    return _launch_quant(x, residual, weight, eps)
+    return _launch_quant(x, residual, weight, eps, post, multiplier)
 
 
-def _launch_quant(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Quantized:
+def _launch_quant(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> Quantized:
     data = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    _launch(x, residual, weight, eps, fp8_storage(data), scales)
+    _launch(x, residual, weight, eps, fp8_storage(data), scales, post, multiplier)
     return Quantized(data, scales)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    out: Tensor | None,
+    scales: Tensor | None,
+    post: Tensor | None = None,
+    multiplier: float = 1.0,
+) -> None:
     rows, hidden = x.shape
     if hidden > MAX_HIDDEN:
         raise ValueError(f"rms_norm takes rows of at most {MAX_HIDDEN} values; got {hidden}")
-    if x.stride(1) != 1 or not out.is_contiguous() or (residual is not None and residual.stride(1) != 1):
+    packed = out is None or out.is_contiguous()
+    if x.stride(1) != 1 or not packed or (residual is not None and residual.stride(1) != 1):
         raise ValueError("rms_norm takes rows of contiguous values, and a contiguous out")
     if rows == 0:
         return
@@ -108,6 +156,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
         weight,
         out,
         scales,
+        post,
+        None if multiplier == 1.0 else multiplier,
         x.stride(0),
         0 if residual is None else residual.stride(0),
         hidden,
@@ -120,37 +170,108 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
     )
 
 
+@kernel
+def _rms_norm_columns_kernel(
+    x, first, second, x_stride, first_width, second_width, eps, BLOCK: tl.constexpr, LAUNCH_PDL: tl.constexpr
+):
+    """Program (row, 0) norms the first span, (row, 1) the second."""
+    is_first = tl.program_id(1) == 0
+    width = tl.where(is_first, first_width, second_width)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    gain = tl.load(first + column, mask=inside & is_first, other=0.0).to(tl.float32)
+    if second is not None:
+        gain += tl.load(second + column, mask=inside & (tl.program_id(1) == 1), other=0.0).to(tl.float32)
+    pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
+    place = x + tl.program_id(0).to(tl.int64) * x_stride + tl.where(is_first, 0, first_width) + column
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    normed = value * tl.rsqrt(tl.sum(value * value, axis=0) / width + eps) * gain
+    tl.store(place, normed.to(x.dtype.element_ty), mask=inside)
+
+
+def rms_norm_columns(x: Tensor, weights: tuple[Tensor, ...], eps: float) -> None:
+    """`norm.rms_norm_columns` on CUDA."""
+    first, second = (*weights, None)[:2]
+    widest = max(len(weight) for weight in weights)
+    if len(weights) > 2 or widest > MAX_HIDDEN or x.stride(1) != 1:
+        raise ValueError(f"rms_norm_columns takes one or two spans of at most {MAX_HIDDEN} contiguous values")
+    if x.shape[0] == 0:
+        return
+    block = max(_LEAST_BLOCK, triton.next_power_of_2(widest))
+    _rms_norm_columns_kernel[(x.shape[0], len(weights))](
+        x, first, second, x.stride(0), len(weights[0]), 0 if second is None else len(second), eps,
+        BLOCK=block, num_warps=_warps(block), **launch_options(x.device),
+    )  # fmt: skip
+
+
 def _warps(block: int) -> int:
     """16 values a thread of 2 bytes: two 16-byte loads in flight each, and enough threads to hide one row's latency."""
     return max(1, min(16, block // 512))
 
 
 def _register() -> None:
-    fixed = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
     for dtype in (BF16, FP16, FP32):
         for block in (_LEAST_BLOCK << i for i in range(5)):
-            for residual in (False, True):
-                for quant in (False, True):
-                    signature = fixed | {"x": f"*{dtype}", "weight": f"*{dtype}"}
-                    constants: dict[str, object] = {"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}
-                    signature["out"] = "*fp8e4nv" if quant else f"*{dtype}"
-                    if quant:
-                        signature["scales"] = f"*{FP32}"
-                    else:
-                        constants["scales"] = None
-                    if residual:
-                        signature |= {"residual": f"*{dtype}", "residual_stride": I32_DIVISIBLE}
-                    else:
-                        constants["residual"] = None
-                        signature["residual_stride"] = I32
-                    register_aot(
-                        _rms_norm_kernel,
-                        signature,
-                        [constants],
-                        options={"num_warps": _warps(block)},
-                        min_sm=89 if quant else 75,
-                        compact=dtype == BF16 and block == 4096 and residual,
-                    )
+            for quant in (False, True):
+                _register_one(dtype, block, quant, residual=False)
+                _register_one(dtype, block, quant, residual=True)
+            if dtype == BF16:
+                _register_rare(block)
+
+
+def _register_one(
+    dtype: str, block: int, quant: bool, residual: bool, *, weight: str = "", post: str = "", multiplied: bool = False
+) -> None:
+    """A kernel for weights of `dtype`, or of `weight`; with a weight of type `post` x is normed before it is added."""
+    signature = {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
+    signature |= {"x": f"*{dtype}", "weight": f"*{weight or dtype}"}
+    constants: dict[str, object] = {"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}
+    signature["out"] = "*fp8e4nv" if quant else f"*{dtype}"
+    optional = {
+        "scales": f"*{FP32}" if quant else None,
+        "residual": f"*{dtype}" if residual else None,
+        "post": f"*{post}" if post else None,
+        "multiplier": FP32 if multiplied else None,
+    }
+    signature |= {name: kind for name, kind in optional.items() if kind is not None}
+    constants |= {name: None for name, kind in optional.items() if kind is None}
+    signature["residual_stride"] = I32_DIVISIBLE if residual else I32
+    register_aot(
+        _rms_norm_kernel,
+        signature,
+        [constants],
+        options={"num_warps": _warps(block)},
+        min_sm=89 if quant else 75,
+        compact=dtype == BF16 and block == 4096 and residual and not (post or multiplied or weight),
+    )
+
+
+def _register_rare(block: int) -> None:
+    """bf16 models that norm what a layer gives, scale it, or have `1 + weight` in fp32."""
+    for quant in (False, True):
+        for weight in (BF16, FP32):
+            _register_one(BF16, block, quant, residual=True, weight=weight, post=weight)
+        for residual in (False, True):
+            _register_one(BF16, block, quant, residual, weight=FP32)
+        _register_one(BF16, block, quant, residual=True, multiplied=True)
+    register_aot(
+        _rms_norm_kernel,
+        {"eps": FP32, "hidden": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE, "residual_stride": I32_DIVISIBLE}
+        | dict.fromkeys(("x", "residual", "post"), f"*{BF16}"),
+        [{"BLOCK": block, "FP8_MAX": FP8_MAX, "MIN_SCALE": MIN_SCALE}
+         | dict.fromkeys(("weight", "out", "scales", "multiplier"))],
+        options={"num_warps": _warps(block)},
+        compact=block == 4096,
+    )  # fmt: skip
+    register_aot(
+        _rms_norm_columns_kernel,
+        {"eps": FP32} | dict.fromkeys(("x_stride", "first_width", "second_width"), I32_DIVISIBLE)
+        | dict.fromkeys(("x", "first", "second"), f"*{BF16}"),
+        [{"BLOCK": block}],
+        options={"num_warps": _warps(block)},
+        compact=block == 4096,
+    )  # fmt: skip
 
 
 _register()

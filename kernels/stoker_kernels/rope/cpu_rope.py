@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
+from stoker_kernels.rope.reference import normed, to_cache
 from stoker_kernels.rope.reference import qk_norm_rope_kv_write as reference
-from stoker_kernels.rope.reference import to_cache
 
 
 def qk_norm_rope_kv_write(
@@ -29,6 +29,7 @@ def qk_norm_rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    centred: bool = False,
     interleaved: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -39,21 +40,23 @@ def qk_norm_rope_kv_write(
         return reference(
             qkv, positions, slot_mapping, cos_sin, k_cache, v_cache,
             num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, q_norm=q_norm, k_norm=k_norm,
-            eps=eps, interleaved=True, k_scale=k_scale, v_scale=v_scale, out=out,
+            eps=eps, centred=centred, interleaved=True, k_scale=k_scale, v_scale=v_scale, out=out,
         )  # fmt: skip
     heads = qkv.view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
     turning = num_q_heads + num_kv_heads
     wide = heads[:, :turning].float()
     if q_norm is not None or k_norm is not None:
         parts = zip(wide.split((num_q_heads, num_kv_heads), dim=1), (q_norm, k_norm), strict=True)
-        wide = torch.cat([part if norm is None else _normed(part, norm, eps) for part, norm in parts], dim=1)
+        wide = torch.cat([part if norm is None else _normed(part, norm, eps, centred) for part, norm in parts], dim=1)
     turned = _rotate(wide, cos_sin.index_select(0, positions)[:, None])
     _write(k_cache, turned[:, num_q_heads:], slot_mapping, k_scale)
     _write(v_cache, heads[:, turning:], slot_mapping, v_scale)
     return deliver(turned[:, :num_q_heads], qkv.dtype, out).contiguous()
 
 
-def _normed(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _normed(heads: Tensor, weight: Tensor, eps: float, centred: bool) -> Tensor:
+    if centred or weight.dim() > 1:
+        return normed(heads, weight, eps, centred)
     return functional.rms_norm(heads, weight.shape, weight.float(), eps)
 
 

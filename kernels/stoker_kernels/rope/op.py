@@ -47,6 +47,7 @@ def qk_norm_rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    centred: bool = False,
     interleaved: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -57,9 +58,11 @@ def qk_norm_rope_kv_write(
     Shapes: `qkv [T,(Hq+2Hkv)·D]`, bias already in; `positions [T]` int32; `slot_mapping [T]` int64, page·B
     + offset, negative writes nothing; `cos_sin [max_pos, rot]` fp32, cos in the first half, `rot ≤ D` even
     is partial rotary; caches `[P,Hkv,B,D]` of fp32, fp16, bf16 or fp8 e4m3 with `k_scale`, `v_scale`
-    `[Hkv]` fp32 (stored = value / scale); `q_norm`, `k_norm` `[D]` → q `[T,Hq,D]`. `interleaved` pairs
-    dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and NeoX do. On CUDA `positions` and
-    `slot_mapping` are read ahead of the op's turn: they have to be settled (`pdl.pdl_settle`).
+    `[Hkv]` fp32 (stored = value / scale); `q_norm`, `k_norm` `[D]`, or a weight for each head, `[Hq,D]` and `[Hkv,D]`
+    → q `[T,Hq,D]`. The norm is by the root of the mean square; `centred` takes the mean off first. Nothing rotates
+    where `rot` is 0. `interleaved` pairs dimensions (2i, 2i+1) as GPT-J does; otherwise (i, i + rot/2) as Llama and
+    NeoX do. On CUDA `positions` and `slot_mapping` are read ahead of the op's turn: they have to be settled
+    (`pdl.pdl_settle`).
     """
     q: Tensor = select("qk_norm_rope_kv_write", qkv.device, qkv.dtype)(
         qkv,
@@ -74,6 +77,7 @@ def qk_norm_rope_kv_write(
         q_norm=q_norm,
         k_norm=k_norm,
         eps=eps,
+        centred=centred,
         interleaved=interleaved,
         k_scale=k_scale,
         v_scale=v_scale,

@@ -28,6 +28,7 @@ def qk_norm_rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    centred: bool = False,
     interleaved: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -37,9 +38,9 @@ def qk_norm_rope_kv_write(
     heads = qkv.float().view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm is not None:
-        q = _rms_norm(q, q_norm, eps)
+        q = normed(q, q_norm, eps, centred)
     if k_norm is not None:
-        k = _rms_norm(k, k_norm, eps)
+        k = normed(k, k_norm, eps, centred)
     table = cos_sin[positions.long()].unsqueeze(1)
     q, k = _rotate(q, table, interleaved), _rotate(k, table, interleaved)
     written = slot_mapping >= 0
@@ -51,7 +52,10 @@ def qk_norm_rope_kv_write(
     return deliver(q, qkv.dtype, out)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normed(x: Tensor, weight: Tensor, eps: float, centred: bool) -> Tensor:
+    """The norm of each head of `x [T,heads,D]`, fp32; `weight` is `[D]`, or `[heads,D]`."""
+    if centred:
+        x = x - x.mean(-1, keepdim=True)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 

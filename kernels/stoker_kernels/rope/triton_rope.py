@@ -46,10 +46,15 @@ def _qk_norm_rope_kv_write_kernel(
     HALF: tl.constexpr,
     REST: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    EACH_HEAD: tl.constexpr,
     TOKENS: tl.constexpr,
     LAUNCH_PDL: tl.constexpr,
 ):
-    """EXACT: all of a head's `2 * HALF` dimensions rotate. Else `rotated` of `head_dim` do; REST is 0 where all do."""
+    """EXACT: all of a head's `2 * HALF` dimensions rotate. Else `rotated` of `head_dim` do; REST is 0 where all do.
+
+    CENTRED: norms take the mean off. EACH_HEAD: they have a weight for each head.
+    """
     if EXACT:
         D: tl.constexpr = 2 * HALF
         ROT: tl.constexpr = 2 * HALF
@@ -90,10 +95,12 @@ def _qk_norm_rope_kv_write_kernel(
     # A constant and a runtime condition do not mix in one `and`.
     if q_norm is not None:  # noqa: SIM102
         if is_q:
-            a, b, c = _norm(a, b, c, q_norm, first, second, rest, paired, eps, D, REST)
+            q_gain = q_norm + head * D if EACH_HEAD else q_norm
+            a, b, c = _norm(a, b, c, q_gain, first, second, rest, paired, eps, D, REST, CENTRED)
     if k_norm is not None:  # noqa: SIM102
         if (not is_q) & (not is_v):
-            a, b, c = _norm(a, b, c, k_norm, first, second, rest, paired, eps, D, REST)
+            k_gain = k_norm + (head - q_heads) * D if EACH_HEAD else k_norm
+            a, b, c = _norm(a, b, c, k_gain, first, second, rest, paired, eps, D, REST, CENTRED)
     if not is_v:
         a, b = a * cos - b * sin, b * cos + a * sin
     if is_q:
@@ -125,8 +132,17 @@ def _store(target, a, b, c, first, second, rest, mask, rest_mask, REST: tl.const
 
 
 @triton.jit
-def _norm(a, b, c, weight, first, second, rest, paired, eps, D, REST: tl.constexpr):
-    """RMS norm over the head dimension, whose values lie in three pieces."""
+def _norm(a, b, c, weight, first, second, rest, paired, eps, D, REST: tl.constexpr, CENTRED: tl.constexpr):
+    """Norm over the head dimension, whose values lie in three pieces."""
+    if CENTRED:
+        total = tl.sum(a, axis=1) + tl.sum(b, axis=1)
+        if REST > 0:
+            total += tl.sum(c, axis=1)
+        mean = (total / D)[:, None]
+        a = tl.where(paired[None, :], a - mean, 0.0)
+        b = tl.where(paired[None, :], b - mean, 0.0)
+        if REST > 0:
+            c = tl.where((rest < D)[None, :], c - mean, 0.0)
     squares = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)
     if REST > 0:
         squares += tl.sum(c * c, axis=1)
@@ -159,6 +175,7 @@ def qk_norm_rope_kv_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    centred: bool = False,
     interleaved: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -198,6 +215,8 @@ def qk_norm_rope_kv_write(
         rot,
         k_cache.shape[2].bit_length() - 1,
         INTERLEAVED=interleaved,
+        CENTRED=centred,
+        EACH_HEAD=any(norm is not None and norm.dim() > 1 for norm in (q_norm, k_norm)),
         TOKENS=block,
         **tile,
         num_warps=_WARPS,
@@ -228,15 +247,54 @@ def _check(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, out: 
     return k_cache.stride(0), k_cache.stride(1)
 
 
+# Pairs and rest of heads of which a part rotates, or nothing, as published models have them.
+_PARTS = ((32, 32), (32, 64), (64, 32), (32, 128), (32, 256))  # (HALF, REST)
+
+
 def _register() -> None:
     for dtype in (BF16, FP16, FP32):
         for cache in (dtype, "fp8e4nv", "u8"):
             for normed in (False, True):
                 for block in (_BLOCK, _LARGE_BLOCK):
                     _register_one(dtype, cache, normed, block)
+            if dtype == BF16:
+                _register_rare(cache)
 
 
 def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
+    for exact, dim in ((True, I32_DIVISIBLE), (False, I32)):
+        if (exact and dtype == FP32) or (not exact and block != _BLOCK):
+            continue  # what serves no speed has one kernel
+        tiles = [{"EXACT": exact, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS]
+        compact = dtype == BF16 and normed and exact and block == _BLOCK
+        _register_tiles(dtype, cache, dim, tiles, block, norm=dtype if normed else "", compact=compact)
+
+
+def _register_rare(cache: str) -> None:
+    """Heads of which a part rotates or of neighbouring pairs, norms with a weight in fp32 or with one for each head."""
+    parts = [{"EXACT": False, "HALF": half, "REST": rest} for half, rest in _PARTS]
+    whole = [{"EXACT": True, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS]
+    _register_tiles(BF16, cache, I32_DIVISIBLE, parts, _BLOCK, norm="", compact=cache == BF16)
+    _register_tiles(BF16, cache, I32_DIVISIBLE, parts[1::2], _BLOCK, norm=BF16)
+    _register_tiles(BF16, cache, I32_DIVISIBLE, parts[:4], _BLOCK, norm="", more={"INTERLEAVED": True})
+    for block in (_BLOCK, _LARGE_BLOCK):
+        _register_tiles(BF16, cache, I32_DIVISIBLE, whole, block, norm="", more={"INTERLEAVED": True})
+        each_head: dict[str, object] = {"INTERLEAVED": True, "CENTRED": True, "EACH_HEAD": True}
+        _register_tiles(BF16, cache, I32_DIVISIBLE, whole, block, norm=BF16, more=each_head)
+        _register_tiles(BF16, cache, I32_DIVISIBLE, whole, block, norm=FP32)
+
+
+def _register_tiles(
+    dtype: str,
+    cache: str,
+    dim: str,
+    tiles: list[dict[str, int | bool]],
+    block: int,
+    *,
+    norm: str,
+    more: dict[str, object] | None = None,
+    compact: bool = False,
+) -> None:
     signature = {
         "qkv": f"*{dtype}",
         "positions": f"*{I32}",
@@ -252,27 +310,27 @@ def _register_one(dtype: str, cache: str, normed: bool, block: int) -> None:
         "q_heads": I32,
         "kv_heads": I32,
         "eps": FP32,
+        "head_dim": dim,
+        "rotated": dim,
         "page_shift": I32,
     }
-    constants: dict[str, object] = {"INTERLEAVED": False, "TOKENS": block}
+    constants: dict[str, object] = {"INTERLEAVED": False, "CENTRED": False, "EACH_HEAD": False, "TOKENS": block}
+    constants |= more or {}
     scaled = cache != dtype
-    for names, given, kind in ((("q_norm", "k_norm"), normed, dtype), (("k_scale", "v_scale"), scaled, FP32)):
+    for names, given, kind in ((("q_norm", "k_norm"), bool(norm), norm), (("k_scale", "v_scale"), scaled, FP32)):
         if given:
             signature |= dict.fromkeys(names, f"*{kind}")
         else:
             constants |= dict.fromkeys(names)
-    for exact, dim in ((True, I32_DIVISIBLE), (False, I32)):
-        if (exact and dtype == FP32) or (not exact and block != _BLOCK):
-            continue  # what serves no speed has one kernel
-        register_aot(
-            _qk_norm_rope_kv_write_kernel,
-            signature | {"head_dim": dim, "rotated": dim},
-            [constants | {"EXACT": exact, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS],
-            options={"num_warps": _WARPS},
-            min_sm=89 if cache == "fp8e4nv" else 75,
-            max_sm=88 if cache == "u8" else 999,
-            compact=dtype == BF16 and normed and exact and block == _BLOCK,
-        )
+    register_aot(
+        _qk_norm_rope_kv_write_kernel,
+        signature,
+        [constants | tile for tile in tiles],
+        options={"num_warps": _WARPS},
+        min_sm=89 if cache == "fp8e4nv" else 75,
+        max_sm=88 if cache == "u8" else 999,
+        compact=compact,
+    )
 
 
 _register()

@@ -16,7 +16,7 @@ from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.quant import AnyWeight, IntegerWeight, dequantize, quantize_fp8
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm, RopeSpec
 
 HEAD_ROWS = 16384
 
@@ -25,21 +25,55 @@ def reference_logits(spec: ModelSpec, weights: DecoderWeights, ids: list[int], f
     """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence."""
     device = weights.embed.device
     tokens = torch.tensor(ids, device=device)
-    hidden = weights.embed[tokens].float()
-    table = rope_table(spec.rope, len(ids), device)[: len(ids)]
+    hidden = weights.embed[tokens].float() * spec.embedding_multiplier
+    if weights.positions is not None:
+        hidden = hidden + weights.positions[: len(ids)].float()
+    tables: dict[RopeSpec, Tensor] = {}
     for index, layer in enumerate(weights.layers):
-        hidden = hidden + _attention(spec, layer, _norm(hidden, layer.input_norm, spec.eps), table, spec.windows[index])
-        hidden = hidden + _feed_forward(spec, layer, _norm(hidden, layer.post_norm, spec.eps))
-    hidden = _norm(hidden[first:], weights.final_norm, spec.eps)
+        rope = spec.rope_of(index)
+        if rope not in tables:
+            tables[rope] = rope_table(rope, len(ids), device)[: len(ids)]
+        hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index])
+    hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     rows = [
         hidden @ weights.head.data[at : at + HEAD_ROWS].float().t()
         for at in range(0, weights.head.out_features, HEAD_ROWS)
     ]
-    return torch.cat(rows, dim=1)
+    logits = torch.cat(rows, dim=1)
+    if weights.head_bias is not None:
+        logits = logits + weights.head_bias.float()
+    return _capped(logits * spec.logit_scale, spec.logit_softcap)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _layer(spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, window: int) -> Tensor:
+    """The residual stream after one layer."""
+    scale, read = spec.residual_multiplier, _norm(spec, hidden, layer.input_norm, layer.input_norm_bias)
+    attended = _attention(spec, layer, read, table, window)
+    if spec.parallel:
+        if layer.ffn_norm is not None:
+            read = _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias)
+        return hidden + attended + _feed_forward(spec, layer, read)
+    hidden = hidden + scale * _norm(spec, attended, layer.attention_post_norm, None)
+    fed = _feed_forward(spec, layer, _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias))
+    return hidden + scale * _norm(spec, fed, layer.ffn_post_norm, None)
+
+
+def _norm(spec: ModelSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """By the kind of the model's norms; x itself where there is none."""
+    if weight is None:
+        return x
+    if spec.norm is Norm.LAYER:
+        x = x - x.mean(-1, keepdim=True)
+    normed = _rms(x, weight, spec.eps)
+    return normed if bias is None else normed + bias.float()
+
+
+def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return torch.tanh(x / cap) * cap if cap else x
 
 
 def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
@@ -55,22 +89,35 @@ def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
     return F.linear(x, wide.float(), None if bias is None else bias.float())
 
 
-def _rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate `x [T, heads, D]` by halves; `table [T, rot]` holds cos, then sin."""
+def _rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    """Rotate `x [T, heads, D]` by halves, or by neighbours; `table [T, rot]` holds cos, then sin."""
     half = table.shape[1] // 2
     cos, sin = table[:, None, :half], table[:, None, half:]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (turning[..., ::2], turning[..., 1::2]) if interleaved else (turning[..., :half], turning[..., half:])
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((turned, rest), dim=-1)
+
+
+def _normed_heads(spec: ModelSpec, heads: Tensor, weight: Tensor | None) -> Tensor:
+    """Queries or keys `[T, heads, D]` after the norm that the model has for them."""
+    if weight is None:
+        return heads
+    if spec.qk_norm is QkNorm.WHOLE:
+        return _rms(heads.flatten(1), weight, spec.eps).view_as(heads)
+    if spec.qk_norm is QkNorm.LAYER:
+        heads = heads - heads.mean(-1, keepdim=True)
+    return _rms(heads, weight, spec.eps)
 
 
 def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, window: int) -> Tensor:
     count = x.shape[0]
     qkv = _linear(x, layer.qkv, layer.qkv_bias).view(count, -1, spec.head_dim)
     q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q, k = _norm(q, layer.q_norm, spec.eps), _norm(k, layer.k_norm, spec.eps)
+    q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
     group = spec.heads // spec.kv_heads
-    q, k = _rotate(q, table), _rotate(k, table)
+    q, k = (_rotate(each, table, spec.rope.interleaved) for each in (q, k))
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     at = torch.arange(count, device=x.device)
     seen = at[None, :] <= at[:, None]
@@ -78,15 +125,22 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
         seen &= at[:, None] - at[None, :] < window
     heads = []
     for head in range(spec.heads):
-        scores = (q[:, head] @ k[:, head].t()) * spec.attention_scale
+        scores = _capped((q[:, head] @ k[:, head].t()) * spec.attention_scale, spec.attention_softcap)
         heads.append(torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1) @ v[:, head])
     return _linear(torch.cat(heads, dim=1), layer.output, layer.output_bias)
 
 
 def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
-    gate, up = _linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    both = _linear(x, layer.gate_up, layer.gate_up_bias)
+    if not spec.gated:
+        return _linear(_activate(spec, both), layer.down, layer.down_bias)
+    gate, up = both.chunk(2, dim=-1)
+    return _linear(_activate(spec, gate) * up, layer.down, layer.down_bias)
+
+
+def _activate(spec: ModelSpec, x: Tensor) -> Tensor:
     if spec.activation == "silu":
-        gate = F.silu(gate)
-    else:
-        gate = F.gelu(gate, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
-    return _linear(gate * up, layer.down, layer.down_bias)
+        return F.silu(x)
+    if spec.activation == "relu2":
+        return F.relu(x).square()
+    return F.gelu(x, approximate="tanh" if spec.activation == "gelu_tanh" else "none")

@@ -155,7 +155,8 @@ def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
 
 
 def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
-    """Peak of one step of `tokens`, logits aside: the feed-forward, with gate and up side by side and their product.
+    """Peak of one step of `tokens`, logits aside: the feed-forward, with gate and up side by side and their product,
+    or without a gate what its activation reads and gives.
 
     Beside them live the residual stream, its norm, what attention gave and what came of it; the holes that queries,
     keys and values left are too small for gate and up.
@@ -163,7 +164,7 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     kept = 4 * spec.hidden + spec.q_size
     holes = 2 * spec.q_size + 2 * spec.kv_size
     # The product once more in 8 bits, where the next linear reads that.
-    ffn = 3 * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
+    ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
     return (tokens * (kept + holes + ffn) + _integer_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
 
 
@@ -210,9 +211,7 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
     page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    plan = MemoryPlan(
-        weights, workspace_bytes(config, spec), graph_bytes(config, spec), state, page_bytes, pages=0
-    )
+    plan = MemoryPlan(weights, workspace_bytes(config, spec), graph_bytes(config, spec), state, page_bytes, pages=0)
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)

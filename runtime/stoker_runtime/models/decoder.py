@@ -1,8 +1,8 @@
-"""The one decoder: grouped-query attention and a gated feed-forward, for every architecture of the table.
+"""The one decoder: grouped-query attention and a feed-forward, for every architecture of the table.
 
 Invariants: `forward` reads its inputs and the KV cache and nothing else; it neither waits for the device nor
-branches on values, so a CUDA graph may capture it. The residual stream is updated in place by the fused
-add-and-norm; of the last layer only the sampled rows go beyond attention.
+branches on values, so a CUDA graph may capture it. The residual stream is updated in place (`layers/stream.py`); of the
+last layer only the sampled rows go beyond attention.
 Knows nothing of requests, of sampling, of pages' owners, or of checkpoints.
 """
 
@@ -15,22 +15,39 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul, silu_and_mul_quant
+from stoker_kernels.activation import (
+    gelu,
+    gelu_and_mul,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    relu2,
+    scale_and_cap,
+    silu,
+    silu_and_mul,
+    silu_and_mul_quant,
+)
 from stoker_kernels.attention import paged_attention
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
-from stoker_kernels.norm import add_rms_norm, add_rms_norm_quant, rms_norm, rms_norm_quant
+from stoker_kernels.norm import rms_norm_columns
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
+}
+PLAIN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu2": relu2,
 }
 # Fused with quantization for an fp8 consumer; where there is none, `linear` quantizes its input itself.
 QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu_and_mul_quant}
@@ -48,19 +65,24 @@ class Decoder:
         *,
         max_model_len: int = 0,
     ) -> None:
-        """`max_model_len` is the longest context that will run (0: `spec.max_position`); it sizes the rotary table."""
+        """`max_model_len` is the longest context that will run (0: `spec.max_position`); it sizes the rotary tables."""
         self.spec = spec
         self.weights = weights
         self.dtype = dtype
-        self._cos_sin = rope_table(spec.rope, max_model_len or spec.max_position, device)
+        self._stream = Stream(spec)
+        ropes = [spec.rope_of(layer) for layer in range(spec.num_layers)]
+        tables = {rope: rope_table(rope, max_model_len or spec.max_position, device) for rope in set(ropes)}
+        self._cos_sin = tuple(tables[rope] for rope in ropes)
+        # In the dtype in which the model was trained to multiply.
+        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=dtype))
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
         self._unit_scale = torch.ones(spec.kv_heads, dtype=torch.float32, device=device)
 
     def of_layers(self, layers: Sequence[int]) -> Decoder:
         """The same model with these layers alone, in this order: same memory, other results."""
         few = copy(self)
-        windows = tuple(self.spec.windows[index] for index in layers)
-        few.spec = replace(self.spec, num_layers=len(layers), windows=windows)
+        few.spec = self.spec.of_layers(layers)
+        few._cos_sin = tuple(self._cos_sin[index] for index in layers)
         scales = self.weights.kv_scales
         few.weights = replace(
             self.weights,
@@ -74,44 +96,52 @@ class Decoder:
         first: dict[tuple[object, ...], int] = {}
         for index, layer in enumerate(self.weights.layers):
             linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            first.setdefault((self.spec.windows[index], *(linear.kind for linear in linears)), index)
+            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, *(linear.kind for linear in linears))
+            first.setdefault(kind, index)
         successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
         return sorted({*first.values(), *successors})
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
-        layers = self.weights.layers
-        residual = embed(inputs.ids, self.weights.embed)
-        hidden = self._first_norm(residual)
+        layers, stream = self.weights.layers, self._stream
+        residual = self._enter(inputs)
+        hidden = stream.enter(residual, layers[0])
+        beside: Tensor | None = None
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
             heads = self._attend(index, hidden, inputs, kv[index])
             if last and inputs.logits_rows is not None:
                 heads = heads.index_select(0, inputs.logits_rows)
                 residual = residual.index_select(0, inputs.logits_rows)
+                hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
             update = self._linear(heads, layer.output, layer.output_bias)
-            hidden = self._add_norm(update, residual, layer.post_norm, layer.gate_up)
+            if self.spec.parallel:
+                beside, hidden = update, stream.beside(residual, layer, hidden)
+            else:
+                hidden = stream.to_ffn(update, residual, layer)
             update = self._feed_forward(layer, hidden)
             if not last:
-                following = layers[index + 1]
-                hidden = self._add_norm(update, residual, following.input_norm, following.qkv)
-        return add_rms_norm(update, residual, self.weights.final_norm, self.spec.eps)
+                hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
+        return stream.leave(update, residual, layers[-1], self.weights, beside)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given."""
-        return linear(hidden, self.weights.head, out=out)
+        spec = self.spec
+        logits = linear(hidden, self.weights.head, bias=self.weights.head_bias, out=out)
+        if spec.logit_scale == 1.0 and not spec.logit_softcap:
+            return logits
+        return scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
 
-    def _first_norm(self, hidden: Tensor) -> Tensor | Quantized:
-        first = self.weights.layers[0]
-        if first.qkv.takes_quantized:
-            return rms_norm_quant(hidden, first.input_norm, self.spec.eps)
-        return rms_norm(hidden, first.input_norm, self.spec.eps)
-
-    def _add_norm(self, update: Tensor, residual: Tensor, norm: Tensor, consumer: AnyWeight) -> Tensor | Quantized:
-        """Add `update` to the residual stream in place and norm it in the form that `consumer` reads."""
-        if consumer.takes_quantized:
-            return add_rms_norm_quant(update, residual, norm, self.spec.eps)
-        return add_rms_norm(update, residual, norm, self.spec.eps)
+    def _enter(self, inputs: ForwardInputs) -> Tensor:
+        """The residual stream `[T, H]` before the first layer."""
+        placed = self.weights.positions
+        return embed(
+            inputs.ids,
+            self.weights.embed,
+            scale=self._embedding_multiplier,
+            positions=None if placed is None else inputs.positions,
+            position_table=placed,
+        )
 
     def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
         if isinstance(x, Quantized):
@@ -132,19 +162,26 @@ class Decoder:
         layer = self.weights.layers[index]
         k_cache, v_cache = cache
         k_scale, v_scale = self._cache_scales(index, k_cache)
+        qkv = self._linear(hidden, layer.qkv, layer.qkv_bias)
+        q_norm, k_norm = layer.q_norm, layer.k_norm
+        if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
+            rms_norm_columns(qkv, (q_norm, k_norm), spec.eps)
+            q_norm = k_norm = None
         query = qk_norm_rope_kv_write(
-            self._linear(hidden, layer.qkv, layer.qkv_bias),
+            qkv,
             inputs.positions,
             inputs.slot_mapping,
-            self._cos_sin,
+            self._cos_sin[index],
             k_cache,
             v_cache,
             num_q_heads=spec.heads,
             num_kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=spec.eps,
+            centred=spec.qk_norm is QkNorm.LAYER,
+            interleaved=spec.rope.interleaved,
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -155,6 +192,7 @@ class Decoder:
             inputs.attention,
             scale=spec.attention_scale,
             window=spec.windows[index],
+            softcap=spec.attention_softcap,
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -171,6 +209,9 @@ class Decoder:
 
     def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
         gate_up, down = layer.gate_up, layer.down
+        if not self.spec.gated:
+            up = self._linear(hidden, gate_up, layer.gate_up_bias)
+            return self._linear(PLAIN_ACTIVATIONS[self.spec.activation](up), down, layer.down_bias)
         dense = gate_up.kind == down.kind == "dense" and isinstance(hidden, Tensor)
         quantized = isinstance(hidden, Quantized) and down.takes_quantized and self.dtype == torch.bfloat16
         one_op = (dense or quantized) and self.spec.activation == "silu" and layer.gate_up_bias is None
@@ -181,3 +222,10 @@ class Decoder:
         if down.takes_quantized and fused is not None:
             return self._linear(fused(both), down, layer.down_bias)
         return self._linear(ACTIVATIONS[self.spec.activation](both), down, layer.down_bias)
+
+
+def _rows(hidden: Tensor | Quantized, rows: Tensor) -> Tensor | Quantized:
+    """Some tokens' rows of what a layer reads."""
+    if isinstance(hidden, Quantized):
+        return Quantized(hidden.data.index_select(0, rows), hidden.scale.index_select(0, rows))
+    return hidden.index_select(0, rows)

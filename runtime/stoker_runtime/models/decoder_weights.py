@@ -12,23 +12,32 @@ from torch import Tensor
 
 from stoker_kernels.quant import AnyWeight
 
+LINEARS = ("qkv", "output", "gate_up", "down")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`."""
+    """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`.
 
-    input_norm: Tensor
+    A feed-forward without a gate has its one matrix in `gate_up`. What a model does not have is None.
+    """
+
     qkv: AnyWeight
     output: AnyWeight
-    post_norm: Tensor
     gate_up: AnyWeight
     down: AnyWeight
+    input_norm: Tensor | None = None
+    input_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     output_bias: Tensor | None = None
+    attention_post_norm: Tensor | None = None
+    ffn_norm: Tensor | None = None
+    ffn_norm_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    ffn_post_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class DecoderWeights:
     """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied.
 
     `kv_scales` `[layers, 2, Hkv]` fp32 are what keys and values of an e4m3 cache are multiplied by; None: by 1.
+    `positions` `[P, H]` are learned ones, that are added to the embedding.
     """
 
     embed: Tensor
@@ -43,3 +53,6 @@ class DecoderWeights:
     final_norm: Tensor
     head: AnyWeight
     kv_scales: Tensor | None = None
+    positions: Tensor | None = None
+    final_norm_bias: Tensor | None = None
+    head_bias: Tensor | None = None

@@ -7,8 +7,8 @@ Knows nothing of checkpoints, of devices, or of how a parameter is computed with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
@@ -34,12 +34,33 @@ class Role(StrEnum):
     BIAS = "bias"
 
 
+class Norm(StrEnum):
+    """Which norm the layers of a model have: by the root of the mean square, or by mean and variance."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class QkNorm(StrEnum):
+    """How queries and keys are normed before they rotate, if they are.
+
+    HEAD: RMS of each head, all heads with one weight `[D]`. LAYER: mean and variance of each head, a weight for each,
+    `[heads, D]`. WHOLE: RMS over all heads together, `[heads · D]`.
+    """
+
+    NONE = ""
+    HEAD = "head"
+    LAYER = "layer"
+    WHOLE = "whole"
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role.
 
-    `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits, to be quantized or not; "dense" likewise, never
-    to be quantized; or fp8_channel, fp8_block, int4, int8, the last two with their `scheme`.
+    `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
+    to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int4, int8, the last
+    two with their `scheme`.
     """
 
     name: str
@@ -47,6 +68,7 @@ class Parameter:
     role: Role
     kind: str = ""
     scheme: IntegerScheme | None = None
+    dtype: str = ""
 
     @property
     def elements(self) -> int:
@@ -59,7 +81,8 @@ class RopeSpec:
     """Rotary embedding: the base, the rotated dimensions of a head, and the scaling of its frequencies.
 
     `kind` is default, linear, dynamic, llama3, yarn, longrope or factors (explicit divisors, in `short_factor`).
-    `attention_factor` multiplies cos and sin. Fields a kind does not use keep their defaults.
+    `attention_factor` multiplies cos and sin. `interleaved`: neighbouring dimensions of a head turn together, not those
+    half of `dim` apart. Fields a kind does not use keep their defaults.
     """
 
     dim: int
@@ -75,15 +98,24 @@ class RopeSpec:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer with grouped-query attention and a gated feed-forward.
+    """A decoder-only transformer with grouped-query attention and a feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
     `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`. `dtype`
     is that of the rest. `max_position` is the longest context the rotary table is right for.
+
+    Norms: `pre_norms` stand before attention and feed-forward, `post_norms` norm what these give before it is added to
+    the residual stream. `norm_offset` is added to their weights, which then rest in fp32. `parallel`: attention and
+    feed-forward read the same stream, each through its own norm, or both through one (`shared_norm`).
+    Positions: layers in `unrotated` do not rotate; those with a window rotate by `local_rope` where there is one;
+    `learned_positions` is a table that is added to the embedding.
+    Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
+    of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
     """
 
     architecture: str
@@ -103,7 +135,25 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False
+    gated: bool = True
+    norm: Norm = Norm.RMS
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    pre_norms: bool = True
+    post_norms: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    local_rope: RopeSpec | None = None
+    unrotated: frozenset[int] = frozenset()
+    learned_positions: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 0.0
+    attention_softcap: float = 0.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
@@ -122,32 +172,61 @@ class ModelSpec:
     @property
     def attention_scale(self) -> float:
         """What the product of a query and a key is multiplied with before the softmax."""
-        return float(self.head_dim**-0.5)
+        return self.attention_multiplier or float(self.head_dim**-0.5)
+
+    def rope_of(self, layer: int) -> RopeSpec:
+        """How a layer rotates: not at all is a rotation of no dimensions."""
+        if layer in self.unrotated:
+            return RopeSpec(dim=0)
+        return self.local_rope if self.local_rope is not None and self.windows[layer] else self.rope
+
+    def of_layers(self, layers: Sequence[int]) -> ModelSpec:
+        """The spec of a model of these layers alone, in this order."""
+        return replace(
+            self,
+            num_layers=len(layers),
+            windows=tuple(self.windows[layer] for layer in layers),
+            unrotated=frozenset(place for place, layer in enumerate(layers) if layer in self.unrotated),
+        )
 
     def layer_parameters(self, layer: int) -> Iterator[Parameter]:
         """The parameters of one layer, in the order they are used."""
         qkv_size = self.q_size + 2 * self.kv_size
+        up_size = 2 * self.ffn if self.gated else self.ffn
+        stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
-            ("input_norm", (self.hidden,), Role.NORM, True),
+            ("input_norm", stream, Role.NORM, self.pre_norms),
+            ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),
             ("qkv", (qkv_size, self.hidden), Role.LINEAR, True),
             ("qkv_bias", (qkv_size,), Role.BIAS, self.qkv_bias),
-            ("q_norm", (self.head_dim,), Role.NORM, self.qk_norm),
-            ("k_norm", (self.head_dim,), Role.NORM, self.qk_norm),
+            ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, bool(self.qk_norm)),
+            ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, bool(self.qk_norm)),
             ("output", (self.hidden, self.q_size), Role.LINEAR, True),
-            ("output_bias", (self.hidden,), Role.BIAS, self.output_bias),
-            ("post_norm", (self.hidden,), Role.NORM, True),
-            ("gate_up", (2 * self.ffn, self.hidden), Role.LINEAR, True),
-            ("gate_up_bias", (2 * self.ffn,), Role.BIAS, self.ffn_bias),
+            ("output_bias", stream, Role.BIAS, self.output_bias),
+            ("attention_post_norm", stream, Role.NORM, self.post_norms),
+            ("ffn_norm", stream, Role.NORM, feeds),
+            ("ffn_norm_bias", stream, Role.BIAS, feeds and self.norm_bias),
+            ("gate_up", (up_size, self.hidden), Role.LINEAR, True),
+            ("gate_up_bias", (up_size,), Role.BIAS, self.ffn_bias),
             ("down", (self.hidden, self.ffn), Role.LINEAR, True),
-            ("down_bias", (self.hidden,), Role.BIAS, self.ffn_bias),
+            ("down_bias", stream, Role.BIAS, self.ffn_bias),
+            ("ffn_post_norm", stream, Role.NORM, self.post_norms),
         ]
         for field, shape, role, present in rows:
             if present:
-                name = f"layers.{layer}.{field}"
-                kind = self._stored_kind(name) if role is Role.LINEAR else ""
-                held = self.checkpoint if kind.startswith("int") else None
-                scheme = held.scheme if isinstance(held, IntegerCheckpoint) else None
-                yield Parameter(name, shape, role, kind, scheme)
+                yield self._parameter(f"layers.{layer}.{field}", shape, role)
+
+    def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
+        kind = self._stored_kind(name) if role is Role.LINEAR else ""
+        held = self.checkpoint if kind.startswith("int") else None
+        scheme = held.scheme if isinstance(held, IntegerCheckpoint) else None
+        # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
+        dtype = "float32" if role is Role.NORM and self.norm_offset else ""
+        return Parameter(name, shape, role, kind, scheme, dtype)
+
+    def _qk_norm_shape(self, heads: int) -> tuple[int, ...]:
+        shapes = {QkNorm.LAYER: (heads, self.head_dim), QkNorm.WHOLE: (heads * self.head_dim,)}
+        return shapes.get(self.qk_norm, (self.head_dim,))
 
     def _stored_kind(self, name: str) -> str:
         if self.checkpoint is None:
@@ -157,11 +236,17 @@ class ModelSpec:
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""
         yield Parameter("embed", (self.vocab, self.hidden), Role.EMBEDDING)
+        if self.learned_positions:
+            yield Parameter("positions", (self.max_position, self.hidden), Role.EMBEDDING)
         for layer in range(self.num_layers):
             yield from self.layer_parameters(layer)
-        yield Parameter("final_norm", (self.hidden,), Role.NORM)
+        yield self._parameter("final_norm", (self.hidden,), Role.NORM)
+        if self.norm_bias:
+            yield Parameter("final_norm_bias", (self.hidden,), Role.BIAS)
         if not self.tie_embeddings:
             yield Parameter("head", (self.vocab, self.hidden), Role.HEAD)
+        if self.head_bias:
+            yield Parameter("head_bias", (self.vocab,), Role.BIAS)
 
     def parameter_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Device bytes of all weights, exactly as allocated: every tensor padded to ALIGNMENT."""
@@ -172,8 +257,9 @@ class ModelSpec:
         return 2 * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
 
     def rope_table_bytes(self, max_model_len: int) -> int:
-        """Bytes of the rotary table for contexts of up to `max_model_len` tokens."""
-        return max_model_len * self.rope.dim * ITEM_BYTES["float32"]
+        """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""
+        ropes = {self.rope_of(layer) for layer in range(self.num_layers)}
+        return max_model_len * sum(rope.dim for rope in ropes) * ITEM_BYTES["float32"]
 
 
 def stored_kind(parameter: Parameter, quantization: str) -> str:
@@ -208,7 +294,7 @@ def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
     """Device bytes of one parameter, padding included; quantized ones have their scales besides."""
     kind = stored_kind(parameter, quantization)
     if kind == "dense":
-        return aligned(parameter.elements * ITEM_BYTES[dtype])
+        return aligned(parameter.elements * ITEM_BYTES[parameter.dtype or dtype])
     if kind.startswith("int"):
         n, k = parameter.shape
         return sum(map(aligned, stored_scheme(parameter).sizes(n, k, ITEM_BYTES[dtype])))

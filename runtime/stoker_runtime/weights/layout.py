@@ -8,7 +8,7 @@ Knows nothing of files and formats.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from stoker_kernels.quant import (
     quantize_weight,
     scale_shape,
 )
-from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
+from stoker_runtime.models.decoder_weights import LINEARS, DecoderWeights, LayerWeights
 from stoker_runtime.models.integer_scheme import IntegerScheme
 from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind, stored_scheme
 from stoker_runtime.weights.routing import piece_rows
@@ -99,8 +99,8 @@ class WeightArena:
         kind = next(each for each in WEIGHT_KINDS if each == stored)
         scales = scale_shape(kind, *parameter.shape) if kind != "dense" else None
         if scales is None:
-            num_bytes = parameter.elements * self.dtype.itemsize
-            self.dense[parameter.name] = self._take(parameter.shape, self.dtype, num_bytes)
+            dtype = TORCH_DTYPES[parameter.dtype] if parameter.dtype else self.dtype
+            self.dense[parameter.name] = self._take(parameter.shape, dtype, parameter.elements * dtype.itemsize)
             return
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
         scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
@@ -133,19 +133,14 @@ class WeightArena:
         def name(field: str) -> str:
             return f"layers.{layer}.{field}"
 
+        vectors = (each.name for each in fields(LayerWeights) if each.name not in LINEARS)
+        others = {field: self.dense.get(name(field)) for field in vectors}
         return LayerWeights(
-            input_norm=self.dense[name("input_norm")],
             qkv=self._linear(name("qkv")),
             output=self._linear(name("output")),
-            post_norm=self.dense[name("post_norm")],
             gate_up=self._linear(name("gate_up")),
             down=self._linear(name("down")),
-            qkv_bias=self.dense.get(name("qkv_bias")),
-            q_norm=self.dense.get(name("q_norm")),
-            k_norm=self.dense.get(name("k_norm")),
-            output_bias=self.dense.get(name("output_bias")),
-            gate_up_bias=self.dense.get(name("gate_up_bias")),
-            down_bias=self.dense.get(name("down_bias")),
+            **others,
         )
 
     def assemble(self) -> DecoderWeights:
@@ -155,6 +150,9 @@ class WeightArena:
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             final_norm=self.dense["final_norm"],
             head=self._linear("embed" if self.spec.tie_embeddings else "head"),
+            positions=self.dense.get("positions"),
+            final_norm_bias=self.dense.get("final_norm_bias"),
+            head_bias=self.dense.get("head_bias"),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
@@ -38,7 +40,8 @@ from stoker_runtime.weights.upload_ahead import UploadAhead
 
 # Unquantized matrices in flight while quantizing: a few of a 7B model's, so that reading never waits for them.
 PENDING_BYTES = 1024**3
-BASE = "model."
+# What begins the names of output heads, which no base model has.
+HEADS = ("lm_head.", "embed_out.", "output.")
 
 Routes = dict[str, tuple[Route, ...]]
 Scales = dict[str, tuple[ScaleRoute, ...]]
@@ -107,7 +110,8 @@ def _settled(arena: WeightArena) -> DecoderWeights:
 def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales, Integers, KvScales]:
     if kind is SourceKind.GGUF:
         return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}, {}, {}
-    found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path)))
+    base = ARCHITECTURES[spec.architecture].base
+    found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path), base))
     integers = plan_integers(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
@@ -123,11 +127,11 @@ def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scal
     return routes, scales, integers, kv_scales
 
 
-def with_base(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Tensors by the names of a whole model: one saved without its head leaves out their first part, `model.`."""
-    if any(name.startswith(BASE) for name in entries):
+def with_base(entries: dict[str, TensorEntry], base: str) -> dict[str, TensorEntry]:
+    """Tensors by the names of a whole model: one saved without its head leaves out their first part, `base`."""
+    if any(name.startswith(base) for name in entries):
         return entries
-    whole = (name if name.startswith("lm_head.") else f"{BASE}{name}" for name in entries)
+    whole = (name if name.startswith(HEADS) else f"{base}{name}" for name in entries)
     return {name: replace(entry, name=name) for name, entry in zip(whole, entries.values(), strict=True)}
 
 
@@ -171,10 +175,30 @@ def _target(arena: WeightArena, parameter: Parameter) -> Tensor:
 
 def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]]:
     rows = target[piece.row : piece.row + piece.shape[0]]
-    if piece.entry.encoding in READABLE_DTYPES and not piece.head_rows:
+    if piece.entry.encoding in READABLE_DTYPES and piece.is_plain:
         return lanes.submit_plain(piece.entry, rows)
-    decode = make_decoder(piece.entry, piece.head_rows)
-    return lanes.submit_decoded(piece.entry, rows, piece.head_rows or 1, decode)
+    # What is transposed is read whole.
+    together = piece.shape[0] if piece.transposed else piece.head_rows or 1
+    return lanes.submit_decoded(piece.entry, rows, together, _decoder(piece))
+
+
+def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
+    """A function from the bytes of whole rows to the numbers that go to their place."""
+    if piece.entry.encoding not in READABLE_DTYPES or piece.head_rows:
+        numbers = make_decoder(piece.entry, piece.head_rows)
+    else:
+        dtype = READABLE_DTYPES[piece.entry.encoding]
+
+        def numbers(raw: Tensor) -> Tensor:
+            return raw.view(dtype)
+
+    def decode(raw: Tensor) -> Tensor:
+        found = numbers(raw)
+        if piece.transposed:
+            found = found.view(piece.shape[::-1]).t().contiguous()
+        return found.float() + piece.offset if piece.offset else found
+
+    return decode
 
 
 def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:

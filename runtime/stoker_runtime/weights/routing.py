@@ -8,28 +8,26 @@ Knows nothing of bytes and devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, Names
-from stoker_runtime.models.spec import ModelSpec, Parameter
+from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.spec import ModelSpec, Parameter, Role
+
+GGUF_LAYERS = "blk."
+# Factors that the configuration was read from.
+GGUF_IGNORED = r"rope_freqs\.weight"
 
 
 class Vocabulary(StrEnum):
-    """Whose tensor names a checkpoint uses, and the prefix of a layer's."""
+    """Whose tensor names a checkpoint uses."""
 
-    HF = "model.layers."
-    GGUF = "blk."
-
-
-# Buffers that old checkpoints carry along; they follow from the configuration.
-HARMLESS = {
-    Vocabulary.HF: re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
-    Vocabulary.GGUF: re.compile(r"rope_freqs\.weight"),
-}
+    HF = "hf"
+    GGUF = "gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,8 @@ class Route:
     """Checkpoint tensor `entry` becomes rows `[row, row + shape[0])` of final tensor `parameter`.
 
     `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
-    checkpoint and must be pulled apart.
+    checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
+    it holds.
     """
 
     entry: TensorEntry
@@ -45,6 +44,13 @@ class Route:
     row: int
     shape: tuple[int, ...]
     head_rows: int = 0
+    transposed: bool = False
+    offset: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its numbers are copied as they lie."""
+        return not (self.head_rows or self.transposed or self.offset)
 
 
 def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
@@ -64,35 +70,86 @@ def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocab
 def _pieces(
     spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
 ) -> tuple[Route, ...]:
-    field = parameter.name.rpartition(".")[2]
-    head_rows = _interleaved_rows(spec, field, vocabulary)
+    stored = _stored(spec, parameter.name, vocabulary)
+    if stored is Stored.BY_KV_HEAD:
+        return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
+    if stored is Stored.BY_HEAD:
+        return tuple(_by_head(spec, parameter, entries, vocabulary))
+    head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
+    # GGUF's converter has added it already.
+    offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
+    transposed = stored is Stored.COLUMNS
     pieces: list[Route] = []
     row = 0
     names = tensor_names(spec, parameter.name, vocabulary)
     for position, (name, rows) in enumerate(zip(names, piece_rows(spec, parameter, len(names)), strict=True)):
         shape = (rows, *parameter.shape[1:])
-        entry = find_entry(entries, name, shape, spec.architecture)
+        entry = find_entry(entries, name, shape[::-1] if transposed else shape, spec.architecture)
         # Values are never rotated: of Q, K and V the third keeps its rows.
-        pieces.append(Route(entry, parameter.name, row, shape, head_rows if position < 2 else 0))
+        rotated = head_rows if position < 2 else 0
+        pieces.append(Route(entry, parameter.name, row, shape, rotated, transposed, offset))
         row += rows
     return tuple(pieces)
 
 
-def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """The checkpoint's names of a final tensor's pieces, in row order."""
+def _by_kv_head(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
+) -> Iterator[Route]:
+    """Merged Q, K and V of which a KV head's queries, key and value lie together, brought apart."""
+    (name,) = tensor_names(spec, parameter.name, vocabulary)
+    entry = find_entry(entries, name, parameter.shape, spec.architecture)
+    group, dim = spec.heads // spec.kv_heads, spec.head_dim
+    starts = (0, spec.q_size, spec.q_size + spec.kv_size)
+    source = 0
+    for head in range(spec.kv_heads):
+        for start, rows in zip(starts, (group * dim, dim, dim), strict=True):
+            shape = (rows, *parameter.shape[1:])
+            yield Route(_rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
+            source += rows
+
+
+def _by_head(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
+) -> Iterator[Route]:
+    """A vector for each head, which is a row here."""
+    (name,) = tensor_names(spec, parameter.name, vocabulary)
+    heads, width = parameter.shape
+    for head in range(heads):
+        entry = find_entry(entries, name.format(head=head), (width,), spec.architecture)
+        yield Route(entry, parameter.name, head, (1, width))
+
+
+def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
+    """Rows from `first` on of a tensor, as many as `shape` has."""
+    row_bytes = entry.num_bytes // entry.shape[0]
+    return replace(entry, shape=shape, offset=entry.offset + first * row_bytes, num_bytes=shape[0] * row_bytes)
+
+
+def _stored(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
+    """GGUF's files hold all pieces by rows: their converter has brought them there."""
+    return Stored.ROWS if vocabulary is Vocabulary.GGUF else _names(spec, parameter).stored
+
+
+def _names(spec: ModelSpec, parameter: str) -> Names:
     row = ARCHITECTURES[spec.architecture]
     if not parameter.startswith("layers."):
-        return _spoken(row.top_names[parameter], vocabulary)
-    _, layer, field = parameter.split(".")
-    return tuple(f"{vocabulary.value}{layer}.{name}" for name in _spoken(row.layer_names[field], vocabulary))
+        return row.top_names[parameter]
+    return row.layer_names[parameter.rpartition(".")[2]]
 
 
-def _spoken(names: Names, vocabulary: Vocabulary) -> tuple[str, ...]:
-    return names.hf if vocabulary is Vocabulary.HF else names.gguf
+def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tuple[str, ...]:
+    """The checkpoint's names of a final tensor's pieces, in row order."""
+    names = _names(spec, parameter)
+    spoken = names.hf if vocabulary is Vocabulary.HF else names.gguf
+    if not parameter.startswith("layers."):
+        return spoken
+    prefix = ARCHITECTURES[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
+    layer = parameter.split(".")[1]
+    return tuple(f"{prefix}{layer}.{name}" for name in spoken)
 
 
 def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int, ...]:
-    """The rows of each of a final tensor's `pieces` in a checkpoint."""
+    """The rows of each of a final tensor's `pieces` in a checkpoint, as they are stacked here."""
     if pieces == 1:
         return (parameter.shape[0],)
     if pieces == 3:
@@ -109,4 +166,5 @@ def _is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
     # A tied checkpoint may still carry its copy of the embedding as output head.
     if spec.tie_embeddings and name in tensor_names(spec, "head", vocabulary):
         return True
-    return HARMLESS[vocabulary].fullmatch(name) is not None
+    ignored = ARCHITECTURES[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED
+    return re.fullmatch(ignored, name) is not None

@@ -38,6 +38,42 @@ def test_norms_match(rows: int, hidden: int, dtype: torch.dtype, device: torch.d
     torch.testing.assert_close(residual, expected_residual, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("multiplier", [1.0, 0.22])
+@pytest.mark.parametrize("normed", [False, True])
+def test_updates_are_normed_and_scaled(
+    normed: bool, multiplier: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual, weight = _inputs(3, 1000, dtype, device)
+    weight = weight.float()  # as it is where 1 is added to it
+    post = weight.flip(0) if normed else None
+    kept = residual.clone()
+    expected = reference.add_rms_norm(x, kept, weight, 1e-6, post=post, multiplier=multiplier)
+    got = norm.add_rms_norm(x, residual, weight, 1e-6, post=post, multiplier=multiplier)
+    for mine, theirs in ((residual, kept), (got, expected)):
+        torch.testing.assert_close(mine, theirs, rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_what_is_added_is_normed(dtype: torch.dtype, device: torch.device) -> None:
+    x, residual, post = _inputs(5, 70, dtype, device)
+    kept = residual.clone()
+    reference.add_normed(x, kept, post, 1e-6)
+    norm.add_normed(x, residual, post, 1e-6)
+    torch.testing.assert_close(residual, kept, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("widths", [(1100,), (90, 30), (30, 90)])
+def test_columns_are_normed_in_place(widths: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    x, _, weight = _inputs(3, sum(widths) + 17, dtype, device)
+    spans = weight[: sum(widths)].split(list(widths))
+    expected = x.clone()
+    reference.rms_norm_columns(expected, spans, 1e-6)
+    norm.rms_norm_columns(x, spans, 1e-6)
+    torch.testing.assert_close(x, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_quantized_norms_match(dtype: torch.dtype, device: torch.device) -> None:
     x, residual, weight = _inputs(3, 576, dtype, device)

@@ -84,6 +84,29 @@ def test_shapes_match(head_dim: int, heads: tuple[int, int], norm: bool, device:
     _compare(device, head_dim=head_dim, rot=head_dim, heads=heads, norm=norm, tokens=1)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "rot"), [(64, 64), (80, 32), (64, 0)])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_norm_for_each_head_matches(
+    centred: bool, head_dim: int, rot: int, interleaved: bool, device: torch.device
+) -> None:
+    arguments, options = _case(device, head_dim=head_dim, rot=rot, interleaved=interleaved)
+    generator = torch.Generator().manual_seed(3)
+    options |= {"centred": centred, "q_norm": torch.randn(4, head_dim, generator=generator).to(device)}
+    options["k_norm"] = torch.randn(2, head_dim, generator=generator).to(device)
+    caches = [argument.clone() for argument in arguments[4:]]
+    expected = reference.qk_norm_rope_kv_write(*arguments[:4], *caches, **options)
+    torch.testing.assert_close(rope.qk_norm_rope_kv_write(*arguments, **options), expected, rtol=1e-5, atol=1e-5)
+    for cache, filled in zip(arguments[4:], caches, strict=True):
+        torch.testing.assert_close(cache, filled, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_heads_that_do_not_rotate(head_dim: int, norm: bool, device: torch.device) -> None:
+    _compare(device, head_dim=head_dim, rot=0, norm=norm)
+
+
 @pytest.mark.parametrize("cache_dtype", [FP8, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("page_size", [16, 128])
 def test_cache_types_match(cache_dtype: torch.dtype, page_size: int, device: torch.device) -> None:

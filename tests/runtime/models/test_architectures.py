@@ -14,7 +14,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.shapes import SHAPES
-from stoker_runtime.models.spec import ALIGNMENT, ModelSpec
+from stoker_runtime.models.spec import ALIGNMENT, ModelSpec, QkNorm
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ def test_defaults_of_a_short_configuration() -> None:
     assert (spec.kv_heads, spec.head_dim, spec.max_position) == (4, 16, 2048)
     assert (spec.eps, spec.activation, spec.dtype) == (1e-6, "silu", "float32")
     flags = (spec.tie_embeddings, spec.qkv_bias, spec.output_bias, spec.ffn_bias, spec.qk_norm)
-    assert flags == (False,) * 5
+    assert flags == (False, False, False, False, QkNorm.NONE)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_mistral_without_a_window_says_so_with_null() -> None:
 )
 def test_biases_and_norms_of_heads(architecture: str, flags: tuple[bool, bool, bool]) -> None:
     spec = _spec(architectures=[architecture], attention_bias=True)
-    assert (spec.qkv_bias, spec.output_bias, spec.qk_norm) == flags
+    assert (spec.qkv_bias, spec.output_bias, spec.qk_norm is QkNorm.HEAD) == flags
 
 
 def test_end_tokens_are_the_union_of_both_files() -> None:
@@ -107,9 +107,12 @@ def test_dtype_under_both_names(key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are Llama"),
-        ({"architectures": []}, "supported are"),
-        ({"hidden_act": "relu2"}, "hidden_act 'relu2'"),
+        (
+            {"architectures": ["LlamaForCausallm"]},
+            r"Causallm is not supported. The nearest is LlamaForCausalLM. .*stoker_runtime/models/architectures",
+        ),
+        ({"architectures": []}, "Supported are"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"dtype": "float64"}, "dtype 'float64'"),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),

@@ -1,0 +1,104 @@
+"""What a row of the table says, and the names of tensors that most of them share.
+
+Invariants: plain data; a final tensor's pieces stand in the order of its rows.
+Knows nothing of file formats beyond the two vocabularies of tensor names, Hugging Face's and GGUF's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stoker_runtime.models.spec import ModelSpec
+
+
+class Stored(StrEnum):
+    """How a Hugging Face checkpoint lays out a final tensor's pieces: their rows one after the other; of merged Q, K
+    and V the rows of one KV head after the other's, its queries first; a tensor for each head, whose number stands in
+    the name for {head}; or columns for rows, as GPT-2's Conv1D.
+    """
+
+    ROWS = "rows"
+    BY_KV_HEAD = "by_kv_head"
+    BY_HEAD = "by_head"
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A final tensor's pieces in checkpoints, stacked by rows in this order: in Hugging Face's and GGUF's words."""
+
+    hf: tuple[str, ...]
+    gguf: tuple[str, ...] = ()
+    stored: Stored = Stored.ROWS
+
+
+def one(hf: str, gguf: str = "", stored: Stored = Stored.ROWS) -> Names:
+    """The names of a final tensor that is one tensor in checkpoints, too."""
+    return Names((hf,), (gguf,) if gguf else (), stored)
+
+
+TOP_NAMES = {
+    "embed": one("model.embed_tokens.weight", "token_embd.weight"),
+    "final_norm": one("model.norm.weight", "output_norm.weight"),
+    "final_norm_bias": one("model.norm.bias", "output_norm.bias"),
+    "head": one("lm_head.weight", "output.weight"),
+    "head_bias": one("lm_head.bias", "output.bias"),
+}
+
+
+def _projections(hf: str, gguf: str, suffix: str, *parts: tuple[str, str]) -> Names:
+    return Names(
+        tuple(f"{hf}.{name}_proj.{suffix}" for name, _ in parts),
+        tuple(f"{gguf}_{name}.{suffix}" for _, name in parts),
+    )
+
+
+_QKV = (("q", "q"), ("k", "k"), ("v", "v"))
+_GATE_UP = (("gate", "gate"), ("up", "up"))
+
+# In Hugging Face checkpoints these stand under the row's `layers`, in GGUF files under "blk.N.".
+LAYER_NAMES = {
+    "input_norm": one("input_layernorm.weight", "attn_norm.weight"),
+    "input_norm_bias": one("input_layernorm.bias", "attn_norm.bias"),
+    "qkv": _projections("self_attn", "attn", "weight", *_QKV),
+    "qkv_bias": _projections("self_attn", "attn", "bias", *_QKV),
+    "q_norm": one("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    "k_norm": one("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    "output": _projections("self_attn", "attn", "weight", ("o", "output")),
+    "output_bias": _projections("self_attn", "attn", "bias", ("o", "output")),
+    "ffn_norm": one("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "ffn_norm_bias": one("post_attention_layernorm.bias", "ffn_norm.bias"),
+    "gate_up": _projections("mlp", "ffn", "weight", *_GATE_UP),
+    "gate_up_bias": _projections("mlp", "ffn", "bias", *_GATE_UP),
+    "down": _projections("mlp", "ffn", "weight", ("down", "down")),
+    "down_bias": _projections("mlp", "ffn", "bias", ("down", "down")),
+}
+
+# Gate and up of a checkpoint that holds them as one matrix, and what a feed-forward without a gate has in their place.
+MERGED_GATE_UP = {"gate_up": one("mlp.gate_up_proj.weight", "ffn_up.weight")}
+UP_ALONE = {
+    "gate_up": one("mlp.up_proj.weight", "ffn_up.weight"),
+    "gate_up_bias": one("mlp.up_proj.bias", "ffn_up.bias"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row. `defaults` are what the architecture assumes for keys its config.json leaves out.
+
+    `gguf_interleaved`: GGUF files of it store the rows of Q and K for rotation of neighbouring pairs, not of halves.
+    `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `layers`
+    begins a layer's. `ignored` is a regular expression of tensors that say nothing new.
+    """
+
+    build: Callable[[Mapping[str, Any]], ModelSpec]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf_interleaved: bool = False
+    top_names: Mapping[str, Names] = field(default_factory=lambda: TOP_NAMES)
+    layer_names: Mapping[str, Names] = field(default_factory=lambda: LAYER_NAMES)
+    base: str = "model."
+    layers: str = "model.layers."
+    ignored: str = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"

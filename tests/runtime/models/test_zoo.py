@@ -1,0 +1,335 @@
+"""Every architecture of the table against transformers: random tiny checkpoints in the published layout, odd sizes.
+
+A row says the configuration's class and what differs from BASE; sizes and weights are drawn anew in every run, from a
+seed that a failure prints. Where the published names are not those that transformers saves, a row renames them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stoker_runtime.models.architectures import ARCHITECTURES
+
+SEED = random.SystemRandom().randrange(1 << 30)
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`config`: transformers' class; `changes` to the common sizes, which may be drawn by the given random numbers.
+
+    `published` turns what transformers saves into the published names and layout, `settings` its config.json.
+    """
+
+    config: str
+    changes: Callable[[random.Random], dict[str, Any]] = field(default=lambda rng: {})
+    published: Callable[[Tensors], Tensors] | None = None
+    settings: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+
+def _fixed(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
+    return lambda rng: changes
+
+
+def _renamed(*rules: tuple[str, str]) -> Callable[[Tensors], Tensors]:
+    def rename(tensors: Tensors) -> Tensors:
+        found = {}
+        for name, tensor in tensors.items():
+            for pattern, replacement in rules:
+                name = re.sub(pattern, replacement, name)
+            found[name] = tensor
+        return found
+
+    return rename
+
+
+def _square(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
+    """For architectures whose heads are as wide together as the model."""
+
+    def sizes(rng: random.Random) -> dict[str, Any]:
+        kv_heads, group, head_dim = rng.choice([1, 3]), rng.choice([2, 3]), rng.choice([12, 16, 20])
+        heads = kv_heads * group
+        found = {"head_dim": None, "hidden_size": heads * head_dim, "num_attention_heads": heads}
+        return {**found, "num_key_value_heads": kv_heads, **changes}
+
+    return sizes
+
+
+def _neox(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
+    """Of 24 dimensions a quarter rotates."""
+    return _fixed(hidden_size=72, num_attention_heads=3, num_key_value_heads=3, head_dim=None, **changes)
+
+
+def _gpt2_sizes(rng: random.Random) -> dict[str, Any]:
+    heads, dim = rng.choice([3, 5]), rng.choice([8, 12])
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"))
+    sizes |= dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size"))
+    return {**sizes, "n_head": heads, "n_embd": heads * dim, "n_layer": 3, "n_positions": 300, "n_inner": None}
+
+
+def _by_kv_head(name: str, replacement: str, heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
+    """Q, K and V of a layer merged as InternLM 2 has them: a KV head's queries, its key and its value together."""
+
+    def merge(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for key in tensors:
+            if key.endswith(name.replace("#", "q")):
+                q, k, v = (found.pop(key.replace("q_proj", f"{each}_proj")) for each in "qkv")
+                parts = [part.unflatten(0, (kv_heads, -1)) for part in (q, k, v)]
+                found[key.replace(name.replace("#", "q"), replacement)] = torch.cat(parts, dim=1).flatten(0, 1)
+        return found
+
+    return merge
+
+
+def _merged_rows(tensors: Tensors) -> Tensors:
+    """Q, K and V of a layer one after the other, as Baichuan has them."""
+    found = dict(tensors)
+    for key in tensors:
+        if "q_proj" in key:
+            parts = [found.pop(key.replace("q_proj", f"{each}_proj")) for each in "qkv"]
+            found[key.replace("q_proj", "W_pack")] = torch.cat(parts)
+    return found
+
+
+def _exaone_settings(config: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "num_hidden_layers": "num_layers",
+        "hidden_act": "activation_function",
+        "rms_norm_eps": "layer_norm_epsilon",
+    }
+    renamed = {names.get(key, key): value for key, value in config.items()}
+    return {**renamed, "architectures": ["ExaoneForCausalLM"]}
+
+
+def _longrope(rng: random.Random, trained: int) -> dict[str, Any]:
+    pairs = 8
+    return {
+        "head_dim": None,
+        "hidden_size": 80,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "original_max_position_embeddings": trained,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1 + rng.random() for _ in range(pairs)],
+            "long_factor": [3 + 2 * rng.random() for _ in range(pairs)],
+        },
+    }
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+HYBRID = {"sliding_window": 9, "num_hidden_layers": 5}
+
+ROWS: dict[str, Row] = {
+    "LlamaForCausalLM": Row("LlamaConfig", _fixed(rope_parameters=LLAMA3)),
+    "MistralForCausalLM": Row("MistralConfig", _fixed(sliding_window=7)),
+    "Qwen2ForCausalLM": Row("Qwen2Config", _square()),
+    "Qwen3ForCausalLM": Row("Qwen3Config", _fixed(rope_parameters=YARN)),
+    "Phi3ForCausalLM": Row("Phi3Config", lambda rng: _longrope(rng, 512)),
+    "Phi3ForCausalLM-long": Row("Phi3Config", lambda rng: _longrope(rng, 32)),
+    "GraniteForCausalLM": Row(
+        "GraniteConfig",
+        lambda rng: {
+            "embedding_multiplier": 3 + rng.random(), "residual_multiplier": 0.3 + rng.random(),
+            "attention_multiplier": 0.1 + rng.random() / 4, "logits_scaling": 2 + rng.random(), "attention_bias": True,
+        },
+    ),
+    "SmolLM3ForCausalLM": Row("SmolLM3Config", _fixed(no_rope_layer_interval=2, attention_bias=True)),
+    "GlmForCausalLM": Row("GlmConfig", _fixed(head_dim=20)),
+    "ArceeForCausalLM": Row("ArceeConfig", _fixed(mlp_bias=True)),
+    "SeedOssForCausalLM": Row("SeedOssConfig", _fixed(attention_out_bias=True)),
+    "Ernie4_5ForCausalLM": Row("Ernie4_5Config", _fixed(use_bias=True)),
+    "GemmaForCausalLM": Row("GemmaConfig"),
+    "Gemma2ForCausalLM": Row(
+        "Gemma2Config",
+        _fixed(
+            query_pre_attn_scalar=19, attn_logit_softcapping=2.5, final_logit_softcapping=3.5, hidden_size=72, **HYBRID
+        ),
+    ),
+    "Gemma3ForCausalLM": Row(
+        "Gemma3TextConfig",
+        _fixed(
+            query_pre_attn_scalar=19, hidden_size=72, sliding_window_pattern=2,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            **HYBRID,
+        ),
+    ),
+    "Olmo2ForCausalLM": Row("Olmo2Config"),
+    "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),
+    "Exaone4ForCausalLM": Row("Exaone4Config", _fixed(sliding_window_pattern=4, **HYBRID)),
+    "Exaone4ForCausalLM-whole": Row("Exaone4Config", _fixed(sliding_window=None, layer_types=["full_attention"] * 3)),
+    "Glm4ForCausalLM": Row("Glm4Config", _fixed(head_dim=20)),
+    "PhiForCausalLM": Row("PhiConfig", _square(partial_rotary_factor=0.5)),
+    "GPTNeoXForCausalLM": Row("GPTNeoXConfig", _neox()),
+    "GPTNeoXForCausalLM-serial": Row(
+        "GPTNeoXConfig", _neox(use_parallel_residual=False)
+    ),
+    "CohereForCausalLM": Row("CohereConfig", _square(logit_scale=0.3)),
+    "CohereForCausalLM-qk-norm": Row(
+        "CohereConfig", _square(use_qk_norm=True)
+    ),
+    "Cohere2ForCausalLM": Row(
+        "Cohere2Config", _square(**HYBRID)
+    ),
+    "StableLmForCausalLM": Row(
+        "StableLmConfig", _square(use_qkv_bias=True, partial_rotary_factor=0.5)
+    ),
+    "StableLmForCausalLM-parallel": Row(
+        "StableLmConfig",
+        _square(use_parallel_residual=True, qk_layernorm=True, partial_rotary_factor=0.5),
+    ),
+    "NemotronForCausalLM": Row("NemotronConfig", _fixed(mlp_bias=True)),
+    "Starcoder2ForCausalLM": Row("Starcoder2Config", _square(sliding_window=11)),
+    "GPT2LMHeadModel": Row("GPT2Config", _gpt2_sizes),
+    # Models whose code is not in transformers, as the published converters to these classes know them.
+    "InternLM2ForCausalLM": Row(
+        "LlamaConfig",
+        _fixed(num_attention_heads=6, num_key_value_heads=2, rope_theta=1e6),
+        lambda tensors: _renamed(
+            (r"self_attn\.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"),
+            ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+            ("input_layernorm", "attention_norm"),
+            ("post_attention_layernorm", "ffn_norm"), ("embed_tokens", "tok_embeddings"), ("lm_head", "output"),
+        )(_by_kv_head("self_attn.#_proj.weight", "attention.wqkv.weight", 6, 2)(tensors)),
+        lambda config: {**config, "architectures": ["InternLM2ForCausalLM"], "bias": False},
+    ),
+    "InternLM3ForCausalLM": Row(
+        "LlamaConfig",
+        _fixed(attention_bias=True, mlp_bias=True),
+        settings=lambda config: {**config, "architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
+    ),
+    "BaichuanForCausalLM": Row(
+        "LlamaConfig",
+        _square(num_attention_heads=4, num_key_value_heads=4, hidden_size=64),
+        _merged_rows,
+        lambda config: {**config, "architectures": ["BaichuanForCausalLM"]},
+    ),
+    "ExaoneForCausalLM": Row(
+        "LlamaConfig",
+        _square(rope_parameters=LLAMA3),
+        _renamed(
+            (r"^model\.", "transformer."), (r"\.layers\.", ".h."), (r"self_attn\.o_proj", "attn.attention.out_proj"),
+            (r"self_attn\.", "attn.attention."), (r"mlp\.gate_proj", "mlp.c_fc_0"), (r"mlp\.up_proj", "mlp.c_fc_1"),
+            (r"mlp\.down_proj", "mlp.c_proj"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
+            ("embed_tokens", "wte"), (r"transformer\.norm", "transformer.ln_f"),
+        ),
+        _exaone_settings,
+    ),
+    "MiniCPMForCausalLM": Row(
+        "GraniteConfig",
+        lambda rng: {
+            "hidden_size": 60, "num_hidden_layers": 4, "head_dim": None, "num_attention_heads": 5,
+            "num_key_value_heads": 1, "embedding_multiplier": 7.0, "residual_multiplier": 1.4 / 2,
+            "attention_multiplier": 12**-0.5, "logits_scaling": 60 / 24,
+        },
+        settings=lambda config: {
+            **{key: value for key, value in config.items() if not key.endswith(("_multiplier", "_scaling"))},
+            "architectures": ["MiniCPMForCausalLM"], "scale_emb": 7, "scale_depth": 1.4, "dim_model_base": 24,
+        },
+    ),
+}  # fmt: skip
+
+
+NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
+
+
+def _sizes(rng: random.Random) -> dict[str, Any]:
+    """Sizes that no kernel is made for, and that no two rows share."""
+    kv_heads, group, head_dim = rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([8, 16, 20, 24])
+    return {
+        "vocab_size": rng.randrange(90, 140),
+        "hidden_size": 18 * rng.choice([2, 4, 6]),
+        "intermediate_size": rng.randrange(50, 120),
+        "num_hidden_layers": 3,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": rng.random() < 0.5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+
+
+def _checkpoint(name: str, folder: Path) -> Any:
+    """Save a random model of the row into `folder`; returns transformers' own."""
+    import transformers
+
+    row, rng = ROWS[name], random.Random(f"{SEED}{name}")
+    sizes = {**_sizes(rng), **row.changes(rng)}
+    given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
+    config = getattr(transformers, row.config)(**given)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_gain = ("norm" in key or "ln_" in key) and key.endswith("weight")
+            parameter.copy_(1.0 + 0.3 * noise if is_gain else 0.2 * noise)
+    model.save_pretrained(folder)
+    file, settings = folder / "model.safetensors", folder / "config.json"
+    if row.published is not None:
+        save_file({key: value.contiguous() for key, value in row.published(load_file(file)).items()}, file)
+    if row.settings is not None:
+        settings.write_text(json.dumps(row.settings(json.loads(settings.read_text()))))
+    return model
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
+    """Logits of whole prompts, 64 greedy tokens, and the same logits by chunks among decodes."""
+    print(f"seed {SEED}")
+    theirs = _checkpoint(name, tmp_path)
+    ours = paged_model(str(tmp_path), slots=3)
+    rng = random.Random(SEED)
+    prompts = [[rng.randrange(3, ours.spec.vocab) for _ in range(count)] for count in (37, 1, 60)]
+    with torch.no_grad():
+        expected = [theirs(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    for got, wanted in zip(ours.step(list(enumerate(prompts)), all_logits=True), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+    ours.forget()
+    assert ours.greedy(prompts[:1], 64)[0] == _greedy(theirs, prompts[0], 64)
+    ours.forget()
+    ours.step([(0, prompts[2][:23]), (1, prompts[0])])
+    ours.step([(1, [5]), (0, prompts[2][23:24])])
+    mixed = ours.step([(1, [6]), (2, prompts[1]), (0, prompts[2][24:])])
+    torch.testing.assert_close(mixed[2], expected[2][-1], atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(mixed[1], expected[1][-1], atol=2e-4, rtol=2e-4)
+
+
+def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
+    tokens: list[int] = []
+    cache, feed = None, torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(steps):
+            out = model(feed, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            tokens.append(int(out.logits[0, -1].argmax()))
+            feed = torch.tensor([tokens[-1:]])
+    return tokens
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    assert {name.partition("-")[0] for name in ROWS} == set(ARCHITECTURES)
