@@ -64,6 +64,38 @@ GOOD: list[dict[str, Any]] = [
             "queueName": "q",
         }
     },
+    {"resources": {"claims": [{"name": "gpu", "resourceClaimTemplateName": "one-h100", "request": "gpu"}]}},
+    {"resources": {"claims": [{"name": "g", "resourceClaimName": "c"}], "gpuProducts": ["NVIDIA-L4"]}},
+    {"placement": {"topologySpread": []}},
+    {
+        "podTemplate": {
+            "spec": {
+                "securityContext": {"runAsUser": 4711, "fsGroup": 4712, "supplementalGroups": [8]},
+                "volumes": [
+                    {"name": "v", "emptyDir": {"sizeLimit": "1Gi"}},
+                    {"name": "s", "secret": {"secretName": "x"}},
+                ],
+                "containers": [
+                    {
+                        "name": "engine",
+                        "volumeMounts": [{"name": "v", "mountPath": "/scratch"}],
+                        "resources": {"limits": {"rdma/hca": "1"}},
+                    },
+                    {
+                        "name": "proxy",
+                        "image": "proxy:1",
+                        "args": ["--port=1"],
+                        "env": [{"name": "A", "value": "b"}],
+                        "ports": [{"containerPort": 9}],
+                        "volumeMounts": [{"name": "models", "mountPath": "/m", "readOnly": True}],
+                        "securityContext": {"runAsUser": 7, "capabilities": {"add": ["NET_BIND_SERVICE"]}},
+                        "readinessProbe": {"tcpSocket": {"port": 9}},
+                    },
+                ],
+                "initContainers": [{"name": "first", "image": "x:1", "restartPolicy": "Always"}],
+            }
+        }
+    },
     {"podTemplate": {"metadata": {"labels": {"team": "a"}, "annotations": {"a/b": "c"}}}},
     {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "registry"}]}}, "observability": {"dashboard": "Off"}},
     {"placement": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a/b": "c"}, "schedulerName": "x"}},

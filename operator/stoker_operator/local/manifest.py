@@ -47,6 +47,18 @@ def load(paths: Sequence[Path]) -> Manifests:
     return found
 
 
+def runnable(found: Manifests) -> None:
+    """Refuse what only a cluster can run. Raises ManifestError."""
+    for service in found.services:
+        name, template = service["metadata"]["name"], parse(service).pod_template
+        if template.sidecars or template.init_containers:
+            text = "`stoker up` runs Stoker's own containers as processes, and no image"
+            raise ManifestError(f"The {KIND} {name!r} has podTemplate.spec containers of its own; {text}.")
+        if parse(service).resources.claims:
+            text = "`stoker up` takes the GPUs that are there; give resources.gpus"
+            raise ManifestError(f"The {KIND} {name!r} has resources.claims; {text}.")
+
+
 def _documents(path: Path) -> list[Object]:
     try:
         documents = [item for item in yaml.safe_load_all(path.read_text()) if item is not None]

@@ -26,7 +26,7 @@ from typing import Any
 
 from stoker_operator.cluster import kinds
 from stoker_operator.local.controllers import Controllers
-from stoker_operator.local.manifest import ManifestError, Manifests, load
+from stoker_operator.local.manifest import ManifestError, Manifests, load, runnable
 from stoker_operator.local.process import LOOPBACK, Machine
 from stoker_operator.local.proxy import Proxy
 from stoker_operator.local.record import Record
@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     options = _options(argv)
     try:
         manifests = load(options.file)
+        runnable(manifests)
     except ManifestError as error:
         sys.stderr.write(f"stoker up: {error}\n")
         return 2

@@ -62,7 +62,7 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
     return HostMemory(
         pool=pool / GIB,
         shm=float(quantity(service.runtime.shm_size)) / GIB,
-        weights=0.0 if service.resources.gpus else model.bytes / GIB,
+        weights=0.0 if service.resources.on_gpu else model.bytes / GIB,
         limit=float(quantity(limit)) / GIB if limit else 0.0,
     )
 
@@ -72,7 +72,7 @@ def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:
     space = number(said.get("swap-space", ""))
     if space:
         return space * GIB
-    on_cpu, dtype = not service.resources.gpus, service.model.kv_cache_dtype
+    on_cpu, dtype = not service.resources.on_gpu, service.model.kv_cache_dtype
     item = _CPU_KV_BYTES if on_cpu and dtype == "Auto" else KV_BYTES[dtype]
     tokens = count(said.get("block-size", "")) or (_CPU_PAGE_TOKENS if on_cpu else PAGE_TOKENS)
     page = 2 * model.layers * model.kv_heads * model.head_dim * item * tokens

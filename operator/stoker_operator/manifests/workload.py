@@ -17,6 +17,7 @@ from stoker_operator.manifests import pod
 from stoker_operator.manifests.cache import in_place_arguments, models_volume
 from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.pod_template import merge_pod_template
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
@@ -73,7 +74,8 @@ def startup_seconds(settings: Settings, model: FetchedModel) -> int:
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     """The pod template that the spec asks for."""
-    return {"metadata": pod.engine_metadata(service), "spec": _engine_pod(service, settings, model)}
+    spec = merge_pod_template(_engine_pod(service, settings, model), service.pod_template)
+    return {"metadata": pod.engine_metadata(service), "spec": spec}
 
 
 def deployment(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
@@ -146,6 +148,7 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
     return (
         pod.base_spec(service, settings)
         | _spread(service)
+        | _resource_claims(service)
         | {
             "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
             "initContainers": [_verify_container(service, settings, model)] if verified else [],
@@ -160,6 +163,12 @@ def _spread(service: InferenceService) -> dict[str, Any]:
     counted = {"labelSelector": {"matchLabels": selector(service)}}
     found = [dict(item) | counted for item in service.placement.topology_spread]
     return {"topologySpreadConstraints": found} if found else {}
+
+
+def _resource_claims(service: InferenceService) -> dict[str, Any]:
+    """The pod's claims on devices; the engine's container names them."""
+    found = [{key: value for key, value in claim.items() if key != "request"} for claim in service.resources.claims]
+    return {"resourceClaims": found} if found else {}
 
 
 def _verify_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
@@ -233,7 +242,7 @@ def _own_settings() -> list[dict[str, str]]:
 def _threads(service: InferenceService) -> list[dict[str, str]]:
     """The bound on an engine's threads that its share of a node asks for, where the processors are what computes."""
     wanted = service.resources
-    if wanted.gpus or not wanted.cpu or any(item["name"] == THREADS for item in service.runtime.env):
+    if wanted.on_gpu or not wanted.cpu or any(item["name"] == THREADS for item in service.runtime.env):
         return []
     # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours.
     return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu))))}]
@@ -264,4 +273,7 @@ def _resources(service: InferenceService, model: FetchedModel) -> dict[str, Any]
         requests["memory"] = host.request
     if wanted.gpus:
         requests[wanted.gpu_resource] = limits[wanted.gpu_resource] = str(wanted.gpus)
-    return {"requests": requests, "limits": limits}
+    found: dict[str, Any] = {"requests": requests, "limits": limits}
+    if wanted.claims:
+        found["claims"] = [{key: claim[key] for key in ("name", "request") if key in claim} for claim in wanted.claims]
+    return found

@@ -14,6 +14,13 @@ from typing import Any
 from stoker_operator.spec.quantity import GIB
 
 PRODUCT = "nvidia.com/gpu.product"
+# A slice of a GPU, in a product's label (strategy "single") or in a resource's name (strategy "mixed").
+_SLICE = re.compile(r"(?:MIG|mig)-\d+g\.(\d+)gb")
+# What a slice of so many nominal GiB has at least, from 4.75 of 5 to 39.4 of 40.
+_SLICE_SHARE = 0.95
+# Over how many pods time slicing shares each GPU. Nothing divides its memory among them, so each gets its part here.
+REPLICAS = "nvidia.com/gpu.replicas"
+_SHARED = "-SHARED"
 # In MiB.
 MEMORY = "nvidia.com/gpu.memory"
 # GiB by NVIDIA's product label, where the label itself does not say.
@@ -32,19 +39,39 @@ class Gpu:
     gib: float
 
 
-def largest_gpu(nodes: Iterable[Mapping[str, Any]]) -> Gpu:
-    """The GPU with the most memory among nodes, by the labels of GPU feature discovery."""
+def largest_gpu(nodes: Iterable[Mapping[str, Any]], resource: str = "") -> Gpu:
+    """The GPU with the most memory among nodes, by the labels of GPU feature discovery: a slice of it where `resource`
+    is a slice's, a part of it where its time is sliced.
+    """
     found = [Gpu("", 0.0)]
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         product, stated = str(labels.get(PRODUCT, "")), str(labels.get(MEMORY, ""))
-        gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product)
+        gib = slice_gib(resource) or slice_gib(product)
+        if not gib:
+            gib = int(stated) / 1024 if stated.isdigit() else gpu_memory_gib(product.removesuffix(_SHARED))
+            gib /= _sharers(str(labels.get(REPLICAS, "")), product)
         found.append(Gpu(product, round(gib, 1)))
     return max(found, key=lambda gpu: gpu.gib)
 
 
+def _sharers(replicas: str, product: str) -> int:
+    """How many pods a GPU's memory is for; where it is shared, the label says among how many."""
+    return int(replicas) if product.endswith(_SHARED) and replicas.isdigit() and int(replicas) else 1
+
+
+def slice_gib(name: str) -> float:
+    """Memory of a slice by a product's label or a resource's name, GiB; 0 for what is no slice."""
+    found = _SLICE.search(name)
+    return float(found[1]) * _SLICE_SHARE if found else 0.0
+
+
 def gpu_memory_gib(product: str) -> float:
-    """Memory of a GPU by its product label, GiB; 0 when it is not known."""
+    """Memory of a GPU by its product label, GiB; 0 when it is not known, as of one that pods share: the label does not
+    say how many.
+    """
+    if slice_gib(product) or product.endswith(_SHARED):
+        return slice_gib(product)
     stated = re.search(r"(\d+)GB", product)
     if stated:
         return float(stated[1]) * 10**9 / GIB

@@ -158,7 +158,8 @@ async def room_for(cluster: Cluster, observed: Observed, pod_spec: Object) -> Ro
 async def gpu_to_get(cluster: Cluster, service: InferenceService) -> Gpu:
     """The largest GPU of the nodes that a pod of this service may run on. Raises ApiError."""
     nodes = capacity.candidates(placement(service), await cluster.recent(kinds.NODE))
-    return largest_gpu(node for node in nodes if capacity.allocatable_gpus(node, service.resources.gpu_resource))
+    resource = service.resources.gpu_resource
+    return largest_gpu((node for node in nodes if capacity.allocatable_gpus(node, resource)), resource)
 
 
 async def load(pods: PodClient, observed: Observed) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
-from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
+from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -101,12 +101,13 @@ def _host_advice(host: HostMemory) -> str:
 
 def _on_gpu(service: InferenceService, model: FetchedModel, largest: Gpu | None) -> Fit | None:
     resources = service.resources
-    if not resources.gpus:
+    if not resources.on_gpu:
         return None
     named = bool(resources.gpu_products)
     if named:
         product = min(resources.gpu_products, key=gpu_memory_gib)
-        gpu = gpu_memory_gib(product)
+        # With the strategy "mixed" nodes keep the whole GPU's label, and the resource names the slice.
+        gpu = slice_gib(resources.gpu_resource) or gpu_memory_gib(product)
     elif largest is None:
         return None
     else:

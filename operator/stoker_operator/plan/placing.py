@@ -30,7 +30,11 @@ def strategy(
     policy = service.rollout
     if policy.strategy == "RollingUpdate":
         return policy.max_surge, policy.max_unavailable
-    gpus = bool(service.resources.gpus)
+    if service.resources.claims:
+        return (
+            IN_PLACE  # no node says which devices are free; a pod that waits for one beside the old would wait for ever
+        )
+    gpus = service.resources.on_gpu
     if live is None:
         return IN_PLACE if gpus else SURGE
     if changes:
@@ -49,15 +53,15 @@ def strategy(
 
 def asks_room(service: InferenceService, observed: Observed, changes: bool, template: Object) -> Object | None:
     """The spec of a pod of which it matters where it could go, and nobody looked; None where it does not matter."""
-    if service.rollout.strategy != "Auto" or service.suspend or observed.room is not None:
+    if service.rollout.strategy != "Auto" or service.suspend or observed.room is not None or service.resources.claims:
         return None
-    matters = bool(service.resources.gpus and observed.rollout.ready) if changes else _waits_beside(observed)
+    matters = bool(service.resources.on_gpu and observed.rollout.ready) if changes else _waits_beside(observed)
     return template["spec"] if matters else None
 
 
 def _may_give_way(service: InferenceService, observed: Observed) -> bool:
     """Whether the service can do without one of the pods that serve."""
-    return bool(service.resources.gpus) or observed.rollout.ready != 1
+    return service.resources.on_gpu or observed.rollout.ready != 1
 
 
 def _room(observed: Observed, template: Object) -> Room:

@@ -16,17 +16,14 @@ LATER = {
     "spec.model.adapters": "not supported yet: serve a model into which the adapter is merged",
     "spec.model.updatePolicy": "not supported yet: the revision is resolved once and stays; name another to change it",
     "spec.runtime.warmup": "not supported yet: a pod is ready after a warm-up completion, always",
-    "spec.resources.claims": "not supported yet: ask for GPUs with gpus and gpuResource",
     "spec.resources.nodes": "not supported yet: a pod runs on one node",
     "spec.autoscaling.scaleToZero": "not supported yet: min is 1 or more; suspend: true runs no pods",
     "spec.endpoint.inferencePool": "not supported yet: use httpRoute",
     "spec.endpoint.rateLimit": "not supported yet: limit the rate where requests enter the cluster",
     "spec.observability.otlpEndpoint": "not supported yet: metrics are scraped from /metrics",
-    "spec.podTemplate.spec.containers": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
-    "spec.podTemplate.spec.initContainers": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
-    "spec.podTemplate.spec.volumes": "not supported yet: of podTemplate, metadata and spec.imagePullSecrets are",
-    "spec.podTemplate.spec.securityContext": "not supported: pods meet the restricted Pod Security profile, always",
     "spec.podTemplate.spec.hostNetwork": "not supported: pods meet the restricted Pod Security profile, always",
+    "spec.podTemplate.spec.hostPID": "not supported: pods meet the restricted Pod Security profile, always",
+    "spec.podTemplate.spec.hostIPC": "not supported: pods meet the restricted Pod Security profile, always",
 }
 
 

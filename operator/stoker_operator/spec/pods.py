@@ -1,4 +1,4 @@
-"""The parts of the spec that say what pods get and where they run: resources, placement, cache, podTemplate.
+"""The parts of the spec that say what pods get and where they run: resources, placement, cache.
 
 Invariants: as in service.py: frozen, with the CRD's defaults and rules.
 Knows nothing of the children an InferenceService gets.
@@ -13,17 +13,25 @@ from typing import Any
 from stoker_operator.spec.endpoint import DNS_NAME_PATTERN
 from stoker_operator.spec.reader import Reader
 
-# Labels that selectors, the work queue and the chart's own pods go by.
-PROTECTED_LABEL_PATTERN = r"^(app\.kubernetes\.io/|stoker\.dev/|pod-template-hash$)"
+_SOFT: Mapping[str, Any] = {"whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+SPREAD: tuple[Mapping[str, Any], ...] = tuple(
+    {"topologyKey": key, **_SOFT} for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+)
+"""Pods go to other zones and nodes where they can, and beside each other where they cannot."""
 LONGEST_RETAIN_SECONDS = 365 * 86400
 LONGEST_VERIFY_SECONDS = 365 * 86400
+CLAIM_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Per pod. Quantities are Kubernetes strings, "" = unset."""
+    """Per pod. Quantities are Kubernetes strings, "" = unset. `claims` (dynamic resource allocation) stand in place of
+    `gpus`, which is 0 then.
+    """
 
     gpus: int
+    claims: tuple[Mapping[str, str], ...] = ()
     gpu_resource: str = "nvidia.com/gpu"
     gpu_products: tuple[str, ...] = ()
     cpu: str = ""
@@ -31,18 +39,23 @@ class Resources:
     ephemeral_storage: str = ""
     fit_check: str = "Enforce"
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a pod has a GPU, by whatever way."""
+        return bool(self.gpus or self.claims)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where the pods may run; the prefetch Job goes the same way, since a volume may be bound to a node.
 
-    `topology_spread` and `queue_name` (of Kueue) are the engine's pods' alone.
+    `topology_spread` and `queue_name` (of Kueue) are the engine's pods' alone; they are spread by default.
     """
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     affinity: Mapping[str, Any] = field(default_factory=dict)
-    topology_spread: tuple[Mapping[str, Any], ...] = ()
+    topology_spread: tuple[Mapping[str, Any], ...] = SPREAD
     runtime_class_name: str = ""
     priority_class_name: str = ""
     scheduler_name: str = ""
@@ -68,19 +81,11 @@ class Cache:
     verify_every: int = 86400
 
 
-@dataclass(frozen=True, slots=True)
-class PodTemplate:
-    """What pods carry besides: the engine's labels and annotations, for sidecars and policies; all pods' registries."""
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    image_pull_secrets: tuple[str, ...] = ()
-
-
 def read_resources(r: Reader) -> Resources:
     """spec.resources."""
     resources = Resources(
-        gpus=r.integer("gpus", least=0, most=1, required=True),
+        gpus=r.integer("gpus", least=0, most=1, required="claims" not in r.raw),
+        claims=_claims(r),
         gpu_resource=r.text(
             "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
         ),
@@ -90,8 +95,29 @@ def read_resources(r: Reader) -> Resources:
         ephemeral_storage=r.quantity("ephemeralStorage"),
         fit_check=r.choice("fitCheck", ("Enforce", "Warn", "Off")),
     )
+    if resources.claims and "gpus" in r.raw:
+        r.problems.append(f"{r.path}: give one of gpus and claims")
     r.finish()
     return resources
+
+
+def _claims(r: Reader) -> tuple[Mapping[str, str], ...]:
+    found: list[Mapping[str, str]] = []
+    for index, entry in enumerate(r.objects("claims", most=8)):
+        item = Reader(entry, f"{r.path}.claims[{index}]", r.problems)
+        name = item.text("name", pattern=CLAIM_NAME_PATTERN, longest=63, required=True)
+        for key in _CLAIM_SOURCES:
+            item.text(key, pattern=DNS_NAME_PATTERN, longest=253)
+        item.text("request", pattern=CLAIM_NAME_PATTERN, longest=63)
+        if sum(key in entry for key in _CLAIM_SOURCES) != 1:
+            r.problems.append(f"{item.path}: give one of {' and '.join(_CLAIM_SOURCES)}")
+        if name in [earlier.get("name") for earlier in found]:
+            r.problems.append(f"{item.path}.name: {name!r} is there twice")
+        item.finish()
+        found.append(item.raw)
+    if "claims" in r.raw and not found:
+        r.problems.append(f"{r.path}.claims: is empty; name a claim, or give gpus")
+    return tuple(found)
 
 
 def read_placement(r: Reader) -> Placement:
@@ -122,6 +148,10 @@ def read_placement(r: Reader) -> Placement:
 
 
 def _spread(r: Reader) -> tuple[Mapping[str, Any], ...]:
+    """The constraints; where the spec says nothing of it, the default ones; an empty list means none."""
+    if "topologySpread" not in r.raw:
+        r.objects("topologySpread", most=8)
+        return SPREAD
     found = []
     for index, entry in enumerate(r.objects("topologySpread", most=8)):
         item = Reader(entry, f"{r.path}.topologySpread[{index}]", r.problems)
@@ -173,22 +203,3 @@ def cache_problems(cache: Cache, scheme: str) -> list[str]:
             "spec.cache: a pvc:// model is served where it lies; pvc and retain need mode: PVC, which copies it"
         )
     return found
-
-
-def read_pod_template(r: Reader) -> PodTemplate:
-    """spec.podTemplate."""
-    meta, spec = r.mapping("metadata"), r.mapping("spec")
-    secrets = spec.objects("imagePullSecrets", most=16)
-    names = []
-    for index, entry in enumerate(secrets):
-        item = Reader(entry, f"{spec.path}.imagePullSecrets[{index}]", r.problems)
-        names.append(item.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=True))
-        item.finish()
-    template = PodTemplate(
-        meta.text_map("labels", most=32, longest=63), meta.text_map("annotations", most=32, longest=4096), tuple(names)
-    )
-    for label in template.labels:
-        meta.refuse_key("labels", label, PROTECTED_LABEL_PATTERN, "the operator selects pods by it")
-    for part in (meta, spec, r):
-        part.finish()
-    return template

@@ -124,6 +124,16 @@ class Reader:
                 self.problems.append(f"{where}: must be a string, is {value!r}")
         return tuple(value for value in values if isinstance(value, str))
 
+    def integers(self, key: str, *, least: int, most: int, longest: int) -> tuple[int, ...]:
+        """A list of at most `longest` integers within bounds."""
+        values: list[Any] = self._get(key, list, [])
+        if len(values) > longest:
+            self.problems.append(f"{self._at(key)}: has {len(values)} items; at most {longest}")
+        for index, value in enumerate(values):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                self.problems.append(f"{self._at(key)}[{index}]: is {value!r}; must be between {least} and {most}")
+        return tuple(value for value in values if isinstance(value, int))
+
     def text_map(self, key: str, *, pattern: str = "", most: int, longest: int = 256) -> dict[str, str]:
         """A bounded map of strings."""
         values: dict[Any, Any] = self._get(key, dict, {})

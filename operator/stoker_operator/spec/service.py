@@ -36,15 +36,14 @@ from stoker_operator.spec.operations import (
     read_drain,
     read_rollout,
 )
+from stoker_operator.spec.pod_template import PodTemplate, read_pod_template
 from stoker_operator.spec.pods import (
     Cache,
     Placement,
-    PodTemplate,
     Resources,
     cache_problems,
     read_cache,
     read_placement,
-    read_pod_template,
     read_resources,
 )
 from stoker_operator.spec.quantity import quantity
@@ -310,8 +309,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.revision: only hf:// sources have revisions")
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
-    if resources.gpu_products and resources.gpus == 0:
-        found.append("spec.resources.gpuProducts: needs gpus of at least 1")
+    if resources.gpu_products and not resources.on_gpu:
+        found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
     found.extend(cache_problems(service.cache, model.scheme))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_operator.local.manifest import ManifestError, load
+from stoker_operator.local.manifest import ManifestError, load, runnable
 
 SERVICE = """
 apiVersion: stoker.dev/v1alpha1
@@ -59,3 +59,16 @@ def test_refuses(tmp_path: Path, text: str, says: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="No such file"):
         load([tmp_path / "none.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ("{gpus: 0}", "{claims: [{name: g, resourceClaimName: c}]}", "resources.claims"),
+        ("{gpus: 0}", "{gpus: 0}\n  podTemplate: {spec: {containers: [{name: p, image: x}]}}", "containers of its own"),
+    ],
+)
+def test_what_only_a_cluster_can_run_is_refused(tmp_path: Path, was: str, now: str, says: str) -> None:
+    runnable(load([write(tmp_path, SERVICE)]))
+    with pytest.raises(ManifestError, match=says):
+        runnable(load([write(tmp_path, SERVICE.replace(was, now))]))

@@ -17,6 +17,9 @@ from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, largest_gpu
         ("NVIDIA-L4", 23),
         ("NVIDIA-A10G", 22),
         ("AMD-Something", 0),
+        ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", 38.0),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 4.75),
+        ("NVIDIA-L4-SHARED", 0),
     ],
 )
 def test_memory_by_product(product: str, gib: float) -> None:
@@ -25,6 +28,27 @@ def test_memory_by_product(product: str, gib: float) -> None:
 
 def node(**labels: str) -> dict[str, object]:
     return {"metadata": {"labels": {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}}}
+
+
+@pytest.mark.parametrize(
+    ("resource", "labels", "expected"),
+    [
+        (
+            "nvidia.com/mig-2g.20gb",
+            {"product": "NVIDIA-A100-SXM4-80GB", "memory": "81920"},
+            Gpu("NVIDIA-A100-SXM4-80GB", 19.0),
+        ),
+        (
+            "nvidia.com/gpu",
+            {"product": "NVIDIA-L4-SHARED", "memory": "23034", "replicas": "3"},
+            Gpu("NVIDIA-L4-SHARED", 7.5),
+        ),
+        ("nvidia.com/gpu", {"product": "NVIDIA-L4-SHARED", "replicas": "2"}, Gpu("NVIDIA-L4-SHARED", 11.5)),
+        ("nvidia.com/gpu", {"product": "NVIDIA-L4", "memory": "23034", "replicas": "1"}, Gpu("NVIDIA-L4", 22.5)),
+    ],
+)
+def test_a_slice_is_what_a_pod_gets(resource: str, labels: dict[str, str], expected: Gpu) -> None:
+    assert largest_gpu([node(**labels)], resource) == expected
 
 
 @pytest.mark.parametrize(
