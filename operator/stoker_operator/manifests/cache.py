@@ -11,11 +11,13 @@ Knows nothing of how a source is fetched.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests import pod
 from stoker_operator.manifests.identity import (
     ATTEMPT_LABEL,
+    BEGUN,
     CACHE_LABEL,
     COMPONENT,
     FIELD_MANAGER,
@@ -168,15 +170,22 @@ def _sets_storage_class(live: Mapping[str, Any]) -> bool:
 
 
 def prefetch_job(
-    service: InferenceService, settings: Settings, volume_uid: str, attempt: int, *, repair: bool = False
+    service: InferenceService,
+    settings: Settings,
+    volume_uid: str,
+    attempt: int,
+    *,
+    repair: bool = False,
+    begun: datetime | None = None,
 ) -> Manifest:
-    """The Job that resolves, downloads, verifies and publishes the model. `attempt` counts from 1."""
+    """The Job that resolves, downloads, verifies and publishes the model. `attempt` counts from 1; `begun` is noted."""
     source = source_id(service, volume_uid)
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
     template = _fetch_pod(service, settings, repair=repair)
     job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
+    job["metadata"]["annotations"] |= {BEGUN: begun.isoformat(timespec="seconds")} if begun is not None else {}
     job["spec"] = {
         "backoffLimit": 4,
         # Long enough for `kubectl logs`; the result itself is kept in the service's status.

@@ -20,6 +20,8 @@ APPLIED = f"{GROUP}/applied"
 CACHE_LABEL = f"{GROUP}/cache"
 SOURCE_LABEL = f"{GROUP}/source"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
+# When a Job was begun by the operator's clock, which may differ from the API server's.
+BEGUN = f"{GROUP}/begun"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"

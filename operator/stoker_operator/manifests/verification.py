@@ -2,7 +2,6 @@
 
 Invariants: it mounts the model read-only and reads nothing else: no token, no hub; it asks for no GPU and, where that
 can be, for the node of the engine's pods, since most volumes are on one node at a time. Each run is a Job of its own.
-When it was begun stands on it by the operator's clock, which may differ from the API server's.
 Knows nothing of when one is due and of what follows from what it finds.
 """
 
@@ -22,6 +21,7 @@ from stoker_operator.manifests.cache import (
     source_id,
 )
 from stoker_operator.manifests.identity import (
+    BEGUN,
     CACHE_LABEL,
     SOURCE_LABEL,
     Manifest,
@@ -32,10 +32,9 @@ from stoker_operator.manifests.identity import (
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import GROUP, FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 COMPONENT_NAME = "verify"
-BEGUN = f"{GROUP}/begun"
 # A Job that hashes more slowly than this hangs; the base is for a node and an image.
 _SLOWEST_BYTES_PER_SECOND = 10 * 10**6
 _BASE_SECONDS = 3600

@@ -27,7 +27,16 @@ from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
 from stoker_operator.plan.drift import first_difference
-from stoker_operator.plan.jobs import attempt_of, condition_time, delete, is_finished, pods_of, source_of, time_of
+from stoker_operator.plan.jobs import (
+    attempt_of,
+    begun_at,
+    condition_time,
+    delete,
+    is_finished,
+    pods_of,
+    source_of,
+    time_of,
+)
 from stoker_operator.plan.verification import is_verification, plan_verification, rot_finding, verdict
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
@@ -193,7 +202,9 @@ def _from_jobs(
         return replace(base, model=known)
     failed_at = condition_time(latest, "Failed") if latest else None
     if latest is not None and failed_at is not None and not changed:
-        due = failed_at + timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
+        delay = timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
+        # An API server whose clock is behind ours must not have us try without a pause.
+        due = max(failed_at, begun_at(latest) or failed_at) + delay
         if now < due:
             return _waiting(observed, base, latest, due, now)
     if changed and latest is not None:
@@ -203,7 +214,7 @@ def _from_jobs(
     repair = (
         broken is not None or rot is not None or (latest is not None and not is_finished(latest) and is_repair(latest))
     )
-    job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=repair)
+    job = prefetch_job(service, settings, _volume_uid(observed, base), attempt + 1, repair=repair, begun=now)
     finding = Finding("CacheCorrupt" if repair else "Fetching", sentence(f"Starting a prefetch Job: {why}"))
     return replace(
         base,

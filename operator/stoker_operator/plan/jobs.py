@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from stoker_operator.manifests.identity import ATTEMPT_LABEL, SOURCE_LABEL
+from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, SOURCE_LABEL
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Delete
 
@@ -45,6 +45,11 @@ def condition_time(job: Object, wanted: str) -> datetime | None:
         if item["type"] == wanted and item["status"] == "True":
             return time_of(item["lastTransitionTime"])
     return None
+
+
+def begun_at(job: Object) -> datetime | None:
+    """When it was begun, by the operator's clock; None where nobody noted it."""
+    return time_of(str((job["metadata"].get("annotations") or {}).get(BEGUN, "")))
 
 
 def time_of(text: str) -> datetime | None:

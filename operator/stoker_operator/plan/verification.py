@@ -15,11 +15,11 @@ from typing import Any
 
 from stoker_operator import manifests
 from stoker_operator.manifests.identity import COMPONENT, short_hash
-from stoker_operator.manifests.verification import BEGUN, COMPONENT_NAME
+from stoker_operator.manifests.verification import COMPONENT_NAME
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble
-from stoker_operator.plan.jobs import condition_time, delete, is_finished, source_of, time_of
+from stoker_operator.plan.jobs import begun_at, condition_time, delete, is_finished, source_of, time_of
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService
@@ -130,8 +130,8 @@ def _due(service: InferenceService, known: Verdict, now: datetime) -> datetime |
     every = service.cache.verify_every
     if known.rot is not None and not service.in_place:
         return None
-    last = (known.latest or {}).get("metadata", {}).get("annotations") or {}
-    begun = time_of(str(last.get(BEGUN, ""))) or known.at or _published(service) or now
+    last = begun_at(known.latest) if known.latest is not None else None
+    begun = last or known.at or _published(service) or now
     if known.unclear:
         return begun + timedelta(seconds=min(AGAIN_SECONDS, every))
     # Services that were made, or upgraded, together do not read their volumes together.

@@ -251,6 +251,13 @@ def test_a_failure_is_told_and_tried_again_later(world: World, why: str, code: i
     assert [name[-2:] for _, name in applied(later)] == ["-2"]
 
 
+def test_an_api_server_whose_clock_is_behind_makes_no_loop(world: World) -> None:
+    world.job(9, ended="Failed", seconds_ago=5000).pod({"reason": "HubUnreachable", "message": "m"}, code=1)
+    world.jobs[0]["metadata"]["annotations"]["stoker.dev/begun"] = stamp(7)
+    plan = world.plan()
+    assert ([kind for kind, _ in applied(plan)], plan.requeue_after) == ([], 593)
+
+
 @pytest.mark.parametrize(("attempt", "delay"), [(1, 30), (2, 60), (3, 120), (6, 600), (40, 600)])
 def test_the_delay_doubles_up_to_ten_minutes(world: World, attempt: int, delay: int) -> None:
     world.job(attempt, ended="Failed", seconds_ago=delay - 1).pod({"reason": "HubUnreachable", "message": "m"}, code=1)

@@ -38,6 +38,7 @@ KEPT: dict[str, list[Step]] = {
     "a selector that no node has": [("a_selector_without_a_node", 0), ("another_revision", 4)],
     "a wrong image, then a lost node": [("a_wrong_image", 0), ("a_node_is_lost", 0), ("time_passes", 1)],
     "rot that is not mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
+    "rot, a full disk and a clock ahead": [("a_file_rots", 1), ("fetches_fail", 3), ("time_passes", 2)],
     "two that cannot run at once": [("a_wrong_image", 1), ("memory", 2), ("another_model", 1), ("fetches_fail", 2)],
 }
 
