@@ -3,7 +3,8 @@
 A real kube-apiserver with the real Job controller and no node. A quarter of the services waits each for a node, an
 image, a claim of the user's, and a spec that can be used; they are made to look as if they had waited for an hour.
 
-Invariants: the operator has the chart's settings, its resync included; all processes end with this one.
+Invariants: the operator has the chart's settings, its resync included, but for a longer lease; all processes end with
+this one.
 Knows nothing of what a reconcile does.
 """
 
@@ -118,10 +119,11 @@ async def measure(running: apiserver.Running, folder: Path, count: int, seconds:
     os.environ["KUBECONFIG"] = str(running.kubeconfig)
     cluster = await Cluster.connect()
     server = running.processes["kube-apiserver"].pid
-    operator = Operator(running.kubeconfig, folder / "operator.log", "", server, RESYNC_SECONDS)
+    operator = Operator(running.kubeconfig, folder / "operator.log", "", server, RESYNC_SECONDS, lease=120)
     try:
         await create(cluster, count)
         while not await stalled(cluster, count):
+            await sampled(operator)
             await stall(cluster)
             await asyncio.sleep(2)
         await age(cluster)

@@ -38,13 +38,17 @@ NOTHING = Sample(0, 0, 0, 0, 0, 0, 0)
 
 
 class Operator:
-    """One operator process. `server` is the API server's pid, 0 where it runs elsewhere; `resync` in seconds."""
+    """One operator process. `server` is the API server's pid, 0 where it runs elsewhere; `resync` and `lease` are in
+    seconds: a machine that does much else renews late.
+    """
 
-    def __init__(self, kubeconfig: Path, log: Path, storage_class: str, server: int, resync: int = 3600) -> None:
+    def __init__(
+        self, kubeconfig: Path, log: Path, storage_class: str, server: int, resync: int = 3600, lease: int = 15
+    ) -> None:
         self._server = server
         (self.port,) = apiserver.free_ports(1)
         command = [sys.executable, "-m", "stoker_operator", f"--http-port={self.port}", "--http-host=127.0.0.1"]
-        command += ["--lease-seconds=15", f"--resync-seconds={resync}", "--log-level=warning"]
+        command += [f"--lease-seconds={lease}", f"--resync-seconds={resync}", "--log-level=warning"]
         command += [f"--cache-storage-class={storage_class}"]
         with log.open("ab") as stream:
             environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
