@@ -40,6 +40,9 @@ class EngineConfig:
     `kernel_trace` logs the kernel chosen for each op.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
+    `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
+    a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
+    which each rank holds its heads of its layers.
     """
 
     model: str
@@ -68,6 +71,13 @@ class EngineConfig:
     runner: str = "auto"
     pooler_config: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes, and on GPUs devices, that the model runs on."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def validate(self) -> EngineConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
@@ -92,6 +102,8 @@ class EngineConfig:
             ("swap_space", self.swap_space, 0),
             ("cpu_threads", self.cpu_threads, 0),
             ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
+            ("tensor_parallel_size", self.tensor_parallel_size, 1),
+            ("pipeline_parallel_size", self.pipeline_parallel_size, 1),
         ]
         for name, number, least in at_least:
             if number < least:

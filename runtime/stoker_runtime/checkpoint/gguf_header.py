@@ -59,6 +59,7 @@ TENSOR_TYPES = {
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
 }
+BLOCK_SIZES = {name: block for name, block, _ in TENSOR_TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)

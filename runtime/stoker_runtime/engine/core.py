@@ -48,7 +48,7 @@ from stoker_runtime.engine.messages import (
 from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, EngineError, StokerError
+from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
@@ -148,6 +148,9 @@ class EngineCore:
     def _step(self) -> None:
         try:
             output = self._loop.step()
+        except EngineDeadError as error:
+            self._publish(StepOutput(finished=self._loop.fail(error)))
+            raise
         except EngineError as error:
             log.exception("a step failed; the sequences it touched end")
             self._publish(StepOutput(finished=self._loop.fail(error)))
@@ -342,9 +345,9 @@ def read_start(stream: BinaryIO) -> Start:
 
 def build_executor(config: EngineConfig, ahead: UploadAhead | None) -> Executor | PoolingExecutor:
     """The real executor. Imported here so that a failing import is reported like any failing start."""
-    from stoker_runtime.executor.build import build_model
+    from stoker_runtime.ranks.build import build_model, end_process
 
-    return build_model(config, ahead)
+    return build_model(config, ahead, on_fault=end_process)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,11 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
-from stoker_runtime.engine.process import COMMAND, EngineProcess, process_exists, processor_seconds
+from stoker_runtime.engine.process import COMMAND, EngineProcess
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.engine.watchdog import Watchdog
 from stoker_runtime.errors import EngineDeadError, EngineError, UnavailableError
+from stoker_runtime.process.stat import process_exists, processor_seconds
 from stoker_runtime.request import EngineStats, Request
 from stoker_runtime.scheduler.limits import refuse_impossible
 

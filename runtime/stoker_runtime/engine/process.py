@@ -16,7 +16,6 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.messages import Start
@@ -69,28 +68,6 @@ class EngineProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def process_exists(pid: int) -> bool:
-    """Whether a process with this id is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def processor_seconds(pid: int) -> float | None:
-    """Processor time that a process has used, all its threads together; None where the system does not tell."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything; utime and stime are the 12th and 13th field after it.
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def describe_status(status: int) -> str:

@@ -8,6 +8,8 @@ Knows nothing of requests.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
+from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
 from stoker_runtime.weights.load import load_weights
@@ -76,10 +79,39 @@ def build_executor(config: EngineConfig) -> Executor:
     return executor
 
 
-def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float], ahead: UploadAhead | None) -> Executor:
-    spec = build_spec(source)
+def build_rank(config: EngineConfig, rank: Rank, make: Callable[..., Executor]) -> Executor:
+    """The executor of one rank among several, by `make`, which takes what `Executor` does; errors as `build_model`.
+
+    Blocks until all ranks have built theirs.
+    """
+    config.validate()
+    seconds = {"import": process_age()}
+    with phase("model", seconds):
+        source = read_source(config.model)
+        if read_pooling(source, config) is not None:
+            raise ConfigError(
+                f"{config.model} embeds or scores, which runs on one rank; leave --tensor-parallel-size and "
+                "--pipeline-parallel-size out.",
+                param="tensor_parallel_size",
+            )
+    executor = _build(config, source, seconds, None, rank, make)
+    rank.collectives.least(0)
+    return executor
+
+
+def _build(
+    config: EngineConfig,
+    source: ModelSource,
+    seconds: dict[str, float],
+    ahead: UploadAhead | None,
+    rank: Rank | None = None,
+    make: Callable[..., Executor] = Executor,
+) -> Executor:
+    whole = build_spec(source)
+    cut = rank.cut(whole) if rank else None
+    spec = cut.spec if cut else whole
     with phase("device", seconds):
-        device = open_device(config.device)
+        device = open_device(config.device, rank.place.rank if rank else None, config.ranks)
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
@@ -89,18 +121,28 @@ def _build(config: EngineConfig, source: ModelSource, seconds: dict[str, float],
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     if device.type == "cpu":
-        use_threads(config, weights_bytes)
+        use_threads(config, weights_bytes, config.ranks)
     host = plan_host(config, spec, free_host_memory)
     state = state_bytes(config, spec) + host.device_bytes(config.device)
     plan = plan_memory(config, spec, memory, weights_bytes, state)
     dtype = TORCH_DTYPES[config.dtype]
+    if rank is not None:
+        with phase("ranks", seconds):
+            rank.meet(whole, device, dtype)
+            # One scheduler counts for all.
+            plan = replace(plan, pages=rank.collectives.least(plan.pages))
+            host = replace(host, pages=rank.collectives.least(host.pages))
     with phase("weights", seconds), torch.inference_mode():
-        weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead)
+        weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)
         if device.type == "cpu":
             weights = packed_for_cpu(weights)
     with phase("cache", seconds), torch.inference_mode():
-        decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-        executor = Executor(config, decoder, plan, device, host)
+        if rank is None:
+            decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
+            executor = make(config, decoder, plan, device, host)
+        else:
+            decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)
+            executor = make(config, decoder, plan, device, host, rank.sampler)
     with phase("kernels", seconds):
         try:
             if device.type == "cuda":

@@ -33,17 +33,27 @@ def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
     log.info("start: %-8s %6.2f s", name, seconds[name])
 
 
-def open_device(name: str) -> torch.device:
+def open_device(name: str, index: int | None = None, count: int = 1) -> torch.device:
     """The device called "cuda", "cpu" or "auto" (cuda where there is one), its context created.
 
+    `index` of `count` GPUs is a rank's; without one it is the process's current GPU.
+
     Raises:
-        ConfigError: cuda was asked for and is not there.
+        ConfigError: cuda was asked for and is not there, or fewer GPUs than ranks.
     """
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
         raise ConfigError("device is cuda, but no CUDA device is visible; use --device cpu.", param="device")
     if name == "cpu" or not present:
         return torch.device("cpu")
+    if torch.cuda.device_count() < count:
+        raise ConfigError(
+            f"tensor_parallel_size · pipeline_parallel_size is {count}, but {torch.cuda.device_count()} CUDA devices "
+            "are visible; lower --tensor-parallel-size, or give the server more GPUs.",
+            param="tensor_parallel_size",
+        )
+    if index is not None:
+        torch.cuda.set_device(index)
     torch.cuda.init()
     # The driver's launch queue and cuBLAS see one context from here on; programmatic launches need SM 9.0.
     device = torch.device("cuda", torch.cuda.current_device())
@@ -67,9 +77,12 @@ def multiplies_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def use_threads(config: EngineConfig, weights: int) -> None:
-    """Compute with as many threads as a step that reads `weights` bytes can use here, or as the flag says."""
-    threads = compute_threads(config.cpu_threads, weights)
+def use_threads(config: EngineConfig, weights: int, ranks: int = 1) -> None:
+    """Compute with as many threads as a step that reads `weights` bytes can use here, or as the flag says.
+
+    `ranks` processes share the processors.
+    """
+    threads = compute_threads(config.cpu_threads, weights, ranks)
     torch.set_num_threads(threads)
     log.info("start: %d threads compute", threads)
 

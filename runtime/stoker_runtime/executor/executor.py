@@ -9,6 +9,7 @@ Knows nothing of requests, text or why a batch is what it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -33,7 +34,7 @@ from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
-from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE
+from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE, Sampler
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows
 
@@ -57,6 +58,7 @@ class Executor:
         plan: MemoryPlan,
         device: torch.device,
         host: HostPlan = NO_HOST_POOL,
+        make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
     ) -> None:
         spec = decoder.spec
         self.config = config
@@ -78,7 +80,7 @@ class Executor:
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
         self._pages = by_page(self.arena)
         self._swap = PageSwap(self.arena, host) if host.pages else None
-        self.body = StepBody(config, decoder, self.arena, device)
+        self.body = StepBody(config, decoder, self.arena, device, make_sampler)
         self._decodes: tuple[int, ...] = ()
         self._updates = torch.zeros((MAX_UPDATES, 3), dtype=torch.int32, device=device)
         self._update_staging = Staging(self._updates.numel(), device)

@@ -19,15 +19,15 @@ BYTES_PER_THREAD = 16 * 1024**2
 """A step reads all weights; a thread that reads less of them than this waits longer than it works."""
 
 
-def compute_threads(asked: int, weights: int) -> int:
-    """Threads of a step that reads `weights` bytes; `asked` unless that is 0."""
+def compute_threads(asked: int, weights: int, ranks: int = 1) -> int:
+    """Threads of a step that reads `weights` bytes, in one of `ranks` processes; `asked` unless that is 0."""
     if asked:
         return asked
-    limits = [len(os.sched_getaffinity(0)), max(1, weights // BYTES_PER_THREAD)]
+    limits = [max(1, len(os.sched_getaffinity(0)) // ranks), max(1, weights // BYTES_PER_THREAD)]
     quota = quota_processors()
     if quota is not None:
         # A part of a processor that is left over is for the API's process.
-        limits.append(max(1, int(quota)))
+        limits.append(max(1, int(quota) // ranks))
     if os.environ.get("OMP_NUM_THREADS", "").isdigit():
         limits.append(max(1, int(os.environ["OMP_NUM_THREADS"])))
     return min(limits)

@@ -9,7 +9,7 @@ Knows nothing of batches, uploads or read-back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,7 +28,14 @@ from stoker_runtime.sampling.sampler import MASKED, Sampler
 class StepBody:
     """Buffers of the largest step, and the two bodies: pure decode, and ragged with prefill chunks."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, arena: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        decoder: Decoder,
+        arena: torch.Tensor,
+        device: torch.device,
+        make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
+    ) -> None:
         spec = decoder.spec
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         self.decoder = decoder
@@ -37,7 +44,7 @@ class StepBody:
         self.kv = [(layer[0], layer[1]) for layer in arena]
         self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
-        self.sampler = Sampler(rows, spec.vocab, device)
+        self.sampler = make_sampler(rows, spec.vocab, device)
         self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
         # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.

@@ -114,15 +114,15 @@ class Decoder:
                 heads = heads.index_select(0, inputs.logits_rows)
                 residual = residual.index_select(0, inputs.logits_rows)
                 hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
-            update = self._linear(heads, layer.output, layer.output_bias)
+            update = self._whole(self._linear(heads, layer.output, layer.output_bias))
             if self.spec.parallel:
                 beside, hidden = update, stream.beside(residual, layer, hidden)
             else:
                 hidden = stream.to_ffn(update, residual, layer)
-            update = self._feed_forward(layer, hidden)
+            update = self._whole(self._feed_forward(layer, hidden))
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
-        return stream.leave(update, residual, layers[-1], self.weights, beside)
+        return self._leave(update, residual, beside)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given."""
@@ -142,6 +142,14 @@ class Decoder:
             positions=None if placed is None else inputs.positions,
             position_table=placed,
         )
+
+    def _whole(self, part: Tensor) -> Tensor:
+        """What a layer adds to the stream, of its part of heads or units: with one rank the part is the whole."""
+        return part
+
+    def _leave(self, update: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
+        """What comes of the last layer: hidden states after the final norm."""
+        return self._stream.leave(update, residual, self.weights.layers[-1], self.weights, beside)
 
     def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
         if isinstance(x, Quantized):

@@ -102,6 +102,22 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank's spec leaves out of the whole model, beside what its sizes say (`parallel/split.py` makes them).
+
+    `vocab_rows`: rows of embedding and output head. `begins`: it embeds tokens; `ends`: it has the final norm and the
+    head. `adds_bias`: the biases of sums over ranks are this rank's to add. `step_parameters`: weights of a rank by
+    which all ranks choose the shapes of their steps alike.
+    """
+
+    vocab_rows: int
+    begins: bool
+    ends: bool
+    adds_bias: bool
+    step_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only transformer with grouped-query attention and a feed-forward.
 
@@ -116,6 +132,7 @@ class ModelSpec:
     `learned_positions` is a table that is added to the embedding.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
     of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
+    `part`: of a rank among several, whose layers, heads and feed-forward are those of this spec.
     """
 
     architecture: str
@@ -158,6 +175,12 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
+    part: Part | None = None
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the output head that are there."""
+        return self.vocab if self.part is None else self.part.vocab_rows
 
     @property
     def q_size(self) -> int:
@@ -194,6 +217,7 @@ class ModelSpec:
         qkv_size = self.q_size + 2 * self.kv_size
         up_size = 2 * self.ffn if self.gated else self.ffn
         stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
+        adds_bias = self.part is None or self.part.adds_bias
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
             ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),
@@ -202,14 +226,14 @@ class ModelSpec:
             ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, bool(self.qk_norm)),
             ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, bool(self.qk_norm)),
             ("output", (self.hidden, self.q_size), Role.LINEAR, True),
-            ("output_bias", stream, Role.BIAS, self.output_bias),
+            ("output_bias", stream, Role.BIAS, self.output_bias and adds_bias),
             ("attention_post_norm", stream, Role.NORM, self.post_norms),
             ("ffn_norm", stream, Role.NORM, feeds),
             ("ffn_norm_bias", stream, Role.BIAS, feeds and self.norm_bias),
             ("gate_up", (up_size, self.hidden), Role.LINEAR, True),
             ("gate_up_bias", (up_size,), Role.BIAS, self.ffn_bias),
             ("down", (self.hidden, self.ffn), Role.LINEAR, True),
-            ("down_bias", stream, Role.BIAS, self.ffn_bias),
+            ("down_bias", stream, Role.BIAS, self.ffn_bias and adds_bias),
             ("ffn_post_norm", stream, Role.NORM, self.post_norms),
         ]
         for field, shape, role, present in rows:
@@ -235,18 +259,24 @@ class ModelSpec:
 
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""
-        yield Parameter("embed", (self.vocab, self.hidden), Role.EMBEDDING)
-        if self.learned_positions:
+        begins, ends = (self.part.begins, self.part.ends) if self.part else (True, True)
+        if begins or (ends and self.tie_embeddings):
+            yield Parameter("embed", (self.vocab_rows, self.hidden), Role.EMBEDDING)
+        if self.learned_positions and begins:
             yield Parameter("positions", (self.max_position, self.hidden), Role.EMBEDDING)
         for layer in range(self.num_layers):
             yield from self.layer_parameters(layer)
+        if ends:
+            yield from self._last_parameters()
+
+    def _last_parameters(self) -> Iterator[Parameter]:
         yield self._parameter("final_norm", (self.hidden,), Role.NORM)
         if self.norm_bias:
             yield Parameter("final_norm_bias", (self.hidden,), Role.BIAS)
         if not self.tie_embeddings:
-            yield Parameter("head", (self.vocab, self.hidden), Role.HEAD)
+            yield Parameter("head", (self.vocab_rows, self.hidden), Role.HEAD)
         if self.head_bias:
-            yield Parameter("head_bias", (self.vocab,), Role.BIAS)
+            yield Parameter("head_bias", (self.vocab_rows,), Role.BIAS)
 
     def parameter_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Device bytes of all weights, exactly as allocated: every tensor padded to ALIGNMENT."""

@@ -74,7 +74,7 @@ class LLM:
         `generation_config` "auto": where no sampling parameters are given, those of the model's folder count; "vllm" or
         "none": those of SamplingParams do. Raises ConfigError (ModelError, KernelUnavailableError too).
         """
-        from stoker_runtime.executor.build import build_model
+        from stoker_runtime.ranks.build import build_model
 
         config = located(EngineConfig(model=model, **engine_options(options)).validate())
         if generation_config not in ("auto", "vllm", "none"):

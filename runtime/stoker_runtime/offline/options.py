@@ -23,8 +23,6 @@ RENAMED = {
     "override_pooler_config": "pooler_config",
 }
 ONE_VALUE: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "enable_expert_parallel": (False,),
     "trust_remote_code": (False, True),

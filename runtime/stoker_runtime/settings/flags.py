@@ -25,7 +25,7 @@ from stoker_runtime.config import (
     EngineConfig,
     ServerConfig,
 )
-from stoker_runtime.settings.values import choice, integer, number, only_one, pair, runner, switch, text
+from stoker_runtime.settings.values import choice, integer, number, pair, runner, switch, text
 
 PREFIX = "STOKER_"
 
@@ -179,7 +179,24 @@ FLAGS: tuple[Flag, ...] = (
     Flag("cpu-threads", "cpu_threads", integer(0), MEMORY, "threads that compute on a CPU; 0: by its quota", "N"),
     Flag("block-size", "page_size", integer(0), MEMORY, "tokens of a KV page: 16, 32, 64 or 128; 0: chosen", "TOKENS"),
     Flag("kv-cache-dtype", "kv_cache_dtype", choice(KV_DTYPES), MEMORY, "type of the KV cache", "|".join(KV_DTYPES)),
-    Flag("tensor-parallel-size", "", only_one, MEMORY, "GPUs of one model; only 1 so far", "1", aliases=("tp",)),
+    Flag(
+        "tensor-parallel-size",
+        "tensor_parallel_size",
+        integer(1),
+        MEMORY,
+        "GPUs, or processes of a CPU, that share each layer",
+        "N",
+        aliases=("tp",),
+    ),
+    Flag(
+        "pipeline-parallel-size",
+        "pipeline_parallel_size",
+        integer(1),
+        MEMORY,
+        "stages that share the layers, each of --tensor-parallel-size GPUs",
+        "N",
+        aliases=("pp",),
+    ),
     Flag(
         "max-num-seqs",
         "max_num_seqs",

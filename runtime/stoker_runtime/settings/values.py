@@ -75,13 +75,6 @@ def switch(value: str) -> bool:
     return spelled[value.lower()]
 
 
-def only_one(value: str) -> int:
-    """1: more than one GPU is not supported yet."""
-    if value != "1":
-        raise BadValue("1: a model runs on one GPU so far")
-    return 1
-
-
 def pair(value: str) -> tuple[str, str]:
     """op=implementation."""
     op, equals, implementation = value.partition("=")

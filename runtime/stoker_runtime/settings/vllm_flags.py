@@ -29,7 +29,6 @@ ALWAYS = {
 """Switches that are accepted; where there is a reason, switching it off is refused with it."""
 
 ONE_VALUE = {
-    "pipeline-parallel-size": (("1",), "a model runs in one piece"),
     "data-parallel-size": (("1",), "start several servers, or several replicas of an InferenceService"),
     "load-format": (("auto",), "safetensors and GGUF are told apart by the files"),
     "config-format": (("auto",), "it is told by the files"),
@@ -89,7 +88,7 @@ UNSUPPORTED = {
     "num-speculative-tokens": "speculative decoding is not there yet",
     "rope-scaling": "it is read from the model's configuration; change it there",
     "hf-overrides": "the model's configuration is used as it is; change it there",
-    "enable-expert-parallel": "a model runs in one piece",
+    "enable-expert-parallel": "experts are not split over ranks yet",
     "enable-force-include-usage": "streams report usage where a request asks for it",
     "override-generation-config": "change the model's generation_config.json, or use --generation-config none",
     "return-tokens-as-token-ids": "requests ask for it by the field of that name",

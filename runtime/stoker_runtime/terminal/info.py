@@ -111,6 +111,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
+    from stoker_runtime.parallel.place import places
+    from stoker_runtime.parallel.split import split_spec
 
     source = read_source(config.model)
     pooling = read_pooling(source, config)
@@ -119,7 +121,20 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     spec = build_spec(source)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
-    return model_lines(spec, config, memory), config.dtype
+    if config.ranks == 1:
+        return model_lines(spec, config, memory), config.dtype
+    ranks = places(config.tensor_parallel_size, config.pipeline_parallel_size)
+    parts = [split_spec(spec, place) for place in ranks]
+    size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
+    # Every rank has as many pages as the one with the least room: the one that holds most says what fits.
+    fullest = max(range(len(ranks)), key=size.__getitem__)
+    layers = ", ".join(str(len(place.layers(spec.num_layers))) for place in reversed(ranks[:: ranks[0].tensors]))
+    lines = [
+        ("ranks", f"{config.ranks}: {config.tensor_parallel_size} share each of the stages of {layers} layers"),
+        ("weights of all", gib(sum(size))),
+        ("the fullest", f"rank {fullest}, of which the following is said"),
+    ]
+    return [*lines, *model_lines(parts[fullest], config, memory)], config.dtype
 
 
 def pooling_lines(

@@ -27,6 +27,9 @@ def make_decoder(entry: TensorEntry, head_rows: int) -> Callable[[Tensor], Tenso
 
     def decode(raw: Tensor) -> Tensor:
         numbers = dequantize(raw)
+        if entry.stride:
+            rows = numbers.view(raw.numel() * entry.shape[0] // entry.num_bytes, -1)
+            numbers = rows[:, entry.lead : entry.lead + per_row].contiguous()
         if not head_rows:
             return numbers
         pairs = numbers.view(-1, head_rows // 2, 2, per_row)

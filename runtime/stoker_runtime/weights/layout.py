@@ -145,11 +145,14 @@ class WeightArena:
 
     def assemble(self) -> DecoderWeights:
         """The views as the decoder takes them."""
+        # Of several ranks, those in the middle have neither end of the model.
+        absent = torch.empty((0, self.spec.hidden), dtype=self.dtype, device=self.device)
+        head = "embed" if self.spec.tie_embeddings else "head"
         return DecoderWeights(
-            embed=self.dense["embed"],
+            embed=self.dense.get("embed", absent),
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
-            final_norm=self.dense["final_norm"],
-            head=self._linear("embed" if self.spec.tie_embeddings else "head"),
+            final_norm=self.dense.get("final_norm", absent),
+            head=self._linear(head) if head in self.dense else LinearWeight(absent, None, "dense"),
             positions=self.dense.get("positions"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
@@ -165,4 +168,5 @@ def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
         replace(each, qkv=pack(each.qkv), output=pack(each.output), gate_up=pack(each.gate_up), down=pack(each.down))
         for each in weights.layers
     )
-    return replace(weights, layers=layers, head=pack(weights.head))
+    head = pack(weights.head) if weights.head.data.numel() else weights.head
+    return replace(weights, layers=layers, head=head)

@@ -35,6 +35,7 @@ from stoker_runtime.weights.integer_load import IntegerRoute, load_integers, pla
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.random import fill_random
+from stoker_runtime.weights.rank_cut import RankCut
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 from stoker_runtime.weights.upload_ahead import UploadAhead
 
@@ -59,21 +60,25 @@ def load_weights(
     *,
     seed: int = 0,
     ahead: UploadAhead | None = None,
+    cut: RankCut | None = None,
 ) -> DecoderWeights:
     """Load `model` (a folder, a .gguf file, `shape:NAME`, or its source) as `dtype` onto `device`.
 
     `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel, "w4" in four bits with a
     scale and a zero point for each 128 columns; `seed` draws a shape's
-    weights; `ahead` may hold the files' bytes on the device already, and is closed. Raises ModelError naming the file
+    weights; `ahead` may hold the files' bytes on the device already, and is closed; `cut` says which part of the model
+    `spec` is, of one rank among several. Raises ModelError naming the file
     and tensor that are missing, unknown, misshaped or cut short.
     """
     source = read_source(model) if isinstance(model, str) else model
     if source.path is None:
         arena = WeightArena(spec, device, dtype, quantization)
-        fill_random(arena, seed)
+        fill_random(arena, seed, cut)
         return _settled(arena)
-    routes, scales, integers, kv_scales = _routes(source.kind, source.path, spec)
-    calibrated = read_kv_scales(spec, kv_scales, device)
+    routes, scales, integers, kv_scales = _routes(source.kind, source.path, spec, cut)
+    calibrated = read_kv_scales(cut.whole if cut else spec, kv_scales, device)
+    if cut is not None and calibrated is not None:
+        calibrated = cut.cache_scales(calibrated)
     arena = WeightArena(spec, device, dtype, quantization)
     if spec.checkpoint is not None:
         _announce(spec.checkpoint, arena)
@@ -107,11 +112,25 @@ def _settled(arena: WeightArena) -> DecoderWeights:
     return arena.assemble()
 
 
-def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scales, Integers, KvScales]:
+def _routes(
+    kind: SourceKind, path: Path, spec: ModelSpec, cut: RankCut | None = None
+) -> tuple[Routes, Scales, Integers, KvScales]:
     if kind is SourceKind.GGUF:
-        return route(spec, read_gguf_header(path).tensors, Vocabulary.GGUF), {}, {}, {}
-    base = ARCHITECTURES[spec.architecture].base
-    found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path), base))
+        found, kv_scales, vocabulary = read_gguf_header(path).tensors, KvScales(), Vocabulary.GGUF
+    else:
+        base = ARCHITECTURES[spec.architecture].base
+        found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path), base))
+        vocabulary = Vocabulary.HF
+    if cut is not None:
+        # The whole checkpoint is checked against the whole model; a part of it then fits the part of the model.
+        _plan(cut.whole, found, vocabulary)
+        found = cut.entries(found, vocabulary)
+    return *_plan(spec, found, vocabulary), kv_scales
+
+
+def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary) -> tuple[Routes, Scales, Integers]:
+    if vocabulary is Vocabulary.GGUF:
+        return route(spec, found, vocabulary), {}, {}
     integers = plan_integers(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
@@ -124,7 +143,7 @@ def _routes(kind: SourceKind, path: Path, spec: ModelSpec) -> tuple[Routes, Scal
                     f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
-    return routes, scales, integers, kv_scales
+    return routes, scales, integers
 
 
 def with_base(entries: dict[str, TensorEntry], base: str) -> dict[str, TensorEntry]:

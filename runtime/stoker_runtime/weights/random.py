@@ -11,13 +11,20 @@ import torch
 
 from stoker_runtime.models.spec import Parameter, Role, stored_kind
 from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.rank_cut import RankCut
 
 STD = 0.02
 
 
-def fill_random(arena: WeightArena, seed: int) -> None:
-    """Fill every parameter of `arena`: norms 1, biases and matrices normal with a deviation of 0.02 or less."""
+def fill_random(arena: WeightArena, seed: int, cut: RankCut | None = None) -> None:
+    """Fill every parameter of `arena`: norms 1, biases and matrices normal with a deviation of 0.02 or less.
+
+    With `cut` the arena is a rank's, and takes its part of what one rank alone would draw.
+    """
     generator = torch.Generator(device=arena.device).manual_seed(seed)
+    if cut is not None:
+        _fill_part(arena, generator, cut)
+        return
     for parameter in arena.spec.parameters():
         if parameter.role is Role.NORM:
             arena.dense[parameter.name].fill_(1.0)
@@ -28,6 +35,24 @@ def fill_random(arena: WeightArena, seed: int) -> None:
             arena.quantize(parameter.name, weight.normal_(0.0, std, generator=generator))
         else:
             arena.dense[parameter.name].normal_(0.0, std, generator=generator)
+
+
+def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> None:
+    for parameter in cut.whole.parameters():
+        name = cut.local_name(parameter.name)
+        if parameter.role is Role.NORM:
+            if name is not None:
+                arena.dense[name].fill_(1.0)
+            continue
+        # Drawn whole, and also where it is another rank's: what follows depends on how much was drawn.
+        whole = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
+        whole.normal_(0.0, _deviation(parameter, cut.whole.num_layers), generator=generator)
+        if name is None:
+            continue
+        if stored_kind(parameter, arena.quantization) != "dense":
+            arena.quantize(name, cut.values(name, whole))
+        else:
+            arena.dense[name].copy_(cut.values(name, whole))
 
 
 def _deviation(parameter: Parameter, num_layers: int) -> float:

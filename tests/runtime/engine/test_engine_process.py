@@ -18,7 +18,6 @@ from tests.runtime.engine.uniform_executor import UniformExecutor
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import engine as front
 from stoker_runtime.engine.engine import AsyncEngine
-from stoker_runtime.engine.process import process_exists, processor_seconds
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.errors import (
     CapacityError,
@@ -28,6 +27,7 @@ from stoker_runtime.errors import (
     RequestError,
     UnavailableError,
 )
+from stoker_runtime.process.stat import process_exists, processor_seconds
 from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenOutput
 
 CORE = Path(__file__).parent / "uniform_core.py"

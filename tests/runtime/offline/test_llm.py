@@ -216,7 +216,7 @@ def test_parameters_become_the_engines() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2"),
         ({"enable_lora": True}, "does not support enable_lora: LoRA adapters are not served yet"),
         ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
         ({"task": "transcription"}, "task='transcription'"),
@@ -231,7 +231,7 @@ def test_options_that_cannot_be(options: dict[str, object], says: str) -> None:
 
 def test_options_under_vllms_names() -> None:
     given = {"block_size": 32, "tensor_parallel_size": 1, "trust_remote_code": True, "max_model_len": None, "seed": 4}
-    assert engine_options(given) == {"page_size": 32, "seed": 4}
+    assert engine_options(given) == {"page_size": 32, "tensor_parallel_size": 1, "seed": 4}
     assert engine_options({"dtype": torch.float16, "task": "embed", "compilation_config": 3}) == {
         "dtype": "float16",
         "runner": "pooling",

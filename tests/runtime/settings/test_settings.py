@@ -139,7 +139,7 @@ def test_what_kubernetes_sets_for_a_service_named_stoker_is_no_setting() -> None
         (["m", "--gpu-memory-utilization", "nan"], {}, "a number between 0.01 and 1"),
         (["m", "--kernel", "gemm"], {}, "OP=IMPLEMENTATION, such as linear=cublas"),
         (["m", "--block-size", "48"], {}, "block-size is 48; it must be 16, 32, 64 or 128"),
-        (["m", "--tensor-parallel-size", "2"], {}, "a model runs on one GPU so far"),
+        (["m", "--tensor-parallel-size", "0"], {}, "at least 1"),
         (["m", "--max-queued", "0"], {}, "at least 1"),
         (["m"], {"STOKER_MAX_MODEL_LENGTH": "5"}, "STOKER_MAX_MODEL_LENGTH; did you mean STOKER_MAX_MODEL_LEN?"),
         (["m"], {"STOKER_SEED": "-1"}, "STOKER_SEED: '-1' is not allowed"),
@@ -200,7 +200,7 @@ def test_description_shows_what_was_set_and_counts_secrets() -> None:
 
 # A command line as it is written for vLLM.
 VLLM = """m --host 0.0.0.0 --port 8000 --dtype bfloat16 --max-model-len 4096 --gpu-memory-utilization 0.85
-    --tensor-parallel-size 1 --pipeline-parallel-size 1 --max-num-seqs 128 --max-num-batched-tokens 4096 --tokenizer t
+    --tensor-parallel-size 4 --pipeline-parallel-size 3 --max-num-seqs 128 --max-num-batched-tokens 4096 --tokenizer t
     --quantization fp8 --kv-cache-dtype fp8 --served-model-name a b --api-key k --chat-template c.jinja
     --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --seed 1 --trust-remote-code
     --enable-prefix-caching --enable-chunked-prefill --disable-log-stats --disable-log-requests --load-format auto
@@ -213,6 +213,7 @@ def test_a_command_line_of_vllm_is_understood() -> None:
     assert (config.engine.max_num_batched_tokens, config.engine.kv_cache_dtype) == (4096, "fp8")
     assert (config.api_server_count, config.ssl_certfile, config.log_requests) == (2, "c", False)
     assert config.engine.swap_space == 4.0
+    assert config.engine.ranks == 12
     assert parse(["m", "--kv-offloading-size", "1.5"], {}).engine.swap_space == 1.5
 
 
@@ -227,9 +228,9 @@ def test_the_host_pool_is_sized_one_way() -> None:
         ("--enable-lora", "LoRA adapters are not served yet"),
         ("--speculative-config {}", "speculative decoding is not there yet"),
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
-        ("--pipeline-parallel-size 2", "--pipeline-parallel-size can only be 1"),
+        ("--data-parallel-size 2", "--data-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),
-        ("--enable-expert-parallel", "a model runs in one piece"),
+        ("--enable-expert-parallel", "experts are not split over ranks yet"),
         ("--uvicorn_log_level info", "use --log-level"),
     ],
 )

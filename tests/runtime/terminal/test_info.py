@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.terminal.info import describe_model
 
 
 def test_ops_are_listed_without_a_model() -> None:
@@ -12,3 +20,18 @@ def test_ops_are_listed_without_a_model() -> None:
     assert done.returncode == 0, done.stderr
     kernels = done.stdout.partition("\nKernels\n")[2].split()
     assert {"linear", "paged_attention", "rms_norm"} <= set(kernels)
+
+
+def test_a_model_over_ranks_is_said_per_rank() -> None:
+    """In this process: the arithmetic of stages and heads alone."""
+    config = EngineConfig("shape:llama-3.1-8b", device="cpu", dtype="bfloat16", max_model_len=1024)
+    whole, _ = describe_model(config, torch.device("cpu"))
+    cut, _ = describe_model(replace(config, tensor_parallel_size=4, pipeline_parallel_size=3), torch.device("cpu"))
+    said, alone = dict(cut), dict(whole)
+    assert said["ranks"] == "12: 4 share each of the stages of 11, 11, 10 layers"
+    assert float(said["weights of all"].split()[0]) >= float(alone["weights"].split()[0])
+    # 11 of 32 layers of a quarter of the heads.
+    parts = [float(each["KV of a token"].split()[0]) for each in (alone, said)]
+    assert parts[1] / parts[0] == pytest.approx(11 / 32 / 4)
+    with pytest.raises(ConfigError, match="sizes that work for this model: 1, 2, 4, 8"):
+        describe_model(replace(config, tensor_parallel_size=3), torch.device("cpu"))

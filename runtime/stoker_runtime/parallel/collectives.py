@@ -1,0 +1,128 @@
+"""What ranks exchange within a step: sums of their parts, shards of logits, states between stages, sampled tokens.
+
+By NCCL on GPUs, where each exchange is queued on the device behind the kernels before it and can be part of a CUDA
+graph; by gloo on CPUs, where it blocks. Every communicator is made by `warm`, none while requests are served.
+
+Invariants: all ranks of a group make the same calls with the same shapes in the same order. Sums and tokens are
+bit-identical on all ranks that get them. Nothing here waits for the host.
+Knows nothing of models beyond the shapes that it is given, nor of how ranks are started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from torch.nn.functional import pad
+
+from stoker_runtime.parallel.place import LEADER, Place, even_part
+
+# A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
+START_TIMEOUT = timedelta(minutes=30)
+
+
+class Collectives:
+    """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
+
+    def __init__(self, place: Place, device: torch.device, store: Path) -> None:
+        """Meet the other ranks through the file `store`, which all can read; blocks until all are there."""
+        self.place = place
+        self._device = device
+        self._quiet = False
+        # All ranks are on this machine. Looking up its name, as gloo does by default, may fail in a container.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            store=FileStore(str(store), place.world),
+            rank=place.rank,
+            world_size=place.world,
+            timeout=START_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        groups = [
+            dist.new_group(list(range(first, first + place.tensors)), timeout=START_TIMEOUT)
+            for first in range(0, place.world, place.tensors)
+        ]
+        self._tensors = groups[place.rank // place.tensors]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Exchange nothing meanwhile."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    def warm(self, hidden: int, vocab: int, dtype: torch.dtype) -> None:
+        """Make every kind of exchange once, so that none of them is made for the first time under load."""
+        state = torch.zeros((1, hidden), dtype=dtype, device=self._device)
+        self.sum(state)
+        if not self.place.is_first:
+            self.receive(state)
+        if not self.place.is_last:
+            self.send(state)
+        else:
+            shard = torch.zeros((1, len(self.place.rows(vocab))), dtype=dtype, device=self._device)
+            self.gather(shard, torch.empty((1, vocab), dtype=dtype, device=self._device))
+        self.share(torch.zeros(1, dtype=torch.int32, device=self._device))
+        self.least(0)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """`x`, in place the sum over the ranks of this stage."""
+        if self.place.tensors > 1 and not self._quiet:
+            dist.all_reduce(x, group=self._tensors)
+        return x
+
+    def gather(self, shard: Tensor, out: Tensor) -> Tensor:
+        """`out [S, V]`, on the leader filled with the shards `[S, V / tensors]` of its stage; on others as it was."""
+        if self.place.tensors == 1:
+            return out.copy_(shard)
+        if self._quiet:
+            return out
+        vocab = out.shape[1]
+        widths = [len(even_part(vocab, self.place.tensors, index)) for index in range(self.place.tensors)]
+        # Shards of one width: a vocabulary that does not divide leaves the last ranks a row short.
+        shard = pad(shard, (0, widths[0] - shard.shape[1])).contiguous()
+        parts = [torch.empty_like(shard) for _ in widths] if self.place.leads else None
+        dist.gather(shard, parts, dst=LEADER, group=self._tensors)
+        at = 0
+        for part, width in zip(parts or (), widths, strict=False):
+            out[:, at : at + width] = part[:, :width]
+            at += width
+        return out
+
+    def send(self, state: Tensor) -> None:
+        """Give the residual stream `[T, H]` to the next stage."""
+        if not self._quiet:
+            dist.send(state, self.place.after)
+
+    def receive(self, state: Tensor) -> Tensor:
+        """`state`, filled with the residual stream `[T, H]` of the stage before."""
+        if not self._quiet:
+            dist.recv(state, self.place.before)
+        return state
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """`tokens [S]` int32, on every rank those of the leader."""
+        if not self._quiet:
+            dist.broadcast(tokens, LEADER)
+        return tokens
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers. Waits: for the start alone."""
+        value = torch.tensor([number], dtype=torch.int64, device=self._device)
+        dist.all_reduce(value, op=dist.ReduceOp.MIN)
+        return int(value.item())
+
+    def close(self) -> None:
+        """Leave. A group that has lost a rank is left behind instead: leaving it would wait for that rank."""
+        dist.destroy_process_group()

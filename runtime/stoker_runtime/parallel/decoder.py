@@ -1,0 +1,80 @@
+"""The decoder of one rank: the same layers over its own heads and units, with sums over the ranks between.
+
+Invariants: every rank of a stage has the same residual stream. As `Decoder`, it neither waits for the device nor
+branches on values. Only the leader's logits are filled.
+Knows nothing of how ranks exchange anything, nor of who samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.collectives import Collectives
+
+
+class RankDecoder(Decoder):
+    """One rank's part of a decoder."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        max_model_len: int = 0,
+        collectives: Collectives,
+    ) -> None:
+        """`spec` and `weights` are the rank's."""
+        if not collectives.place.is_last:
+            kind = torch.float32 if spec.norm_offset else dtype
+            weights = replace(weights, final_norm=torch.ones(spec.hidden, dtype=kind, device=device))
+        super().__init__(spec, weights, device, dtype, max_model_len=max_model_len)
+        self.collectives = collectives
+        self._place = collectives.place
+
+    def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """As `Decoder.forward`; before the last stage what comes back has the shape alone."""
+        if self._place.is_last:
+            return super().forward(inputs, kv)
+        hidden = super().forward(replace(inputs, logits_rows=None), kv)
+        return hidden if inputs.logits_rows is None else hidden[: len(inputs.logits_rows)]
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """As `Decoder.logits`; where this rank does not lead, of the right shape alone."""
+        if out is None:
+            out = torch.empty((hidden.shape[0], self.spec.vocab), dtype=self.dtype, device=hidden.device)
+        if not self._place.is_last:
+            return out
+        return self.collectives.gather(super().logits(hidden), out)
+
+    def _enter(self, inputs: ForwardInputs) -> Tensor:
+        ids = inputs.ids
+        if not self._place.is_first:
+            state = torch.empty((len(ids), self.spec.hidden), dtype=self.dtype, device=ids.device)
+            return self.collectives.receive(state)
+        if self._place.tensors == 1:
+            return super()._enter(inputs)
+        rows = self._place.rows(self.spec.vocab)
+        # Of tokens whose row is another rank's, any row is read, and counts for nothing.
+        mine = (ids >= rows.start) & (ids < rows.stop)
+        own = replace(inputs, ids=(ids - rows.start).clamp_(0, len(rows) - 1))
+        return self.collectives.sum(super()._enter(own).mul_(mine.unsqueeze(1)))
+
+    def _whole(self, part: Tensor) -> Tensor:
+        return self.collectives.sum(part)
+
+    def _leave(self, update: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
+        # Before the last stage the sum counts, and what is normed of it by weights of one does not.
+        hidden = super()._leave(update, residual, beside)
+        if not self._place.is_last:
+            self.collectives.send(residual)
+        return hidden

@@ -1,0 +1,83 @@
+"""Where a rank stands: its part of each layer's matrices (tensor parallel), and its layers (pipeline parallel).
+
+Rank 0 leads: it schedules, samples, and talks to the API processes. So it is of the last stage, where the logits are;
+the ranks of the first stage have the highest numbers.
+
+Invariants: plain data, torch-free; the same arithmetic on every rank.
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEADER = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rank `rank` of `tensors · stages`. Ranks of one stage follow each other; stage 0 has the embedding."""
+
+    rank: int
+    tensors: int
+    stages: int
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.tensors * self.stages
+
+    @property
+    def tensor(self) -> int:
+        """Which part of each matrix is this rank's."""
+        return self.rank % self.tensors
+
+    @property
+    def stage(self) -> int:
+        """Which of the stages is this rank's."""
+        return self.stages - 1 - self.rank // self.tensors
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage begins with the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage ends with the output head."""
+        return self.stage == self.stages - 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that schedules and samples."""
+        return self.rank == LEADER
+
+    @property
+    def before(self) -> int:
+        """The rank of the stage before that has the same part of its matrices."""
+        return self.rank + self.tensors
+
+    @property
+    def after(self) -> int:
+        """Likewise of the stage after."""
+        return self.rank - self.tensors
+
+    def layers(self, count: int) -> range:
+        """This rank's layers of a model with `count`: as even as can be, the last stages with one less."""
+        return even_part(count, self.stages, self.stage)
+
+    def rows(self, count: int) -> range:
+        """This rank's rows of a vocabulary of `count`: as even as can be."""
+        return even_part(count, self.tensors, self.tensor)
+
+
+def even_part(count: int, parts: int, index: int) -> range:
+    """Part `index` of `count` things in `parts` neighbouring parts, of which the first have one more if it must be."""
+    least, more = divmod(count, parts)
+    start = index * least + min(index, more)
+    return range(start, start + least + (index < more))
+
+
+def places(tensors: int, stages: int) -> list[Place]:
+    """All ranks, in their order."""
+    return [Place(rank, tensors, stages) for rank in range(tensors * stages)]

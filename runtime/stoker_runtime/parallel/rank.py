@@ -1,0 +1,53 @@
+"""What makes an executor that of one rank: its part of the model, and the exchanges in its steps.
+
+Invariants: every rank builds the same things in the same order, so that their exchanges meet.
+Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.collectives import Collectives
+from stoker_runtime.parallel.cut import Cut
+from stoker_runtime.parallel.decoder import RankDecoder
+from stoker_runtime.parallel.place import Place
+from stoker_runtime.parallel.sampler import RankSampler
+
+
+class Rank:
+    """The rank at `place`, which meets the others through the file `store`."""
+
+    def __init__(self, place: Place, store: Path) -> None:
+        self.place = place
+        self._store = store
+        self._collectives: Collectives | None = None
+
+    @property
+    def collectives(self) -> Collectives:
+        """The rank's end of the exchanges, once it has met the others."""
+        assert self._collectives is not None, "exchanges before the ranks have met"
+        return self._collectives
+
+    def cut(self, whole: ModelSpec) -> Cut:
+        """Its part of a model. Raises ConfigError or ModelError where the model cannot be cut so."""
+        return Cut(whole, self.place)
+
+    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        """Make every communicator. Blocks until all ranks are there."""
+        self._collectives = Collectives(self.place, device, self._store)
+        self._collectives.warm(whole.hidden, whole.vocab, dtype)
+
+    def decoder(
+        self, spec: ModelSpec, weights: DecoderWeights, device: torch.device, dtype: torch.dtype, max_model_len: int
+    ) -> RankDecoder:
+        """The decoder of its part."""
+        return RankDecoder(spec, weights, device, dtype, max_model_len=max_model_len, collectives=self.collectives)
+
+    def sampler(self, slots: int, vocab: int, device: torch.device) -> RankSampler:
+        """The sampler of its steps."""
+        return RankSampler(slots, vocab, device, collectives=self.collectives)

@@ -1,0 +1,253 @@
+"""How a model is cut into ranks: the spec of each rank's part, and which rows and columns of a tensor are its own.
+
+Matrices that make heads or feed-forward units are cut by rows, those that read them by columns, so that each layer
+sums over the ranks twice; embedding and head by rows of the vocabulary. Key-value heads that are fewer than the ranks
+are held by several.
+
+Invariants: torch-free. Every parameter of a spec has an entry in `SPLITS`; a model, or a setting, that is not known
+to be cut rightly is an error that names it and the sizes that work.
+Knows nothing of files and of what is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from enum import StrEnum
+
+from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.models.architectures import ARCHITECTURES
+from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, ModelSpec, Parameter, Part, QkNorm, Role
+from stoker_runtime.parallel.place import Place
+
+MOST_TENSORS = 64
+WORD_BITS = 32
+
+
+class Split(StrEnum):
+    """How a parameter is cut: not at all; by rows of heads; by rows of feed-forward units; by columns that follow
+    either; not, but it is the first rank's alone; by rows of the vocabulary.
+    """
+
+    WHOLE = "whole"
+    HEADS = "heads"
+    UNITS = "units"
+    HEAD_COLUMNS = "head columns"
+    UNIT_COLUMNS = "unit columns"
+    ONCE = "once"
+    VOCABULARY = "vocabulary"
+
+
+SPLITS = {
+    "embed": Split.VOCABULARY,
+    "head": Split.VOCABULARY,
+    "head_bias": Split.VOCABULARY,
+    "positions": Split.WHOLE,
+    "final_norm": Split.WHOLE,
+    "final_norm_bias": Split.WHOLE,
+    "input_norm": Split.WHOLE,
+    "input_norm_bias": Split.WHOLE,
+    "attention_post_norm": Split.WHOLE,
+    "ffn_norm": Split.WHOLE,
+    "ffn_norm_bias": Split.WHOLE,
+    "ffn_post_norm": Split.WHOLE,
+    "q_norm": Split.WHOLE,
+    "k_norm": Split.WHOLE,
+    "qkv": Split.HEADS,
+    "qkv_bias": Split.HEADS,
+    "output": Split.HEAD_COLUMNS,
+    "output_bias": Split.ONCE,
+    "gate_up": Split.UNITS,
+    "gate_up_bias": Split.UNITS,
+    "down": Split.UNIT_COLUMNS,
+    "down_bias": Split.ONCE,
+}
+# Fields of a spec that a rank's part changes, and those that mean the same of it.
+CUT_FIELDS = {"num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "dense_parameters", "part"}
+SAME_FIELDS = {
+    "architecture", "hidden", "head_dim", "vocab", "eps", "rope", "activation", "max_position", "tie_embeddings",
+    "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
+    "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
+    "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
+    "eos_token_ids", "checkpoint",
+}  # fmt: skip
+
+
+def field_of(parameter: str) -> str:
+    """`qkv` of `layers.3.qkv`."""
+    return parameter.rpartition(".")[2]
+
+
+def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
+    """The spec of the part of `spec` that the rank at `place` has. Raises ConfigError where it cannot be cut so."""
+    check_split(spec, place)
+    if place.world == 1:
+        return spec
+    layers = place.layers(spec.num_layers)
+    dense = (whole_name(name, -layers.start) for name in spec.dense_parameters if layer_of(name) in layers)
+    part = Part(
+        vocab_rows=len(place.rows(spec.vocab)),
+        begins=place.is_first,
+        ends=place.is_last,
+        adds_bias=place.tensor == 0,
+        step_parameters=spec.parameter_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // place.world,
+    )
+    return replace(
+        spec.of_layers(layers),
+        heads=spec.heads // place.tensors,
+        kv_heads=len(kv_heads(spec, place)),
+        ffn=spec.ffn // place.tensors,
+        dense_parameters=frozenset(dense),
+        part=part,
+    )
+
+
+def kv_heads(spec: ModelSpec, place: Place) -> range:
+    """The key-value heads of a rank; where there are fewer than ranks, one that neighbours have too."""
+    if spec.kv_heads % place.tensors == 0:
+        each = spec.kv_heads // place.tensors
+        return range(place.tensor * each, (place.tensor + 1) * each)
+    first = place.tensor * spec.kv_heads // place.tensors
+    return range(first, first + 1)
+
+
+def layer_of(parameter: str) -> int:
+    """The layer of `layers.3.qkv`; -1 for a tensor of no layer."""
+    return int(parameter.split(".")[1]) if parameter.startswith("layers.") else -1
+
+
+def whole_name(parameter: str, first_layer: int) -> str:
+    """The name in the whole model of a rank's parameter, whose layers are counted from `first_layer`."""
+    if not parameter.startswith("layers."):
+        return parameter
+    return f"layers.{layer_of(parameter) + first_layer}.{field_of(parameter)}"
+
+
+def piece_window(spec: ModelSpec, place: Place, parameter: Parameter, piece: int) -> tuple[range, range]:
+    """The rows and columns of piece `piece` of a whole parameter (Q, K or V; gate or up) that the rank has.
+
+    A vector has one column. Of the whole spec and its parameter.
+    """
+    split = SPLITS[field_of(parameter.name)]
+    rows, columns = range(parameter.shape[0]), range(parameter.shape[1] if len(parameter.shape) > 1 else 1)
+    if split is Split.VOCABULARY:
+        return place.rows(spec.vocab), columns
+    heads = range(place.tensor * spec.heads // place.tensors, (place.tensor + 1) * spec.heads // place.tensors)
+    units = range(place.tensor * spec.ffn // place.tensors, (place.tensor + 1) * spec.ffn // place.tensors)
+    if split is Split.HEADS:
+        return times(heads if piece == 0 else kv_heads(spec, place), spec.head_dim), columns
+    if split is Split.UNITS:
+        return units, columns
+    if split is Split.HEAD_COLUMNS:
+        return rows, times(heads, spec.head_dim)
+    if split is Split.UNIT_COLUMNS:
+        return rows, units
+    return rows, columns
+
+
+def times(heads: range, size: int) -> range:
+    """The rows of these heads."""
+    return range(heads.start * size, heads.stop * size)
+
+
+def check_split(spec: ModelSpec, place: Place) -> None:
+    """Raises ConfigError, with the sizes that work, or ModelError for what is not known to be cut rightly."""
+    if place.stages > spec.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size is {place.stages}, but the model has {spec.num_layers} layers; "
+            f"set --pipeline-parallel-size to {spec.num_layers} or less.",
+            param="pipeline_parallel_size",
+        )
+    if place.world > 1:
+        refuse_unknown(spec, place.tensors)
+    if place.tensors == 1:
+        return
+    if isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order:
+        raise ConfigError(
+            f"tensor_parallel_size is {place.tensors}, but the checkpoint ({spec.checkpoint.method}) orders columns by "
+            "activation (act-order), so its groups cannot be cut; use a checkpoint without act-order, or "
+            "--pipeline-parallel-size.",
+            param="tensor_parallel_size",
+        )
+    problem = next(problems(spec, place.tensors), None)
+    if problem is not None:
+        good = [str(size) for size in range(1, MOST_TENSORS + 1) if next(problems(spec, size), None) is None]
+        raise ConfigError(
+            f"tensor_parallel_size is {place.tensors}, but {problem}; sizes that work for this model: "
+            f"{', '.join(good)}.",
+            param="tensor_parallel_size",
+        )
+
+
+def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
+    """Raises ModelError for a parameter or a setting of which this module does not know how it is cut."""
+    unknown = {field_of(each.name) for each in spec.parameters()} - SPLITS.keys()
+    given = {each.name for each in fields(spec) if getattr(spec, each.name) != each.default}
+    unknown |= given - CUT_FIELDS - SAME_FIELDS
+    unknown |= set(uncut(spec)) if tensors > 1 else set()
+    if unknown:
+        raise ModelError(
+            f"{spec.architecture} cannot be cut so yet, because of its {', '.join(sorted(unknown))}; run it with "
+            "--tensor-parallel-size 1.",
+            param="tensor_parallel_size",
+        )
+
+
+def pieces_of(spec: ModelSpec, parameter: str) -> int:
+    """Of how many matrices, one upon the other, a parameter is made: Q, K and V; gate and up."""
+    split = SPLITS.get(field_of(parameter))
+    return 3 if split is Split.HEADS else 2 if split is Split.UNITS and spec.gated else 1
+
+
+def uncut(spec: ModelSpec) -> Iterator[str]:
+    """What of a model cannot be cut within a layer yet, in words."""
+    if spec.qk_norm not in (QkNorm.NONE, QkNorm.HEAD):
+        yield "norms over several heads"
+    if spec.learned_positions:
+        yield "learned positions"
+    row = ARCHITECTURES[spec.architecture]
+    for parameter in spec.layer_parameters(0):
+        names = row.layer_names[field_of(parameter.name)]
+        if names.stored is not Stored.ROWS or len(names.hf) != pieces_of(spec, parameter.name):
+            yield f"{names.hf[0]}, which is stored in one piece"
+
+
+def problems(spec: ModelSpec, tensors: int) -> Iterator[str]:
+    """Why the matrices of `spec` cannot be cut into `tensors` parts."""
+    if spec.heads % tensors:
+        yield f"num_attention_heads is {spec.heads}"
+        return
+    if spec.kv_heads % tensors and tensors % spec.kv_heads:
+        yield f"num_key_value_heads is {spec.kv_heads}, neither a multiple nor a divisor of it"
+        return
+    if spec.ffn % tensors:
+        yield f"intermediate_size is {spec.ffn}"
+        return
+    part = Place(0, tensors, 1)
+    for parameter in spec.parameters():
+        if parameter.role is Role.LINEAR and parameter.kind not in ("", "dense"):
+            for piece in range(pieces_of(spec, parameter.name)):
+                rows, columns = piece_window(spec, part, parameter, piece)
+                if (problem := _quantized_problem(parameter, len(rows), len(columns))) is not None:
+                    yield problem
+                    return
+
+
+def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | None:
+    """Why a part of `rows` × `columns` of a quantized matrix cuts through what shares a scale or a word."""
+    field = field_of(parameter.name)
+    cut_columns = SPLITS[field] in (Split.HEAD_COLUMNS, Split.UNIT_COLUMNS)
+    size = columns if cut_columns else rows
+    if parameter.kind == "fp8_block" and size % BLOCK:
+        return f"{field} would be cut at {size}, within its FP8 blocks of {BLOCK}"
+    if parameter.scheme is None:
+        return None
+    per_word = WORD_BITS // parameter.scheme.bits
+    if size % per_word:
+        return f"{field} would be cut at {size}, within words of {per_word} codes"
+    group = parameter.scheme.columns(parameter.shape[1])
+    if cut_columns and group < parameter.shape[1] and size % group:
+        return f"{field} would be cut at {size}, within its groups of {group}"
+    return None

@@ -1,0 +1,97 @@
+"""The process of a rank beside the leader's: builds its part of the model, then runs step after step.
+
+Started as `python -m stoker_runtime.ranks.follower` with a pickled `RankStart` on its standard input, which stays open:
+its end means that the leader died, and the rank ends. Signals of the terminal are the server's to handle.
+
+Invariants: it does what the ring says, in its order, and nothing else. Any exception ends it, and with it all ranks.
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
+from stoker_runtime.process.log import set_up
+from stoker_runtime.process.parent import exit_with_parent
+from stoker_runtime.process.stat import is_stopped
+from stoker_runtime.ranks.crew import WATCH_SECONDS, RankStart
+from stoker_runtime.ranks.ring import Ring
+from stoker_runtime.ranks.watch import STOPPED_SECONDS
+from stoker_runtime.ranks.wire import IDLE, STOP, Wire
+from stoker_runtime.step.batch import Batch
+
+PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("stoker_runtime.ranks")
+
+
+def main(follow: Callable[[RankStart], None] | None = None) -> int:
+    """The life of the process; its exit status."""
+    # A rank that is stopped would not notice that its pipe has closed.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    start = pickle.load(sys.stdin.buffer)
+    if not isinstance(start, RankStart):
+        raise TypeError(f"a rank needs a RankStart on its standard input, not a {type(start).__name__}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
+    threading.Thread(target=end_stopped, args=(os.getppid(),), daemon=True).start()
+    set_up(start.log_level, start.log_json, f"rank {start.place.rank}")
+    # Nothing that is imported or loaded is garbage.
+    gc.disable()
+    try:
+        (follow or follow_leader)(start)
+    except StokerError as error:
+        log.error("the rank ends: %s", error.message)
+        return BAD_CONFIGURATION if isinstance(error, ConfigError) else FAILED
+    except Exception:
+        log.exception("the rank is broken and ends")
+        return FAILED
+    return 0
+
+
+def end_stopped(leader: int) -> None:
+    """Kill the leader once it has been stopped for a while: it cannot watch itself. The ranks end with it."""
+    stopped = 0
+    while stopped * WATCH_SECONDS <= STOPPED_SECONDS:
+        time.sleep(WATCH_SECONDS)
+        stopped = stopped + 1 if is_stopped(leader) else 0
+    log.critical("rank 0 has been stopped for %.0f s; all ranks end", STOPPED_SECONDS)
+    os.kill(leader, signal.SIGKILL)
+
+
+def follow_leader(start: RankStart) -> None:
+    """Build the rank's executor and run what the leader says, until it says stop. Raises what breaks it."""
+    place = start.place
+    ring = Ring(os.open(start.ring, os.O_RDWR), place.world - 1)
+    from stoker_runtime.executor.build import build_rank
+    from stoker_runtime.parallel.rank import Rank
+    from stoker_runtime.ranks.executors import FollowingExecutor
+
+    executor = build_rank(start.config, Rank(place, start.store), FollowingExecutor)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    wire, reader = Wire(), place.rank - 1
+    while (task := wire.decode(ring.read(reader))) != STOP:
+        if isinstance(task, Batch):
+            executor.execute(task)
+        elif task == IDLE:
+            executor.idle()
+    executor.close()
+    ring.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Tells ranks that hang from ranks that work, by what the system says of their processes and what the leader waits for.
+
+A rank that is stopped is in a state of its own. An exchange that never answers leaves all ranks waiting: on a CPU none
+of them uses its processor, on a GPU the leader's wait takes longer than any step.
+
+Invariants: seconds are counted in ticks of the process that watches, each worth at most two intervals, so that a stall
+of the watcher itself counts for nobody's. A rank that only gets little of a busy machine is never taken for hung on a
+CPU. Pure: it is told the time.
+Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STOPPED_SECONDS = 2.0
+WAIT_SECONDS = 4.0
+"""How long the leader may wait for a step of a GPU: the longest take one second."""
+STILL_SECONDS = 3.0
+STIR = 0.005
+"""Processor seconds of all ranks between two ticks that count as work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What is known of one rank: whether it is stopped, and its processor seconds."""
+
+    stopped: bool
+    seconds: float
+
+
+class Watch:
+    """Counts how long each rank is stopped, and all are still."""
+
+    def __init__(self, interval: float, *, on_gpu: bool) -> None:
+        self._interval = interval
+        self._on_gpu = on_gpu
+        self._last_tick: float | None = None
+        self._stopped: dict[int, float] = {}
+        self._still = 0.0
+        self._wait = 0.0
+        self._seconds = 0.0
+        self._calls = 0
+
+    def tick(self, now: float, lives: Sequence[Life], calls: int) -> str | None:
+        """Call every `interval`; the reason, once a rank must be taken for hung.
+
+        `calls` is even while the leader waits for nothing, and odd within a call.
+        """
+        elapsed = 0.0 if self._last_tick is None else min(now - self._last_tick, 2 * self._interval)
+        self._last_tick = now
+        for rank, life in enumerate(lives):
+            self._stopped[rank] = self._stopped.get(rank, 0.0) + elapsed if life.stopped else 0.0
+            if self._stopped[rank] > STOPPED_SECONDS:
+                return f"rank {rank} has been stopped for {self._stopped[rank]:.0f} s"
+        return self._waits(elapsed, sum(life.seconds for life in lives), calls)
+
+    def _waits(self, elapsed: float, seconds: float, calls: int) -> str | None:
+        waits = calls % 2 == 1 and calls == self._calls
+        stirred = seconds - self._seconds > STIR
+        self._calls, self._seconds = calls, seconds
+        self._wait = self._wait + elapsed if waits else 0.0
+        self._still = self._still + elapsed if waits and not stirred else 0.0
+        if self._on_gpu and self._wait > WAIT_SECONDS:
+            return f"a step has not ended for {self._wait:.0f} s"
+        if not self._on_gpu and self._still > STILL_SECONDS:
+            return f"a step has not ended, and no rank has computed, for {self._still:.0f} s"
+        return None

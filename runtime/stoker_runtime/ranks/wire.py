@@ -1,0 +1,99 @@
+"""A step as bytes: what the leader writes once and every rank reads.
+
+Numbers of a batch are one array of int32; the parameters of new sequences, which are rare, are pickled behind them. A
+decode of the same sequences as the step before says just that.
+
+Invariants: a reader that has read every message since the first gives back exactly what was written. Torch-free.
+Knows nothing of how bytes travel.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+
+from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
+
+STEP, IDLE, STOP = 1, 2, 3
+"""The first number of a message: run a batch; prepare something small; end."""
+SAME, GIVEN = 0, 1
+PAIR_FIELDS = ("copies", "swap_outs", "swap_ins")
+
+
+class Wire:
+    """One end: a writer, or a reader."""
+
+    def __init__(self) -> None:
+        self._decodes: tuple[int, ...] = ()
+
+    def encode(self, batch: Batch) -> bytes:
+        """The message of a step."""
+        numbers = array("i", (STEP, *split_number(batch.step)))
+        if batch.decodes == self._decodes:
+            numbers.append(SAME)
+        else:
+            numbers.append(GIVEN)
+            _put(numbers, batch.decodes)
+            self._decodes = batch.decodes
+        numbers.append(len(batch.prefills))
+        for chunk in batch.prefills:
+            numbers.extend((chunk.slot, chunk.start, chunk.sample))
+            _put(numbers, chunk.token_ids)
+            _put(numbers, chunk.targets)
+        numbers.append(len(batch.page_updates))
+        for update in batch.page_updates:
+            numbers.extend((update.slot, update.start))
+            _put(numbers, update.pages)
+        for name in PAIR_FIELDS:
+            _put(numbers, tuple(number for pair in getattr(batch, name) for number in pair))
+        rest = pickle.dumps(batch.assigns, protocol=5) if batch.assigns else b""
+        return array("i", (len(numbers),)).tobytes() + numbers.tobytes() + rest
+
+    def decode(self, message: bytes) -> Batch | int:
+        """The batch of a step, or the number of another command."""
+        count = array("i", message[:4])[0]
+        end = 4 + 4 * count
+        numbers = iter(array("i", message[4:end]))
+        kind = next(numbers)
+        if kind != STEP:
+            return kind
+        step = next(numbers) + (next(numbers) << 31)
+        if next(numbers) == GIVEN:
+            self._decodes = _take(numbers)
+        prefills = tuple(
+            PrefillChunk(slot, start, _take(numbers), bool(sample), _take(numbers))
+            for slot, start, sample in (_three(numbers) for _ in range(next(numbers)))
+        )
+        updates = tuple(PageUpdate(next(numbers), next(numbers), _take(numbers)) for _ in range(next(numbers)))
+        pairs = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
+        assigns = pickle.loads(message[end:]) if len(message) > end else ()
+        return Batch(step, self._decodes, prefills, assigns, updates, **pairs)
+
+
+def command(kind: int) -> bytes:
+    """The message of a command without a batch."""
+    return array("i", (1, kind)).tobytes()
+
+
+def split_number(number: int) -> tuple[int, int]:
+    """A number of up to 62 bits in two of 31."""
+    return number & 0x7FFFFFFF, number >> 31
+
+
+def _put(numbers: array[int], values: tuple[int, ...]) -> None:
+    numbers.append(len(values))
+    numbers.extend(values)
+
+
+def _take(numbers: Iterator[int]) -> tuple[int, ...]:
+    return tuple(islice(numbers, next(numbers)))
+
+
+def _three(numbers: Iterator[int]) -> tuple[int, int, int]:
+    return next(numbers), next(numbers), next(numbers)
+
+
+def _pairs(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(values[::2], values[1::2], strict=True))

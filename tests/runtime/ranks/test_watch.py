@@ -1,0 +1,73 @@
+"""Ranks that hang are told from ranks that work, by figures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from stoker_runtime.ranks.watch import STILL_SECONDS, STOPPED_SECONDS, WAIT_SECONDS, Life, Watch
+
+TICK = 0.25
+
+
+def reason_of(
+    watch: Watch, lives: Callable[[int], list[Life]], calls: Callable[[int], int], ticks: int = 100, step: float = TICK
+) -> tuple[str | None, float]:
+    """The first reason, and the seconds until it came."""
+    for tick in range(ticks):
+        reason = watch.tick(tick * step, lives(tick), calls(tick))
+        if reason is not None:
+            return reason, tick * step
+    return None, ticks * step
+
+
+def computing(tick: int) -> list[Life]:
+    return [Life(False, 0.01 * tick), Life(False, 0.02 * tick)]
+
+
+def resting(tick: int) -> list[Life]:
+    return [Life(False, 5.0), Life(False, 7.0)]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_stopped_rank_is_found_within_three_seconds(on_gpu: bool) -> None:
+    watch = Watch(TICK, on_gpu=on_gpu)
+    reason, seconds = reason_of(watch, lambda tick: [Life(False, tick), Life(tick > 4, 1.0)], lambda tick: 2 * tick)
+    assert reason == f"rank 1 has been stopped for {STOPPED_SECONDS:.0f} s"
+    assert seconds - 4 * TICK <= STOPPED_SECONDS + 3 * TICK
+
+
+def test_a_rank_that_goes_on_is_not() -> None:
+    watch = Watch(TICK, on_gpu=False)
+    often = lambda tick: [Life(False, tick), Life(tick % 8 < 7, tick)]  # noqa: E731
+    assert reason_of(watch, often, lambda tick: 2 * tick)[0] is None
+
+
+def test_a_long_step_of_a_cpu_may_take_as_long_as_somebody_computes() -> None:
+    assert reason_of(Watch(TICK, on_gpu=False), computing, lambda tick: 1)[0] is None
+
+
+def test_an_exchange_that_never_answers() -> None:
+    reason, seconds = reason_of(Watch(TICK, on_gpu=False), resting, lambda tick: 1)
+    assert reason is not None
+    assert "no rank has computed" in reason
+    assert seconds <= STILL_SECONDS + 4 * TICK
+
+
+def test_a_gpu_that_never_answers_though_hosts_spin() -> None:
+    reason, seconds = reason_of(Watch(TICK, on_gpu=True), computing, lambda tick: 3)
+    assert reason is not None
+    assert "a step has not ended" in reason
+    assert seconds <= WAIT_SECONDS + 4 * TICK
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_idle_ranks_and_ranks_that_step_are_well(on_gpu: bool) -> None:
+    assert reason_of(Watch(TICK, on_gpu=on_gpu), resting, lambda tick: 4)[0] is None
+    assert reason_of(Watch(TICK, on_gpu=on_gpu), resting, lambda tick: 2 * tick + 1)[0] is None
+
+
+def test_a_stall_of_the_watcher_is_nobodys_hang() -> None:
+    watch = Watch(TICK, on_gpu=False)
+    assert reason_of(watch, resting, lambda tick: 1, ticks=5, step=1000.0)[0] is None
