@@ -59,7 +59,7 @@ def _register_routes() -> None:
             types |= dict.fromkeys(("tokens", "num_experts", "logits_stride", "group_size", "most"), I32)
             register_aot(
                 triton_route.route_kernel, types | {"scale": FP32, "jitter": FP32}, [constants],
-                options={"num_warps": triton_route.ROUTE_WARPS}, min_sm=80, compact=len(seen) == 2,
+                options={"num_warps": triton_route.ROUTE_WARPS}, min_sm=80, compact=experts == 8 and not alone,
             )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _register_product(
                 triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],
                 options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm,
-                compact=tokens in (16, 128) and kind == 0 and not biased and shape is shapes[0],
+                compact=tokens == (16 if gated else 128) and kind == 0 and not biased and shape is shapes[0],
             )  # fmt: skip
 
 

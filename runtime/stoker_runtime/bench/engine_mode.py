@@ -20,7 +20,7 @@ from typing import Any
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.peers import peers_on
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
-from stoker_runtime.bench.table import Row, print_table, save_plot
+from stoker_runtime.bench.table import ExpertsTouched, Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
     TOLERANCE_BF16,
     TOLERANCE_FP8,
@@ -157,6 +157,7 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
     for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
         run_round(loop, warm, vocab, seed=1, params=params)
     timed = run_round(loop, work, vocab, seed=2, params=params)
+    touched = experts_touched(executor)
     prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i, params=params).wall for i in range(2))
     longest = max(work.outputs)
     return Row(
@@ -171,6 +172,23 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
         spread=timed.spread,
         verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance),
         peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
+        experts=touched,
+    )
+
+
+def experts_touched(executor: Executor) -> ExpertsTouched | None:
+    """What the last step of the executor read of a mixture of experts; None of a dense model."""
+    moe, mixture = executor.decoder.spec.moe, executor.decoder.mixture
+    if moe is None or mixture is None:
+        return None
+    counts = mixture.counts[sorted(moe.layers)].cpu()
+    distinct = (counts > 0).sum(dim=1)
+    return ExpertsTouched(
+        tokens=int(counts[0].sum()) // moe.top_k,
+        experts=moe.experts,
+        least=int(distinct.min()),
+        mean=float(distinct.float().mean()),
+        most=int(distinct.max()),
     )
 
 

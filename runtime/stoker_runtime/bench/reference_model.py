@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.quant import AnyWeight, IntegerWeight, dequantize, quantize_fp8
+from stoker_runtime.bench.reference_mixture import mixture
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm, RopeSpec
@@ -126,11 +127,23 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
     heads = []
     for head in range(spec.heads):
         scores = _capped((q[:, head] @ k[:, head].t()) * spec.attention_scale, spec.attention_softcap)
-        heads.append(torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1) @ v[:, head])
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if layer.sinks is not None:
+            scores = torch.cat((scores, layer.sinks[head].expand(count, 1)), dim=1)
+        heads.append(torch.softmax(scores, dim=-1)[:, :count] @ v[:, head])
     return _linear(torch.cat(heads, dim=1), layer.output, layer.output_bias)
 
 
 def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
+    if layer.mixture is not None and spec.moe is not None:
+        shared = None if layer.gate_up is None else _dense(spec, layer, x)
+        return mixture(spec.moe, layer.mixture, x, shared)
+    return _dense(spec, layer, x)
+
+
+def _dense(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:
+    assert layer.gate_up is not None, "a layer has experts or a feed-forward of its own"
+    assert layer.down is not None, "a layer has experts or a feed-forward of its own"
     both = _linear(x, layer.gate_up, layer.gate_up_bias)
     if not spec.gated:
         return _linear(_activate(spec, both), layer.down, layer.down_bias)

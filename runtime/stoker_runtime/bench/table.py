@@ -20,6 +20,20 @@ WIDTHS = (5, 9, 8, 6, 8, 8, 6, 6, 6, 10, 8, 7, 8, 64)
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsTouched:
+    """Distinct experts that the last step of a round read, of `experts` a layer: a random router's say little if few.
+
+    `least`, `mean` and `most` are over the layers that have experts; `tokens` is how many the step had.
+    """
+
+    tokens: int
+    experts: int
+    least: int
+    mean: float
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
 
@@ -34,6 +48,7 @@ class Row:
     spread: float
     verdict: Verdict
     peer: dict[str, float]
+    experts: ExpertsTouched | None = None
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
@@ -66,6 +81,12 @@ def print_table(rows: Sequence[Row], *, header: bool) -> None:
         print("  ".join(name.rjust(width) for name, width in zip(COLUMNS, WIDTHS, strict=True)), flush=True)
     for row in rows:
         print("  ".join(text.rjust(width) for text, width in zip(cells(row), WIDTHS, strict=True)), flush=True)
+        if row.experts is not None:
+            seen = row.experts
+            print(
+                f"#  N={row.n}: a step of {seen.tokens} tokens reads {seen.mean:.1f} of {seen.experts} experts a layer "
+                f"({seen.least} to {seen.most})", flush=True,
+            )  # fmt: skip
 
 
 def save_plot(rows: Sequence[Row], path: Path) -> None:

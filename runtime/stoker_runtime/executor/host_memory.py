@@ -85,7 +85,7 @@ def plan_host(config: EngineConfig, spec: ModelSpec, free_memory: Callable[[], i
             param=name,
         )
     seconds = page_bytes / LINK_BYTES_PER_SECOND[config.device]
-    rate = OPERATIONS_PER_SECOND[config.device] / spec.parameter_bytes("bfloat16")
+    rate = OPERATIONS_PER_SECOND[config.device] / spec.active_bytes("bfloat16")
     return HostPlan(pages, page_bytes, seconds * rate, max(1, min(pages, LANE_BYTES // page_bytes)))
 
 

@@ -130,6 +130,11 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
     Raises ConfigError where the checkpoint is not what was asked for.
     """
     checkpoint = spec.checkpoint
+    if spec.moe is not None and asked == "w4":
+        raise ConfigError(
+            "quantization is w4, but experts are not multiplied in four bits; use fp8, or leave --quantization out.",
+            param="quantization",
+        )
     if checkpoint is None:
         if asked in CHECKPOINT_METHODS:
             raise ConfigError(
@@ -165,6 +170,11 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     holes = 2 * spec.q_size + 2 * spec.kv_size
     # The product once more in 8 bits, where the next linear reads that.
     ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
+    if spec.moe is not None:
+        # Each token's experts by themselves: their product of gate and up (in 8 bits, too), then what down gives.
+        inner = spec.moe.ffn + (spec.moe.ffn // 2 if config.quantization == "fp8" else 0)
+        ffn = max(ffn if spec.has_dense_layer else 0, 3 * spec.moe.shared_ffn)
+        ffn += spec.moe.top_k * (inner + spec.hidden) + spec.moe.experts + spec.hidden
     return (tokens * (kept + holes + ffn) + _integer_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
 
 

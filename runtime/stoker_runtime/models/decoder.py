@@ -34,6 +34,7 @@ from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec, QkNorm
@@ -70,6 +71,7 @@ class Decoder:
         self.weights = weights
         self.dtype = dtype
         self._stream = Stream(spec)
+        self.mixture = None if spec.moe is None else Mixture(spec.moe, spec.num_layers, device)
         ropes = [spec.rope_of(layer) for layer in range(spec.num_layers)]
         tables = {rope: rope_table(rope, max_model_len or spec.max_position, device) for rope in set(ropes)}
         self._cos_sin = tuple(tables[rope] for rope in ropes)
@@ -83,6 +85,7 @@ class Decoder:
         few = copy(self)
         few.spec = self.spec.of_layers(layers)
         few._cos_sin = tuple(self._cos_sin[index] for index in layers)
+        few.mixture = self.mixture and self.mixture.of_layers(layers)
         scales = self.weights.kv_scales
         few.weights = replace(
             self.weights,
@@ -95,8 +98,8 @@ class Decoder:
         """Layers that stand for all: the first of each kind with its successor, which norms in the form it reads."""
         first: dict[tuple[object, ...], int] = {}
         for index, layer in enumerate(self.weights.layers):
-            linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, *(linear.kind for linear in linears))
+            kinds = (linear.kind for linear in layer.linears)
+            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, layer.mixture is None, *kinds)
             first.setdefault(kind, index)
         successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
         return sorted({*first.values(), *successors})
@@ -107,19 +110,21 @@ class Decoder:
         residual = self._enter(inputs)
         hidden = stream.enter(residual, layers[0])
         beside: Tensor | None = None
+        slots = inputs.slot_mapping
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
             heads = self._attend(index, hidden, inputs, kv[index])
             if last and inputs.logits_rows is not None:
                 heads = heads.index_select(0, inputs.logits_rows)
                 residual = residual.index_select(0, inputs.logits_rows)
+                slots = slots.index_select(0, inputs.logits_rows) if self.mixture is not None else slots
                 hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
             update = self._whole(self._linear(heads, layer.output, layer.output_bias))
             if self.spec.parallel:
                 beside, hidden = update, stream.beside(residual, layer, hidden)
             else:
                 hidden = stream.to_ffn(update, residual, layer)
-            update = self._whole(self._feed_forward(layer, hidden))
+            update = self._whole(self._feed_forward(index, hidden, slots))
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
@@ -201,6 +206,7 @@ class Decoder:
             scale=spec.attention_scale,
             window=spec.windows[index],
             softcap=spec.attention_softcap,
+            sinks=layer.sinks,
             k_scale=k_scale,
             v_scale=v_scale,
         )
@@ -215,8 +221,19 @@ class Decoder:
         k_scale, v_scale = self.weights.kv_scales[index]
         return k_scale, v_scale
 
-    def _feed_forward(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
+    def _feed_forward(self, index: int, hidden: Tensor | Quantized, slots: Tensor) -> Tensor:
+        """`[T, H]` → `[T, H]`; `slots` tells padding, which goes to no expert."""
+        layer = self.weights.layers[index]
+        if layer.mixture is None or self.mixture is None:
+            return self._dense(layer, hidden)
+        assert isinstance(hidden, Tensor), "a router reads the model's dtype"
+        shared = None if layer.gate_up is None else self._dense(layer, hidden)
+        return self.mixture.forward(index, layer.mixture, hidden, slots, shared)
+
+    def _dense(self, layer: LayerWeights, hidden: Tensor | Quantized) -> Tensor:
         gate_up, down = layer.gate_up, layer.down
+        assert gate_up is not None, "a layer has experts or a feed-forward of its own"
+        assert down is not None, "a layer has experts or a feed-forward of its own"
         if not self.spec.gated:
             up = self._linear(hidden, gate_up, layer.gate_up_bias)
             return self._linear(PLAIN_ACTIVATIONS[self.spec.activation](up), down, layer.down_bias)

@@ -10,27 +10,40 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stoker_kernels.quant import AnyWeight
+from stoker_kernels.moe import ExpertWeights
+from stoker_kernels.quant import AnyWeight, LinearWeight
 
-LINEARS = ("qkv", "output", "gate_up", "down")
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """A mixture of experts: the router `[E, H]`, its biases `[E]`, and the gate `[1, H]` of the shared expert."""
+
+    router: LinearWeight
+    experts: ExpertWeights
+    router_bias: Tensor | None = None
+    correction_bias: Tensor | None = None
+    shared_gate: LinearWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`.
 
-    A feed-forward without a gate has its one matrix in `gate_up`. What a model does not have is None.
+    A feed-forward without a gate has its one matrix in `gate_up`. Beside a mixture of experts `gate_up` and `down` are
+    those of the shared expert. What a model does not have is None.
     """
 
     qkv: AnyWeight
     output: AnyWeight
-    gate_up: AnyWeight
-    down: AnyWeight
+    gate_up: AnyWeight | None
+    down: AnyWeight | None
+    mixture: MixtureWeights | None = None
     input_norm: Tensor | None = None
     input_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    sinks: Tensor | None = None
     output_bias: Tensor | None = None
     attention_post_norm: Tensor | None = None
     ffn_norm: Tensor | None = None
@@ -38,6 +51,16 @@ class LayerWeights:
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     ffn_post_norm: Tensor | None = None
+
+    @property
+    def ffn_reader(self) -> AnyWeight | None:
+        """The weight in whose form the feed-forward's input is wanted; None for a mixture's, whose router reads it."""
+        return self.gate_up if self.mixture is None else None
+
+    @property
+    def linears(self) -> tuple[AnyWeight, ...]:
+        """The layer's matrices, those of experts apart."""
+        return tuple(each for each in (self.qkv, self.output, self.gate_up, self.down) if each is not None)
 
 
 @dataclass(frozen=True, slots=True)

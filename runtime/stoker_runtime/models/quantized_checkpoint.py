@@ -15,15 +15,23 @@ from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, read_float_compr
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
 
 QuantizedCheckpoint = Fp8Checkpoint | IntegerCheckpoint
+PACKED_EXPERTS = "mxfp4"
 METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq")
 
 
-def read_quantization(name: str, config: Mapping[str, Any]) -> QuantizedCheckpoint | None:
-    """The quantization that config.json describes; None without one. Raises ModelError for what is not supported."""
+def read_quantization(
+    name: str, config: Mapping[str, Any], *, packed_experts: bool = False
+) -> QuantizedCheckpoint | None:
+    """The quantization that config.json describes; None without one. Raises ModelError for what is not supported.
+
+    `packed_experts`: experts in MXFP4, and nothing else, become 16 bits when they are loaded, so that none is left.
+    """
     given = config.get("quantization_config")
     if not given:
         return None
     method = str(given.get("quant_method", "unnamed")) if isinstance(given, Mapping) else "unnamed"
+    if method == PACKED_EXPERTS and packed_experts:
+        return None
     if method not in METHODS:
         raise ModelError(
             f"{name}: checkpoints quantized by {method!r} are not supported; known are {', '.join(METHODS)}. "

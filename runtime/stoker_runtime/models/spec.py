@@ -15,6 +15,7 @@ from math import prod
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.integer_scheme import IN_SITU, IntegerScheme
+from stoker_runtime.models.moe_spec import MoeSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
@@ -29,6 +30,8 @@ class Role(StrEnum):
 
     EMBEDDING = "embedding"
     LINEAR = "linear"
+    EXPERTS = "experts"
+    ROUTER = "router"
     HEAD = "head"
     NORM = "norm"
     BIAS = "bias"
@@ -52,6 +55,12 @@ class QkNorm(StrEnum):
     HEAD = "head"
     LAYER = "layer"
     WHOLE = "whole"
+
+
+# What is quantized, by a checkpoint or at load.
+QUANTIZED = (Role.LINEAR, Role.EXPERTS)
+# What kernels read in fp32: extra logits of attention, and what moves the choice of experts by less than 16 bits tell.
+EXACT = (".sinks", ".correction_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,8 @@ class ModelSpec:
     feed-forward read the same stream, each through its own norm, or both through one (`shared_norm`).
     Positions: layers in `unrotated` do not rotate; those with a window rotate by `local_rope` where there is one;
     `learned_positions` is a table that is added to the embedding.
+    `sinks`: each head has an extra logit that takes weight from its keys. `moe`: the layers whose feed-forward is a
+    mixture of experts. `draft_layers` stand behind the last one in checkpoints, and are not loaded.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
     of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
     `part`: of a rank among several, whose layers, heads and feed-forward are those of this spec.
@@ -171,6 +182,9 @@ class ModelSpec:
     attention_softcap: float = 0.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    sinks: bool = False
+    moe: MoeSpec | None = None
+    draft_layers: int = 0
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
@@ -210,7 +224,17 @@ class ModelSpec:
             num_layers=len(layers),
             windows=tuple(self.windows[layer] for layer in layers),
             unrotated=frozenset(place for place, layer in enumerate(layers) if layer in self.unrotated),
+            moe=self.moe and self.moe.of_layers(layers),
         )
+
+    @property
+    def has_dense_layer(self) -> bool:
+        """Whether any layer has a feed-forward of width `ffn`."""
+        return not all(self.is_sparse(layer) for layer in range(self.num_layers))
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's feed-forward is a mixture of experts."""
+        return self.moe is not None and layer in self.moe.layers
 
     def layer_parameters(self, layer: int) -> Iterator[Parameter]:
         """The parameters of one layer, in the order they are used."""
@@ -218,6 +242,7 @@ class ModelSpec:
         up_size = 2 * self.ffn if self.gated else self.ffn
         stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
         adds_bias = self.part is None or self.part.adds_bias
+        dense = not self.is_sparse(layer)
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
             ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),
@@ -225,27 +250,47 @@ class ModelSpec:
             ("qkv_bias", (qkv_size,), Role.BIAS, self.qkv_bias),
             ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, bool(self.qk_norm)),
             ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, bool(self.qk_norm)),
+            ("sinks", (self.heads,), Role.BIAS, self.sinks),
             ("output", (self.hidden, self.q_size), Role.LINEAR, True),
             ("output_bias", stream, Role.BIAS, self.output_bias and adds_bias),
             ("attention_post_norm", stream, Role.NORM, self.post_norms),
             ("ffn_norm", stream, Role.NORM, feeds),
             ("ffn_norm_bias", stream, Role.BIAS, feeds and self.norm_bias),
-            ("gate_up", (up_size, self.hidden), Role.LINEAR, True),
-            ("gate_up_bias", (up_size,), Role.BIAS, self.ffn_bias),
-            ("down", (self.hidden, self.ffn), Role.LINEAR, True),
-            ("down_bias", stream, Role.BIAS, self.ffn_bias and adds_bias),
+            *(self._moe_rows(self.moe) if self.moe is not None and layer in self.moe.layers else ()),
+            ("gate_up", (up_size, self.hidden), Role.LINEAR, dense),
+            ("gate_up_bias", (up_size,), Role.BIAS, dense and self.ffn_bias),
+            ("down", (self.hidden, self.ffn), Role.LINEAR, dense),
+            ("down_bias", stream, Role.BIAS, dense and self.ffn_bias and adds_bias),
             ("ffn_post_norm", stream, Role.NORM, self.post_norms),
         ]
         for field, shape, role, present in rows:
             if present:
                 yield self._parameter(f"layers.{layer}.{field}", shape, role)
 
+    def _moe_rows(self, moe: MoeSpec) -> list[tuple[str, tuple[int, ...], Role, bool]]:
+        """A mixture's parameters. Those of its experts are stacked: the rows of one lie behind the other's."""
+        up, down, shared = moe.experts * 2 * moe.ffn, moe.experts * self.hidden, bool(moe.shared_ffn)
+        return [
+            ("router", (moe.experts, self.hidden), Role.ROUTER, True),
+            ("router_bias", (moe.experts,), Role.BIAS, moe.router_bias),
+            ("correction_bias", (moe.experts,), Role.BIAS, moe.correction_bias),
+            ("experts_gate_up", (up, self.hidden), Role.EXPERTS, True),
+            ("experts_gate_up_bias", (up,), Role.BIAS, moe.expert_bias),
+            ("experts_down", (down, moe.ffn), Role.EXPERTS, True),
+            ("experts_down_bias", (down,), Role.BIAS, moe.expert_bias),
+            ("shared_gate", (1, self.hidden), Role.ROUTER, shared and moe.shared_gate),
+            ("shared_gate_up", (2 * moe.shared_ffn, self.hidden), Role.LINEAR, shared),
+            ("shared_down", (self.hidden, moe.shared_ffn), Role.LINEAR, shared),
+        ]
+
     def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
-        kind = self._stored_kind(name) if role is Role.LINEAR else ""
+        kind = self._stored_kind(name) if role in QUANTIZED else ""
         held = self.checkpoint if kind.startswith("int") else None
         scheme = held.scheme if isinstance(held, IntegerCheckpoint) else None
         # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
         dtype = "float32" if role is Role.NORM and self.norm_offset else ""
+        if name.endswith(EXACT):
+            dtype = "float32"
         return Parameter(name, shape, role, kind, scheme, dtype)
 
     def _qk_norm_shape(self, heads: int) -> tuple[int, ...]:
@@ -282,6 +327,16 @@ class ModelSpec:
         """Device bytes of all weights, exactly as allocated: every tensor padded to ALIGNMENT."""
         return sum(stored_bytes(parameter, dtype, quantization) for parameter in self.parameters())
 
+    def active_bytes(self, dtype: str, quantization: str = "none") -> int:
+        """Bytes of the weights that one token reads: of experts those of as many as are chosen for it, of the embedding
+        one row, unless it is the head, too.
+        """
+        read = {Role.EXPERTS: self.moe.top_k / self.moe.experts} if self.moe is not None else {}
+        if not self.tie_embeddings:
+            read[Role.EMBEDDING] = 0.0
+        parts = ((stored_bytes(each, dtype, quantization), each.role) for each in self.parameters())
+        return round(sum(size * read.get(role, 1.0) for size, role in parts))
+
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Bytes of keys and values that one token holds over all layers."""
         return 2 * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
@@ -299,7 +354,7 @@ def stored_kind(parameter: Parameter, quantization: str) -> str:
     """
     if parameter.kind:
         return parameter.kind
-    if parameter.role is not Role.LINEAR:
+    if parameter.role not in QUANTIZED:
         return "dense"
     return {"fp8": "fp8_channel", "w4": IN_SITU.kind}.get(quantization, "dense")
 

@@ -185,11 +185,27 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         ),
         ("dtype", f"{config.dtype}{quantized}, {config.kv_cache_dtype} KV"),
         ("weights", gib(plan.weights)),
+        *mixture_lines(spec, config),
         ("workspace", gib(plan.overhead)),
         ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
         ("host pool", describe_host(host, config.page_size)),
         ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
+    ]
+
+
+def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
+    """Of a mixture of experts how many there are, and what of the weights a token reads."""
+    moe = spec.moe
+    if moe is None:
+        return []
+    shared = ", and a shared one" if moe.shared_ffn else ""
+    read = spec.active_bytes(config.dtype, config.quantization)
+    total, active = spec.parameter_bytes("bfloat16") / 2e9, spec.active_bytes("bfloat16") / 2e9
+    where = "" if len(moe.layers) == spec.num_layers else f" in {len(moe.layers)} of {spec.num_layers} layers"
+    return [
+        ("experts", f"{moe.top_k} of {moe.experts} for each token{shared}{where}"),
+        ("parameters", f"{total:.1f} billion, of which a token reads {active:.1f} billion ({gib(read)})"),
     ]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
+from stoker_kernels.moe import ExpertKind, ExpertWeights
 from stoker_kernels.quant import (
     WEIGHT_KINDS,
     AnyWeight,
@@ -25,11 +26,13 @@ from stoker_kernels.quant import (
     quantize_weight,
     scale_shape,
 )
-from stoker_runtime.models.decoder_weights import LINEARS, DecoderWeights, LayerWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, MixtureWeights
 from stoker_runtime.models.integer_scheme import IntegerScheme
 from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind, stored_scheme
 from stoker_runtime.weights.routing import piece_rows
 
+# Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
+QUANTIZED_AT_ONCE = 1 << 28
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,11 +66,22 @@ class WeightArena:
     def quantize(self, name: str, whole: Tensor) -> None:
         """Quantize a 16- or 32-bit matrix [N, K] to its place."""
         if name not in self.integers:
-            self.store(name, quantize_weight(whole, "fp8_channel"))
+            for first in range(0, whole.shape[0], max(1, QUANTIZED_AT_ONCE // whole.shape[1])):
+                self._quantize_rows(name, first, whole[first : first + max(1, QUANTIZED_AT_ONCE // whole.shape[1])])
             return
         place = self.integers[name]
         codes, scale, zero = quantize_integers(whole, place.bits, place.group)
         self.store_integers(name, 0, codes, scale, zero)
+
+    def _quantize_rows(self, name: str, first: int, rows: Tensor) -> None:
+        """Channels are quantized one by one, so that those of stacked experts need not all be in fp32 at once."""
+        place, made = self.quantized[name], quantize_weight(rows, "fp8_channel")
+        assert place.scale is not None, "a weight in FP8 has a scale"
+        assert made.scale is not None, "a weight in FP8 has a scale"
+        if place.kind != made.kind:
+            raise ValueError(f"{name} is stored as {place.kind}, not as {made.kind}")
+        place.data[first : first + len(rows)].copy_(made.data)
+        place.scale[first : first + len(rows)].copy_(made.scale)
 
     def store(self, name: str, weight: LinearWeight) -> None:
         """Copy a quantized weight to its place."""
@@ -133,14 +147,46 @@ class WeightArena:
         def name(field: str) -> str:
             return f"layers.{layer}.{field}"
 
-        vectors = (each.name for each in fields(LayerWeights) if each.name not in LINEARS)
-        others = {field: self.dense.get(name(field)) for field in vectors}
-        return LayerWeights(
-            qkv=self._linear(name("qkv")),
-            output=self._linear(name("output")),
-            gate_up=self._linear(name("gate_up")),
-            down=self._linear(name("down")),
-            **others,
+        sparse = self.spec.is_sparse(layer)
+        qkv, output = self._linear(name("qkv")), self._linear(name("output"))
+        beside = ("shared_gate_up", "shared_down") if sparse else ("gate_up", "down")
+        gate_up, down = (self._linear(name(field)) if self._holds(name(field)) else None for field in beside)
+        mixture = self._mixture(layer) if sparse else None
+        optional = (each.name for each in fields(LayerWeights) if each.default is None and each.name != "mixture")
+        others = {field: self.dense.get(name(field)) for field in optional}
+        return LayerWeights(qkv, output, gate_up, down, mixture, **others)
+
+    def _holds(self, name: str) -> bool:
+        return name in self.dense or name in self.quantized or name in self.integers
+
+    def _mixture(self, layer: int) -> MixtureWeights:
+        assert self.spec.moe is not None, "a sparse layer has a mixture"
+        experts = self.spec.moe.experts
+
+        def stack(field: str) -> tuple[Tensor, Tensor | None, ExpertKind, Tensor | None]:
+            """Data [E, rows, columns], scales, their kind, and the bias [E, rows]."""
+            name, bias = f"layers.{layer}.experts_{field}", self.dense.get(f"layers.{layer}.experts_{field}_bias")
+            bias = None if bias is None else bias.view(experts, -1)
+            if name in self.dense:
+                return self.dense[name].view(experts, -1, self.dense[name].shape[1]), None, "dense", bias
+            weight = self.quantized[name]
+            assert weight.scale is not None, "a weight in FP8 has a scale"
+            blocks = weight.kind == "fp8_block"
+            scale = weight.scale.view(experts, -1, weight.scale.shape[1]) if blocks else weight.scale.view(experts, -1)
+            data = weight.data.view(experts, -1, weight.in_features)
+            return data, scale, "fp8_block" if blocks else "fp8_channel", bias
+
+        def dense(field: str) -> LinearWeight | None:
+            data = self.dense.get(f"layers.{layer}.{field}")
+            return None if data is None else LinearWeight(data)
+
+        (up, up_scale, kind, up_bias), (down, down_scale, _, down_bias) = stack("gate_up"), stack("down")
+        return MixtureWeights(
+            router=LinearWeight(self.dense[f"layers.{layer}.router"]),
+            experts=ExpertWeights(up, down, kind, up_scale, down_scale, up_bias, down_bias),
+            router_bias=self.dense.get(f"layers.{layer}.router_bias"),
+            correction_bias=self.dense.get(f"layers.{layer}.correction_bias"),
+            shared_gate=dense("shared_gate"),
         )
 
     def assemble(self) -> DecoderWeights:
@@ -165,7 +211,13 @@ def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
     That takes as many bytes again as the dense matrices in bf16, and makes a step half as long.
     """
     layers = tuple(
-        replace(each, qkv=pack(each.qkv), output=pack(each.output), gate_up=pack(each.gate_up), down=pack(each.down))
+        replace(
+            each,
+            qkv=pack(each.qkv),
+            output=pack(each.output),
+            gate_up=each.gate_up and pack(each.gate_up),
+            down=each.down and pack(each.down),
+        )
         for each in weights.layers
     )
     head = pack(weights.head) if weights.head.data.numel() else weights.head

@@ -28,6 +28,7 @@ from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
+from stoker_runtime.weights import mxfp4
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
@@ -138,7 +139,7 @@ def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary
     scales = plan_scales(spec, routes, scale_entries)
     for parameter, pieces in routes.items():
         for piece in () if parameter in scales else pieces:
-            if piece.entry.encoding not in PLAIN_DTYPES:
+            if piece.scales is None and piece.entry.encoding not in PLAIN_DTYPES:
                 raise ModelError(
                     f"{piece.entry.file}: tensor {piece.entry.name} is {piece.entry.encoding}; "
                     f"supported are {', '.join(PLAIN_DTYPES)}."
@@ -196,25 +197,30 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
     rows = target[piece.row : piece.row + piece.shape[0]]
     if piece.entry.encoding in READABLE_DTYPES and piece.is_plain:
         return lanes.submit_plain(piece.entry, rows)
-    # What is transposed is read whole.
-    together = piece.shape[0] if piece.transposed else piece.head_rows or 1
-    return lanes.submit_decoded(piece.entry, rows, together, _decoder(piece))
+    return lanes.submit_decoded(piece.entry, rows, piece.together, _decoder(piece))
+
+
+def _numbers(piece: Route) -> Callable[[Tensor], Tensor]:
+    """A function from the bytes of whole rows to their numbers, as they lie."""
+    scales = piece.scales
+    if scales is not None:
+        return lambda raw: mxfp4.decode(raw, mxfp4.read_bytes(scales))
+    if piece.entry.encoding not in READABLE_DTYPES or piece.head_rows:
+        return make_decoder(piece.entry, piece.head_rows)
+    dtype = READABLE_DTYPES[piece.entry.encoding]
+    return lambda raw: raw.view(dtype)
 
 
 def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
     """A function from the bytes of whole rows to the numbers that go to their place."""
-    if piece.entry.encoding not in READABLE_DTYPES or piece.head_rows:
-        numbers = make_decoder(piece.entry, piece.head_rows)
-    else:
-        dtype = READABLE_DTYPES[piece.entry.encoding]
-
-        def numbers(raw: Tensor) -> Tensor:
-            return raw.view(dtype)
+    numbers = _numbers(piece)
 
     def decode(raw: Tensor) -> Tensor:
         found = numbers(raw)
         if piece.transposed:
             found = found.view(piece.shape[::-1]).t().contiguous()
+        if piece.paired:
+            found = found.view(piece.shape[0] // 2, 2, -1).transpose(0, 1).contiguous()
         return found.float() + piece.offset if piece.offset else found
 
     return decode

@@ -57,5 +57,5 @@ def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> 
 
 def _deviation(parameter: Parameter, num_layers: int) -> float:
     """What writes into the residual stream is scaled down by the number of writers, as GPT-2 is initialized."""
-    writes = parameter.name.endswith((".output", ".down"))
+    writes = parameter.name.endswith((".output", "down"))
     return STD / (2 * num_layers) ** 0.5 if writes else STD

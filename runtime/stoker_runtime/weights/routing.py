@@ -18,6 +18,7 @@ from stoker_runtime.models.architectures import ARCHITECTURES, Names
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.spec import ModelSpec, Parameter, Role
 
+MXFP4_BLOCK = 32  # numbers that share a scale
 GGUF_LAYERS = "blk."
 # Factors that the configuration was read from.
 GGUF_IGNORED = r"rope_freqs\.weight"
@@ -36,7 +37,7 @@ class Route:
 
     `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
     checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
-    it holds.
+    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4.
     """
 
     entry: TensorEntry
@@ -46,11 +47,18 @@ class Route:
     head_rows: int = 0
     transposed: bool = False
     offset: float = 0.0
+    paired: bool = False
+    scales: TensorEntry | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether its numbers are copied as they lie."""
-        return not (self.head_rows or self.transposed or self.offset)
+        return not (self.head_rows or self.transposed or self.offset or self.paired or self.scales)
+
+    @property
+    def together(self) -> int:
+        """Rows that are read at once: all, where they change places or have scales apart."""
+        return self.shape[0] if self.transposed or self.paired or self.scales else self.head_rows or 1
 
 
 def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary) -> dict[str, tuple[Route, ...]]:
@@ -60,7 +68,8 @@ def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocab
     """
     plain = (parameter for parameter in spec.parameters() if parameter.scheme is None)
     routes = {parameter.name: _pieces(spec, parameter, entries, vocabulary) for parameter in plain}
-    used = {piece.entry.name for pieces in routes.values() for piece in pieces}
+    every = [piece for pieces in routes.values() for piece in pieces]
+    used = {entry.name for piece in every for entry in (piece.entry, piece.scales) if entry is not None}
     for name in entries:
         if name not in used and not _is_harmless(spec, name, vocabulary):
             raise ModelError(f"{entries[name].file}: tensor {name} has no place in a {spec.architecture}.")
@@ -75,6 +84,8 @@ def _pieces(
         return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
+    if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+        return tuple(_stacked(spec, parameter, entries, stored))
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
     # GGUF's converter has added it already.
     offset = spec.norm_offset if parameter.role is Role.NORM and vocabulary is Vocabulary.HF else 0.0
@@ -119,6 +130,33 @@ def _by_head(
         yield Route(entry, parameter.name, head, (1, width))
 
 
+def _stacked(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], stored: Stored
+) -> Iterator[Route]:
+    """All experts in one tensor, expert by expert."""
+    assert spec.moe is not None, "experts are of a mixture"
+    (name,) = tensor_names(spec, parameter.name, Vocabulary.HF)
+    experts, rows, columns = spec.moe.experts, parameter.shape[0] // spec.moe.experts, parameter.shape[1:]
+    turned = stored is Stored.STACKED_COLUMNS
+    packed = turned and bool(spec.moe.packing) and bool(columns)
+    scales = None
+    if packed:
+        # In four bits rows are rows.
+        blocks = (experts, rows, columns[0] // MXFP4_BLOCK)
+        entry = find_entry(entries, f"{name}_blocks", (*blocks, MXFP4_BLOCK // 2), spec.architecture)
+        scales = find_entry(entries, f"{name}_scales", blocks, spec.architecture)
+    else:
+        shape = (experts, *columns, rows) if turned else (experts, rows, *columns)
+        entry = find_entry(entries, name, shape, spec.architecture)
+    paired = turned and "gate_up" in parameter.name
+    for expert in range(experts):
+        yield Route(
+            _rows_of(entry, expert, (1, *entry.shape[1:])), parameter.name, expert * rows, (rows, *columns),
+            transposed=turned and bool(columns) and not packed, paired=paired,
+            scales=scales and _rows_of(scales, expert, (1, *scales.shape[1:])),
+        )  # fmt: skip
+
+
 def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
@@ -145,6 +183,8 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
         return spoken
     prefix = ARCHITECTURES[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
     layer = parameter.split(".")[1]
+    if names.stored is Stored.BY_EXPERT and spec.moe is not None:
+        spoken = tuple(name.format(expert=expert) for expert in range(spec.moe.experts) for name in spoken)
     return tuple(f"{prefix}{layer}.{name}" for name in spoken)
 
 
@@ -152,9 +192,9 @@ def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int,
     """The rows of each of a final tensor's `pieces` in a checkpoint, as they are stacked here."""
     if pieces == 1:
         return (parameter.shape[0],)
-    if pieces == 3:
+    if pieces == 3 and parameter.role is not Role.EXPERTS:
         return (spec.q_size, spec.kv_size, spec.kv_size)
-    return (spec.ffn, spec.ffn)
+    return (parameter.shape[0] // pieces,) * pieces
 
 
 def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> int:
@@ -165,6 +205,9 @@ def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> in
 def _is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
     # A tied checkpoint may still carry its copy of the embedding as output head.
     if spec.tie_embeddings and name in tensor_names(spec, "head", vocabulary):
+        return True
+    draft = re.match(re.escape(ARCHITECTURES[spec.architecture].layers) + r"(\d+)\.", name)
+    if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:
         return True
     ignored = ARCHITECTURES[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED
     return re.fullmatch(ignored, name) is not None

@@ -16,6 +16,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     "mistral": {"architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e6,
                 "sliding_window": None},
+    "qwen3moe": {"architectures": ["Qwen3MoeForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6, "head_dim": 128,
+                 "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "moe_intermediate_size": 768},
+    "qwen2moe": {"architectures": ["Qwen2MoeForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_experts": 60,
+                 "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e6},
 }  # fmt: skip
 _COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
 
@@ -63,6 +68,9 @@ _MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Mistral-Nemo-12B": ("mistral", (5120, 32, 8, 14336, 131072), {"head_dim": 128}),
     "Mistral-Small-22B": ("mistral", (6144, 48, 8, 16384, 32768), {"head_dim": 128}),
     "Mistral-Small-24B": ("mistral", (5120, 32, 8, 32768, 131072), {"head_dim": 128}),
+    "Qwen3-30B-A3B": ("qwen3moe", (2048, 32, 4, 6144, 151936), {}),
+    "Qwen1.5-MoE-A2.7B": ("qwen2moe", (2048, 16, 16, 5632, 151936), {}),
+    "Mixtral-8x7B": ("mixtral", (4096, 32, 8, 14336, 32000), {}),
     "Mistral-Large-123B": ("mistral", (12288, 96, 8, 28672, 32768), {"head_dim": 128}),
 }
 

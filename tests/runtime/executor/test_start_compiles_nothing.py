@@ -21,6 +21,7 @@ from stoker_kernels.launch import aot, at_need, dispatch, pdl
 from stoker_kernels.launch.aot_index import Cubin, Index, Wanted, sm_folder
 from stoker_kernels.launch.rehearsal import Missing
 from stoker_kernels.launch.triton_kernel import PrecompiledKernel
+from stoker_kernels.moe import triton_experts
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
 from stoker_kernels.sampling import token_logprobs
@@ -36,6 +37,7 @@ from stoker_runtime.models import decoder as decoder_module
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.layers import mixture as mixture_module
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
@@ -110,6 +112,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(sm90_decode, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear", record_linear)
     monkeypatch.setattr(gated, "linear", record_linear)
+    monkeypatch.setattr(mixture_module, "linear", record_linear)
+    monkeypatch.setattr(triton_experts, "sm_count", lambda device: 132)
     monkeypatch.setattr(decoder_module, "linear_silu_mul", record_both)
     pdl.enable_pdl(True)
     yield recorder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def test_an_fp8_cache_stays_near_a_full_one(tiny_checkpoint: Checkpoint, paged_m
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
-@pytest.mark.parametrize("shape", ["qwen2.5-1.5b", "qwen3-0.6b"])
+@pytest.mark.parametrize("shape", ["qwen2.5-1.5b", "qwen3-0.6b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_the_gpu_gives_the_logits_of_the_reference(shape: str, quantization: str, paged_model: Any) -> None:
     """Random weights of a real shape, few layers: every kernel at the sizes that it serves."""
     from stoker_runtime.models.config_source import read_source
@@ -180,6 +180,8 @@ def test_the_gpu_gives_the_logits_of_the_reference(shape: str, quantization: str
     prompts = [[3 + (7 * i * slot + i) % 1000 for i in range(length)] for slot, length in enumerate((40, 1, 150))]
     # W8A8 rounds activations to 3 bits: a bf16 rounding apart, a value may fall into the next of them, 6 to 12% away.
     tolerance = 0.03 if quantization == "none" else 0.15
+    # Of two experts that a router finds as good, rounding chooses: a fraction of the layer's output.
+    tolerance *= 1 if model.spec.moe is None else 3
     for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, list(range(20)))]):
         for ours, expected in zip(model.step(work), host.step(work), strict=True):
             assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
@@ -237,12 +239,9 @@ def _to_host(weights: DecoderWeights) -> DecoderWeights:
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.cpu()
-        if isinstance(value, LinearWeight):
-            return LinearWeight(value.data.cpu(), None if value.scale is None else value.scale.cpu(), value.kind)
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{field.name: move(getattr(value, field.name)) for field in fields(value)})
         return value
 
-    layers = tuple(
-        replace(layer, **{field.name: move(getattr(layer, field.name)) for field in fields(layer)})
-        for layer in weights.layers
-    )
+    layers = tuple(move(layer) for layer in weights.layers)
     return DecoderWeights(move(weights.embed), layers, move(weights.final_norm), move(weights.head))

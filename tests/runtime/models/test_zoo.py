@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.models.mixture_rows import MIXTURES
 from torch import Tensor
 
 from stoker_runtime.models.architectures import ARCHITECTURES
@@ -250,6 +251,7 @@ ROWS: dict[str, Row] = {
 }  # fmt: skip
 
 
+ROWS |= {name: Row(*row) for name, row in MIXTURES.items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
 
 
@@ -280,7 +282,7 @@ def _checkpoint(name: str, folder: Path) -> Any:
     sizes = {**_sizes(rng), **row.changes(rng)}
     given = {key: value for key, value in sizes.items() if value is not None or key in NULLABLE}
     config = getattr(transformers, row.config)(**given)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     with torch.no_grad():

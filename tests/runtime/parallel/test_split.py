@@ -121,7 +121,11 @@ def test_columns_of_gguf_blocks_are_cut_within_a_block(kind: str, tiny_checkpoin
             assert torch.equal(data(mine.output), data(theirs.output).chunk(place.tensors, 1)[place.tensor])
 
 
-@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "tiny"])
+# Mixtures of experts are not cut yet.
+CUT = [name for name, config in SHAPES.items() if name != "tiny" and "num_experts_per_tok" not in config]
+
+
+@pytest.mark.parametrize("shape", CUT)
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_ranks_hold_what_the_model_holds_and_no_more(shape: str, quantization: str) -> None:
     spec = build_spec(read_source(f"shape:{shape}"))

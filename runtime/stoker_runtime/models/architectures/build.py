@@ -16,8 +16,9 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
-from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.models.spec import QUANTIZED, ModelSpec, Role
 
 log = logging.getLogger(__name__)
 TABLE = "stoker_runtime/models/architectures"
@@ -29,7 +30,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
     known = [name for name in architectures if name in ARCHITECTURES]
     if not known:
         raise ModelError(f"{source.name}: {_unknown(architectures)}", param="model")
-    checkpoint = read_quantization(source.name, source.config)
+    checkpoint = read_quantization(source.name, source.config, packed_experts="GptOssForCausalLM" in known)
     row = ARCHITECTURES[known[0]]
     config = {**row.defaults, **source.config, "architectures": known}
     try:
@@ -57,15 +58,22 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
     for parameter in spec.parameters():
-        if parameter.role is Role.LINEAR:
+        if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.layer_names[field]
-            if names.stored is not Stored.ROWS:
+            if parameter.role is Role.EXPERTS and not isinstance(checkpoint, Fp8Checkpoint):
+                raise ModelError(
+                    f"experts in integers of {checkpoint.scheme.bits} bits are not supported; serve the checkpoint in "
+                    "16 bits or in FP8.", param="quantization_config",
+                )  # fmt: skip
+            if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
                     "row by row.", param="quantization_config",
                 )  # fmt: skip
-            modules = [f"{row.layers}{layer}.{name.removesuffix('.weight')}" for name in names.hf]
+            experts = range(spec.moe.experts) if spec.moe and names.stored is Stored.BY_EXPERT else (0,)
+            spoken = (name.removesuffix(".weight").format(expert=each) for each in experts for name in names.hf)
+            modules = [f"{row.layers}{layer}.{name}" for name in spoken]
             if left_dense(checkpoint, parameter.name, modules):
                 dense.append(parameter.name)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))

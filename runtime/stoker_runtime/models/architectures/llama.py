@@ -39,17 +39,17 @@ def _mistral(config: Mapping[str, Any]) -> ModelSpec:
 
 def _qwen2(config: Mapping[str, Any]) -> ModelSpec:
     spec = read_base(config)
-    return replace(spec, qkv_bias=True, windows=_qwen_windows(config, spec.num_layers))
+    return replace(spec, qkv_bias=True, windows=qwen_windows(config, spec.num_layers))
 
 
 def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     spec = read_base(config)
     bias = bool(config.get("attention_bias", False))
-    windows = _qwen_windows(config, spec.num_layers)
+    windows = qwen_windows(config, spec.num_layers)
     return replace(spec, qkv_bias=bias, output_bias=bias, qk_norm=QkNorm.HEAD, windows=windows)
 
 
-def _qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Qwen slides only if told to, in the layers that `layer_types` names or from `max_window_layers` on."""
     if not config.get("use_sliding_window") or not config.get("sliding_window"):
         return (0,) * layers
@@ -59,7 +59,8 @@ def _qwen_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     return tuple(window if slides else 0 for slides in read_layer_types(config, layers, default))
 
 
-def _granite(config: Mapping[str, Any]) -> ModelSpec:
+def granite(config: Mapping[str, Any]) -> ModelSpec:
+    """Granite 3: four multipliers, of the embedding, the residual stream, attention and the logits."""
     return replace(
         _llama(config),
         embedding_multiplier=float(config["embedding_multiplier"]),
@@ -199,7 +200,7 @@ LLAMA_ROWS: dict[str, Architecture] = {
         _phi3, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, layer_names=_PHI3_NAMES
     ),
     "GraniteForCausalLM": Architecture(
-        _granite,
+        granite,
         {"max_position_embeddings": 2048, "embedding_multiplier": 1.0, "residual_multiplier": 1.0}
         | {"attention_multiplier": 1.0, "logits_scaling": 1.0},
         gguf_interleaved=True,

@@ -41,12 +41,12 @@ class Stream:
         """What a feed-forward reads that runs beside attention, which read `read` of the same stream."""
         if layer.ffn_norm is None:
             return read
-        return self._norm(stream, layer.ffn_norm, layer.ffn_norm_bias, layer.gate_up)
+        return self._norm(stream, layer.ffn_norm, layer.ffn_norm_bias, layer.ffn_reader)
 
     def to_ffn(self, update: Tensor, stream: Tensor, layer: LayerWeights) -> Tensor | Quantized:
         """Add what attention gave; what the feed-forward reads."""
         post, norm, bias = layer.attention_post_norm, layer.ffn_norm, layer.ffn_norm_bias
-        return self._add(update, stream, post, norm, bias, layer.gate_up)
+        return self._add(update, stream, post, norm, bias, layer.ffn_reader)
 
     def to_next(
         self, update: Tensor, stream: Tensor, layer: LayerWeights, following: LayerWeights, also: Tensor | None
@@ -64,10 +64,12 @@ class Stream:
         assert isinstance(hidden, Tensor), "the head reads the model's dtype"
         return hidden
 
-    def _norm(self, stream: Tensor, norm: Tensor, bias: Tensor | None, consumer: AnyWeight) -> Tensor | Quantized:
+    def _norm(
+        self, stream: Tensor, norm: Tensor, bias: Tensor | None, consumer: AnyWeight | None
+    ) -> Tensor | Quantized:
         if self._is_layer_norm:
             return layer_norm(stream, norm, bias, self._eps)
-        if consumer.takes_quantized:
+        if consumer is not None and consumer.takes_quantized:
             return rms_norm_quant(stream, norm, self._eps)
         return rms_norm(stream, norm, self._eps)
 

@@ -1,0 +1,98 @@
+"""The mixture of experts once more, as plainly as PyTorch can say it: a part of the oracle `reference_model`.
+
+Invariants: fp32 throughout, expert by expert; shares only the weights with the engine.
+Knows nothing of the kernels' ways to choose, sort or multiply.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stoker_kernels.moe import ExpertWeights
+from stoker_kernels.quant import LinearWeight, dequantize, quantize_fp8
+from stoker_runtime.models.decoder_weights import MixtureWeights
+from stoker_runtime.models.moe_spec import MoeSpec
+
+SLOPE = 1.702  # of the sigmoid in clamped SwiGLU
+
+
+def mixture(spec: MoeSpec, weights: MixtureWeights, x: Tensor, shared: Tensor | None) -> Tensor:
+    """What the experts of each row of x [T, H] give, and what is shared."""
+    logits = F.linear(x, weights.router.data.float())
+    if weights.router_bias is not None:
+        logits = logits + weights.router_bias.float()
+    chosen = _choose(spec, logits, weights.correction_bias)
+    result = torch.zeros_like(x)
+    for expert in range(spec.experts):
+        tokens = chosen[:, expert].nonzero()[:, 0]
+        if len(tokens):
+            result[tokens] += chosen[tokens, expert, None] * _expert(spec, weights.experts, expert, x[tokens])
+    if shared is None:
+        return result
+    if weights.shared_gate is not None:
+        shared = torch.sigmoid(F.linear(x, weights.shared_gate.data.float())) * shared
+    return result + shared
+
+
+def _choose(spec: MoeSpec, logits: Tensor, correction: Tensor | None) -> Tensor:
+    """The weight of each expert for each token, [T, E]; 0 for those that are not chosen."""
+    if spec.scoring == "sparsemixer":
+        return _sparsemixer(spec, logits)
+    scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
+    ranked = scores if correction is None else scores + correction.float()
+    if spec.groups > 1:
+        groups = ranked.unflatten(1, (spec.groups, -1))
+        worth = groups.topk(2 if spec.group_top2 else 1, dim=-1).values.sum(-1)
+        closed = torch.ones_like(worth).scatter(1, worth.topk(spec.top_groups).indices, 0.0).bool()
+        ranked = groups.masked_fill(closed[..., None], float("-inf")).flatten(1)
+    kept = torch.zeros_like(scores).scatter(1, ranked.topk(spec.top_k).indices, 1.0) * scores
+    if spec.renormalize:
+        kept = kept / (kept.sum(-1, keepdim=True) + 1e-20)
+    return kept * spec.scale
+
+
+def _sparsemixer(spec: MoeSpec, logits: Tensor) -> Tensor:
+    weights, left = torch.zeros_like(logits), logits
+    for _ in range(spec.top_k):
+        best, at = left.max(-1, keepdim=True)
+        near = (best - logits) / torch.maximum(logits.abs(), best) <= 2 * spec.jitter
+        share = left.masked_fill(~near, float("-inf")).softmax(-1)
+        weights = weights.scatter(1, at, share.gather(1, at))
+        left = left.scatter(1, at, float("-inf"))
+    return weights * spec.scale
+
+
+def _expert(spec: MoeSpec, of: ExpertWeights, expert: int, x: Tensor) -> Tensor:
+    gate_up, down = (
+        _values(of.gate_up[expert], of.gate_up_scale, expert, of),
+        _values(of.down[expert], of.down_scale, expert, of),
+    )
+    both = F.linear(_rounded(x, of), gate_up)
+    if of.gate_up_bias is not None:
+        both = both + of.gate_up_bias[expert].float()
+    gate, up = both.chunk(2, dim=-1)
+    if spec.limit:
+        gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
+        inner = (up + 1) * gate * torch.sigmoid(SLOPE * gate)
+    else:
+        inner = F.silu(gate) * up
+    given = F.linear(_rounded(inner, of), down)
+    return given if of.down_bias is None else given + of.down_bias[expert].float()
+
+
+def _values(data: Tensor, scale: Tensor | None, expert: int, of: ExpertWeights) -> Tensor:
+    if scale is None:
+        return data.float()
+    if of.kind == "fp8_channel":
+        return data.float() * scale[expert][:, None]
+    return dequantize(LinearWeight(data, scale[expert], "fp8_block"))
+
+
+def _rounded(x: Tensor, of: ExpertWeights) -> Tensor:
+    """Activations as experts in FP8 read them."""
+    if not of.takes_quantized:
+        return x
+    quantized = quantize_fp8(x.to(torch.bfloat16))
+    return quantized.data.float() * quantized.scale

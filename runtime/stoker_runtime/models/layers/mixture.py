@@ -1,0 +1,64 @@
+"""The feed-forward as a mixture of experts: the router's logits, the choice, the experts, and what is shared.
+
+Invariants: no branch on values and no wait for the device. `counts` says how many tokens each expert got in the last
+step that ran, layer by layer; padding chooses no expert.
+Knows nothing of attention, and of how the shared expert computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.gemm import linear
+from stoker_kernels.moe import Routing, experts, route
+from stoker_kernels.moe.types import Scoring
+from stoker_runtime.models.decoder_weights import MixtureWeights
+from stoker_runtime.models.moe_spec import MoeSpec
+
+
+class Mixture:
+    """The mixtures of one model's layers. `counts`: [layers, E] int32, rows of layers without one stay 0."""
+
+    def __init__(self, spec: MoeSpec, num_layers: int, device: torch.device) -> None:
+        self._limit = spec.limit
+        self._routing = Routing(
+            spec.top_k,
+            cast(Scoring, spec.scoring),
+            renormalize=spec.renormalize,
+            scale=spec.scale,
+            groups=spec.groups,
+            top_groups=spec.top_groups,
+            group_score="top2" if spec.group_top2 else "max",
+            jitter=spec.jitter,
+        )
+        self.counts = torch.zeros((num_layers, spec.experts), dtype=torch.int32, device=device)
+
+    def of_layers(self, layers: Sequence[int]) -> Mixture:
+        """The same for a model of these layers alone; it counts for itself."""
+        few = copy(self)
+        few.counts = torch.zeros_like(self.counts[: len(layers)])
+        return few
+
+    def forward(
+        self, layer: int, weights: MixtureWeights, hidden: Tensor, slots: Tensor, shared: Tensor | None
+    ) -> Tensor:
+        """`[T, H]` → `[T, H]`; slots `[T]` int64 are below 0 for padding, `shared` is what the shared expert gave."""
+        logits = linear(hidden, weights.router, bias=weights.router_bias)
+        chosen = route(
+            logits, self._routing, bias=weights.correction_bias, slot_mapping=slots, counts=self.counts[layer]
+        )
+        gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
+        return experts(
+            hidden,
+            chosen,
+            weights.experts,
+            activation="clamped" if self._limit else "silu",
+            limit=self._limit,
+            shared=shared,
+            shared_gate=gate,
+        )

@@ -1,0 +1,45 @@
+"""The description of a mixture of experts: which layers have one, how wide it is, how a token's experts are chosen.
+
+Invariants: frozen plain data without torch. What the fields mean is said by the op's own `Routing`, which they become.
+Knows nothing of checkpoints and of the rest of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """`top_k` of `experts` feed-forwards of width `ffn` for each token, in `layers`.
+
+    scoring, renormalize, scale, groups, top_groups, group_top2 (a group is worth its two best experts, not its best)
+    and jitter say how they are chosen; `correction_bias` moves the choice and not the weights.
+    Beside them runs an expert of width `shared_ffn` (0: none) for every token, times a gate where `shared_gate`.
+    limit: 0 is SwiGLU with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits,
+    which become 16 when they are loaded.
+    """
+
+    layers: frozenset[int]
+    experts: int
+    top_k: int
+    ffn: int
+    scoring: str = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_top2: bool = False
+    jitter: float = 0.0
+    correction_bias: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    limit: float = 0.0
+    packing: str = ""
+
+    def of_layers(self, layers: Sequence[int]) -> MoeSpec:
+        """The same for a model of these layers alone, in this order."""
+        return replace(self, layers=frozenset(place for place, layer in enumerate(layers) if layer in self.layers))
