@@ -160,7 +160,9 @@ def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: s
 
 def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
     assert told(render()).without == ("ConfigMap",)
-    assert not of_kind(render(), "ValidatingAdmissionPolicy")
+    policies = [item["metadata"]["name"] for item in of_kind(render(), "ValidatingAdmissionPolicy")]
+    assert policies == ["stoker-system-stoker-engine-flags"]
+    assert not of_kind(render("--set=admission.engineFlags=false"), "ValidatingAdmissionPolicy")
 
 
 def told(manifests: list[dict[str, Any]]) -> Settings:

@@ -1,6 +1,7 @@
 """engine_arguments.py against the engine's own parser: the same names out of the same words, however they are spelled.
 
-`STOKER_UPDATE_GOLDEN=1` writes engine_table.py anew from the engine's table.
+`STOKER_UPDATE_GOLDEN=1` writes engine_table.py anew from the engine's table, and then, in another run, what the chart's
+admission policy knows of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flags import ALIASES, FLAGS, OPPOSITES
 
 TABLE = Path(engine_table.__file__)
+POLICY = Path(__file__).resolve().parents[3] / "charts" / "stoker" / "files" / "engine-flags.yaml"
 CRD = Path(__file__).resolve().parents[3] / "crds" / "stoker.dev_inferenceservices.yaml"
 
 
@@ -66,6 +68,31 @@ def test_the_table_is_the_engines() -> None:
     if os.environ.get("STOKER_UPDATE_GOLDEN"):
         TABLE.write_text(wanted)
     assert TABLE.read_text() == wanted, "STOKER_UPDATE_GOLDEN=1 pytest tests/operator/spec/test_engine_arguments.py"
+
+
+def policys_names() -> str:
+    """charts/stoker/files/engine-flags.yaml: the names by which the chart's admission policy goes."""
+    listed = {*engine_table.SETTINGS, *ALIASES, *OPPOSITES, *engine_table.VLLM_UNSUPPORTED, *engine_table.VLLM_SWITCHES}
+    listed |= {*engine_table.VLLM_ONE_WORD, *engine_table.VLLM_WORDS}
+    every = sorted(listed | {f"no-{name}" for name in listed})
+    found = {name: engine_arguments._find(f"--{name}")[0] for name in every}
+    unsupported = [name for name in every if found[name] in engine_table.VLLM_UNSUPPORTED]
+    names = {
+        "flags": [name for name in every if found[name] and name not in unsupported],
+        "unsupported": unsupported,
+        "takeAnyWord": [name for name in every if found[name] in engine_table.VLLM_ONE_WORD],
+        "variables": sorted(VARIABLES),
+        "otherVariables": sorted(engine_table.OTHER_VARIABLES),
+    }
+    head = "# Written by tests/operator/spec/test_engine_arguments.py from the engine's own table.\n"
+    return head + str(yaml.safe_dump(names, sort_keys=False, default_flow_style=False))
+
+
+def test_the_charts_policy_has_the_same_names() -> None:
+    wanted = policys_names()
+    if os.environ.get("STOKER_UPDATE_GOLDEN"):
+        POLICY.write_text(wanted)
+    assert POLICY.read_text() == wanted, "STOKER_UPDATE_GOLDEN=1 pytest tests/operator/spec/test_engine_arguments.py"
 
 
 def refused_by_the_engine(arguments: list[str]) -> str | None:
