@@ -60,14 +60,24 @@ def restored(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[str,
     """(what others added to what is ours alone, the JSON merge patch that takes it out of the live object);
     ("", {}) when they added nothing.
     """
+    path = _added(live, manifest, mend=False)
+    if not path:
+        return "", {}  # nearly always: nothing was copied for it
     there = copy.deepcopy(dict(live))
+    _added(there, manifest, mend=True)
+    return path, _merge_patch(live, there)
+
+
+def _added(there: Mapping[str, Any], manifest: Mapping[str, Any], *, mend: bool) -> str:
+    """The path of the first thing that others added to what is ours alone, "" = nothing; `mend` takes it out."""
     kind = str(manifest["kind"])
     for path in _WHOLE.get(kind, ()):
         holder, key = _at(there, path), path[-1]
         wanted = _at(manifest, path).get(key)
         if not _holds_no_more(holder.get(key), wanted):
-            _put_right(holder, key, wanted)
-            return ".".join(path), _merge_patch(live, there)
+            if mend:
+                _put_right(holder, key, wanted)
+            return ".".join(path)
     lists = [(path, _at(there, path), _at(manifest, path)) for path in _LISTS.get(kind, ())]
     for group in ("containers", "initContainers"):
         ours = {item["name"]: item for item in _at(manifest, (*_CONTAINERS, group)).get(group) or ()}
@@ -79,9 +89,10 @@ def restored(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[str,
         key = path[-1]
         kept = _without_added(holder.get(key) or (), wanted_holder.get(key) or ())
         if len(kept) != len(holder.get(key) or ()):
-            _put_right(holder, key, kept)
-            return ".".join(path), _merge_patch(live, there)
-    return "", {}
+            if mend:
+                _put_right(holder, key, kept)
+            return ".".join(path)
+    return ""
 
 
 def _at(item: Any, path: Sequence[str]) -> Any:

@@ -17,7 +17,8 @@ from stoker_operator.spec.service import InferenceService
 
 UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
-RAREST_SECONDS = 300.0
+# A little longer than the slow round of all services (settings.resync_seconds), so that one look serves both.
+RAREST_SECONDS = 330.0
 # Nothing tells when a pod begins to answer.
 RAREST_UNANSWERED_SECONDS = 30.0
 _UNANSWERED = ("NoAnswer", "AwaitingAnswer")

@@ -20,8 +20,9 @@ CASES: dict[str, tuple[str, CachePlan, Observed, float, float | None]] = {
     # name: (Ready's reason, the cache, what was observed, seconds since it was ready, when it is looked at again)
     "a crash loop, just now": ("CrashLoop", CachePlan("c"), Observed(), 20, 15),
     "a crash loop for ten minutes": ("CrashLoop", CachePlan("c"), Observed(), 600, 60),
-    "a crash loop for a day": ("CrashLoop", CachePlan("c"), Observed(), 86400, 300),
+    "a crash loop for a day": ("CrashLoop", CachePlan("c"), Observed(), 86400, 330),
     "a prefetch that hangs": ("ImagePullFailed", CachePlan("c", requeue_after=10), Observed(), 3000, 300),
+    "what is due and not looked at for long": ("CrashLoop", CachePlan("c", verify_after=40), Observed(), 86400, 40),
     "a long download": ("Fetching", CachePlan("c", requeue_after=30), MOVING, 7200, 30),
     "the next try is due": ("TokenRejected", CachePlan("c", requeue_after=7, exact=True), Observed(), 7200, 7),
     "no answer for long": ("NoAnswer", CachePlan("c"), Observed(), 7200, 30),
