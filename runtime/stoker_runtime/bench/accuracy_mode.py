@@ -18,10 +18,10 @@ from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, StokerError
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.fetch.by_name import located
 from stoker_runtime.offline.llm import LLM
 from stoker_runtime.outputs import RequestOutput
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 
 TOP = 20

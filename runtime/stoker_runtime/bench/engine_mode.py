@@ -32,9 +32,9 @@ from stoker_runtime.bench.verify import (
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, StokerError
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.fetch.by_name import located
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import SamplingParams
 
 # Above this many requests the warm-up round generates this many tokens only: every kernel and graph has run by then.

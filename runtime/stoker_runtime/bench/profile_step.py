@@ -21,8 +21,8 @@ from stoker_runtime.bench.engine_mode import engine_config
 from stoker_runtime.bench.engine_mode import parser as engine_parser
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import StokerError
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import Request, SamplingParams
 
 WARM_STEPS = 6

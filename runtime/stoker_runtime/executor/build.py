@@ -70,15 +70,6 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
     return _build(config, source, seconds, ahead)
 
 
-def build_executor(config: EngineConfig) -> Executor:
-    """`build_model` of a model that generates. Raises ConfigError for one that does not, too."""
-    executor = build_model(config)
-    if isinstance(executor, PoolingExecutor):
-        executor.close()
-        raise ConfigError(f"{config.model} does not generate text.", param="model")
-    return executor
-
-
 def build_rank(config: EngineConfig, rank: Rank, make: Callable[..., Executor]) -> Executor:
     """The executor of one rank among several, by `make`, which takes what `Executor` does; errors as `build_model`.
 

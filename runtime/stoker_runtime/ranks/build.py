@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER
 from stoker_runtime.process.exit_status import FAILED
 from stoker_runtime.ranks.crew import Crew
@@ -36,6 +37,17 @@ def build_model(
         return build_one(config, ahead)
     config.validate()
     return lead(Crew(config, on_fault=on_fault))
+
+
+def build_executor(config: EngineConfig) -> Executor:
+    """`build_model` of a model that generates. Raises ConfigError for one that does not, too."""
+    from stoker_runtime.executor.pooling import PoolingExecutor
+
+    executor = build_model(config)
+    if isinstance(executor, PoolingExecutor):
+        executor.close()
+        raise ConfigError(f"{config.model} does not generate text.", param="model")
+    return executor
 
 
 def lead(crew: Crew) -> Executor:

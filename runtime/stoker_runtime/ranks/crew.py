@@ -188,6 +188,7 @@ class Crew:
         log.critical("%s; all ranks end", reason)
         for process in self._processes:
             process.kill()
+            process.wait()
         if self._on_fault is not None:
             self._ended.wait(LAST_WORDS_SECONDS if self._is_ready else START_WORDS_SECONDS)
             self._on_fault(reason)

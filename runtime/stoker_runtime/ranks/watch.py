@@ -18,8 +18,8 @@ STOPPED_SECONDS = 2.0
 WAIT_SECONDS = 4.0
 """How long the leader may wait for a step of a GPU: the longest take one second."""
 STILL_SECONDS = 3.0
-STIR = 0.005
-"""Processor seconds of all ranks between two ticks that count as work."""
+WORK_SECONDS = 0.1
+"""Processor seconds of all ranks together within that time that count as work. Watching takes a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Watch:
         self._stopped: dict[int, float] = {}
         self._still = 0.0
         self._wait = 0.0
-        self._seconds = 0.0
+        self._worked_until = 0.0
         self._calls = 0
 
     def tick(self, now: float, lives: Sequence[Life], calls: int) -> str | None:
@@ -58,10 +58,12 @@ class Watch:
 
     def _waits(self, elapsed: float, seconds: float, calls: int) -> str | None:
         waits = calls % 2 == 1 and calls == self._calls
-        stirred = seconds - self._seconds > STIR
-        self._calls, self._seconds = calls, seconds
+        works = seconds - self._worked_until > WORK_SECONDS
+        self._calls = calls
         self._wait = self._wait + elapsed if waits else 0.0
-        self._still = self._still + elapsed if waits and not stirred else 0.0
+        self._still = self._still + elapsed if waits and not works else 0.0
+        if works or not waits:
+            self._worked_until = seconds
         if self._on_gpu and self._wait > WAIT_SECONDS:
             return f"a step has not ended for {self._wait:.0f} s"
         if not self._on_gpu and self._still > STILL_SECONDS:

@@ -23,8 +23,8 @@ from stoker_runtime.engine.core import EngineCore, make_loop
 from stoker_runtime.engine.messages import Add, Refused, Step, Stop, decode, encode
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import RequestError
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import Constraint, ConstraintKind, Request
 from stoker_runtime.request import SamplingParams as EngineParams
 

@@ -14,8 +14,9 @@ from stoker_runtime.bench.reference_model import reference_logits
 from stoker_runtime.bench.verify import Tolerance, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.executor.build import build_executor, warn_without_bytecode
+from stoker_runtime.executor.build import warn_without_bytecode
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import FinishReason, Request, SamplingParams
 from stoker_runtime.scheduler.sequence import Sequence
 

@@ -12,8 +12,8 @@ import torch
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.executor.executor import Executor
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.request import Request, SamplingParams
 
 pytestmark = pytest.mark.gpu

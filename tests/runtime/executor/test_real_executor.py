@@ -173,6 +173,6 @@ async def test_the_engine_process_gives_the_same_tokens(checkpoint: str) -> None
 
 
 def build(config: EngineConfig) -> Any:
-    from stoker_runtime.executor.build import build_executor
+    from stoker_runtime.ranks.build import build_executor
 
     return build_executor(config)

@@ -1,0 +1,127 @@
+"""A rank that dies, is stopped, or never answers: every stream ends with an error, every rank ends, and the server too.
+
+Real processes. Seconds are bounds of patience on a crowded machine, not what it takes: that is what test_watch.py says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stoker_runtime import LLM
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.errors import EngineDeadError
+from stoker_runtime.process.stat import process_exists
+from stoker_runtime.ranks.build import lead
+from stoker_runtime.ranks.crew import Crew
+from stoker_runtime.request import Request, SamplingParams
+
+PATIENCE = 150.0
+ONE_RANK = EngineConfig("shape:tiny", device="cpu", dtype="float32", max_model_len=2048, max_num_seqs=4, cpu_threads=1)
+TWO_RANKS = replace(ONE_RANK, tensor_parallel_size=2)
+LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
+SILENT = Path(__file__).parent / "silent_follower.py"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, whichever thread did."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "stoker" in name}
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "says"),
+    [
+        ("rank", signal.SIGSTOP, "rank 1 has been stopped"),
+        ("leader", signal.SIGSTOP, "engine process ended with signal SIGKILL"),
+    ],
+)
+async def test_a_stopped_rank_ends_every_stream_and_all_ranks(victim: str, number: signal.Signals, says: str) -> None:
+    engine = await AsyncEngine.start(TWO_RANKS, log_level="error", hang_seconds=10 * PATIENCE)
+    leader = engine.ready.pid
+    ranks = children(leader)
+    assert len(ranks) == 1
+    stream = engine.submit([Request(name, (1, 2, 3), LONG, arrival=time.monotonic()) for name in "ab"])
+    await asyncio.wait_for(stream.next(), PATIENCE)
+    os.kill(ranks[0] if victim == "rank" else leader, number)
+    errors: list[str] = []
+    while not errors:
+        try:
+            outputs = await asyncio.wait_for(stream.next(), PATIENCE)
+            errors = [output.error for output in outputs if output.error]
+        except EngineDeadError as error:
+            errors = [error.message]
+    assert all(says in error for error in errors), errors
+    dead = await asyncio.wait_for(engine.died(), PATIENCE)
+    assert "ended with" in dead.message
+    with pytest.raises(EngineDeadError):
+        engine.check_health()
+    wait_for(lambda: not any(process_exists(pid) for pid in [leader, *ranks]), "a rank is left")
+    assert shared_memory() == set()
+    await engine.close()
+
+
+def test_a_killed_rank_ends_the_server_with_a_status_that_makes_it_start_again(tmp_path: Path) -> None:
+    from tests.runtime.ranks.server import Server
+
+    server = Server("shape:tiny", "--device", "cpu", "--tensor-parallel-size", "2", "--cpu-threads", "1")
+    try:
+        url = server.wait_ready(PATIENCE)
+        (leader,) = children(server.pid)
+        (rank,) = children(leader)
+        errors: list[str] = []
+
+        def ask() -> None:
+            body = {"model": "shape:tiny", "prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
+                for line in answer.iter_lines():
+                    begun.set()
+                    if '"error"' in line:
+                        errors.append(line)
+
+        begun = threading.Event()
+        client = threading.Thread(target=ask)
+        client.start()
+        assert begun.wait(PATIENCE)
+        os.kill(rank, signal.SIGKILL)
+        client.join(PATIENCE)
+        assert len(errors) == 1
+        assert re.search("rank 1 ended with signal 9|engine process ended", errors[0])
+        assert server.exit_status(PATIENCE) == 1
+        wait_for(lambda: not process_exists(leader) and not process_exists(rank), "a rank is left")
+    finally:
+        server.close()
+
+
+def test_an_exchange_that_never_answers_is_an_error() -> None:
+    crew = Crew(TWO_RANKS, command=[sys.executable, str(SILENT)])
+    with LLM.over(lead(crew), TWO_RANKS) as llm:
+        (rank,) = crew.pids
+        with pytest.raises(EngineDeadError, match="no rank has computed"):
+            llm.generate_tokens([[1, 2, 3]], [LONG])
+        wait_for(lambda: not process_exists(rank), "a rank is left")
+        with pytest.raises(EngineDeadError, match="no rank has computed"):
+            llm.generate_tokens([[1, 2, 3]], [LONG])
