@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stoker_runtime.inputs import PromptType, TextPrompt, TokensPrompt
     from stoker_runtime.offline.batched_sampling import sample
     from stoker_runtime.offline.llm import LLM
+    from stoker_runtime.offline.lora import LoRARequest
     from stoker_runtime.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -47,6 +48,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "GuidedDecodingParams",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "PromptType",
@@ -64,6 +66,7 @@ _MODULES = {
     "stoker_runtime.offline.batched_sampling": ("sample",),
     "stoker_runtime.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "stoker_runtime.offline.llm": ("LLM",),
+    "stoker_runtime.offline.lora": ("LoRARequest",),
     "stoker_runtime.sampling_params": (
         "BeamSearchParams",
         "GuidedDecodingParams",

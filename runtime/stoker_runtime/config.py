@@ -23,6 +23,19 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")
 RUNNERS = ("auto", "generate", "pooling")
 MAX_API_SERVERS = 64
+MAX_LORAS, MAX_LORA_RANK = 64, 256
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter under its clients' name. `parent` is what /v1/models calls its base model; "": the server's."""
+
+    name: str
+    path: str
+    parent: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,9 @@ class EngineConfig:
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
     a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
     which each rank holds its heads of its layers.
+    With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
+    `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
+    `lora_modules` are loaded at the start.
     """
 
     model: str
@@ -70,6 +86,12 @@ class EngineConfig:
     seed: int = 0
     runner: str = "auto"
     pooler_config: str = ""
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 0
+    lora_embeddings: bool = False
+    lora_modules: tuple[LoraModule, ...] = ()
     kernels: tuple[tuple[str, str], ...] = ()
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -119,7 +141,40 @@ class EngineConfig:
             )
         if self.page_size not in (0, 16, 32, 64, 128):
             raise ConfigError(f"page_size is {self.page_size}; it must be 16, 32, 64 or 128.", param="page_size")
+        self._validate_lora()
         return self
+
+    @property
+    def host_loras(self) -> int:
+        """Adapters that host memory holds."""
+        return self.max_cpu_loras or self.max_loras
+
+    def _validate_lora(self) -> None:
+        if not self.enable_lora:
+            for name in ("lora_modules", "lora_embeddings", "max_cpu_loras"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs enable_lora.", param=name)
+            return
+        if self.ranks > 1:
+            raise ConfigError("enable_lora serves adapters of a model on one rank only so far.", param="enable_lora")
+        if self.runner == "pooling":
+            raise ConfigError(
+                "enable_lora serves adapters of models that generate, not of those that pool.", param="enable_lora"
+            )
+        bounds = (("max_loras", 1, MAX_LORAS), ("max_lora_rank", 1, MAX_LORA_RANK))
+        for name, least, most in bounds:
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}.", param=name)
+        if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"max_cpu_loras is {self.max_cpu_loras}; it must be at least max_loras ({self.max_loras}), because "
+                "what is on the device comes from the host.",
+                param="max_cpu_loras",
+            )
+        names = [module.name for module in self.lora_modules]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise ConfigError(f"lora_modules names {name!r} twice, or not at all.", param="lora_modules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +187,7 @@ class ServerConfig:
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
     `response_store_bytes` bounds the answers of /v1/responses that are kept, by all API processes together; 0: none.
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
+    `allow_runtime_lora_updating` lets callers load adapters from the server's folders, and unload them.
     `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
     """
@@ -169,6 +225,7 @@ class ServerConfig:
     batch_dir: str = ""
     batch_concurrency: int = 64
     max_file_bytes: int = 200 * 1024 * 1024
+    allow_runtime_lora_updating: bool = False
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -207,6 +264,11 @@ class ServerConfig:
             )
         self._validate_tls()
         self.engine.validate()
+        if self.allow_runtime_lora_updating and not self.engine.enable_lora:
+            raise ConfigError("allow_runtime_lora_updating needs enable_lora.", param="allow_runtime_lora_updating")
+        taken = [module.name for module in self.engine.lora_modules if module.name in self.model_names]
+        if taken:
+            raise ConfigError(f"lora_modules names {taken[0]!r}, which is the model's own name.", param="lora_modules")
         return self
 
     def _validate_tls(self) -> None:

@@ -9,8 +9,9 @@ Knows nothing of HTTP. Units: seconds, tokens, fractions of 1.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from stoker_runtime.process.board import Board
-from stoker_runtime.request import EngineStats, FinishReason
+from stoker_runtime.request import Adapter, EngineStats, FinishReason
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
@@ -114,6 +115,8 @@ class ServerMetrics(Collector):
         self.board = board = board or Board()
         self.cache_config: dict[str, str] = {}
         self._stats: Callable[[], EngineStats] = EngineStats
+        self._adapters: Callable[[], Mapping[str, Adapter]] | None = None
+        self._max_loras = 0
         self._finished = {reason: board.take(1) for reason in FinishReason}
         self._rejected = board.take(1)
         self._first_token = Histogram(board, "vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
@@ -135,6 +138,10 @@ class ServerMetrics(Collector):
         """Read gauges and counters from `stats` from now on."""
         self._stats = stats
         self.cache_config = {"block_size": str(page_size), "num_gpu_blocks": str(num_pages)}
+
+    def attach_adapters(self, served: Callable[[], Mapping[str, Adapter]], max_loras: int) -> None:
+        """Tell of adapters too, by the names that are `served`."""
+        self._adapters, self._max_loras = served, max_loras
 
     def first_token(self, seconds: float, queued: float | None = None) -> None:
         """A sequence's first token came `seconds` after its request; it `queued` seconds of them, if known."""
@@ -189,9 +196,27 @@ class ServerMetrics(Collector):
             info = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration", labels=[*labels, *config])
             info.add_metric([self.model_name, *config.values()], 1.0)
             yield info
+        if self._adapters is not None:
+            yield self._lora_info(stats, self._adapters())
         histograms = (self._first_token, self._inter_token, self._end_to_end, self._queue, self._per_token)
         for histogram in (*histograms, self._prompt, self._generated):
             yield histogram.family(self.model_name)
+
+    def _lora_info(self, stats: EngineStats, served: Mapping[str, Adapter]) -> Metric:
+        """Which adapters run and wait now, in labels, as vLLM tells it; the value is the time."""
+        names = {adapter.number: name for name, adapter in served.items()}
+        labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of running and of waiting requests; the value is the time",
+            labels=labels,
+        )
+        listed = (
+            ",".join(sorted(names[number] for number in numbers if number in names))
+            for numbers in (stats.running_adapters, stats.waiting_adapters)
+        )
+        family.add_metric([str(self._max_loras), *listed], time.time())
+        return family
 
     def _success(self) -> Metric:
         family = CounterMetricFamily(

@@ -236,7 +236,8 @@ class Request:
     `priority`: lower runs first (policy `priority`). `arrival` is seconds of the monotonic clock.
     `cache_salt` keeps the prefix cache of one tenant from another. `family`, unless empty, is common to requests with
     the same prompt: one computes it and the others take its pages. What a `session` leaves in the prefix cache
-    outlives what is there without one. A text to pool has `params.max_tokens` 0.
+    outlives what is there without one. A text to pool has `params.max_tokens` 0. `adapter` is the `number` of an
+    Adapter, 0 for none.
     """
 
     id: str
@@ -248,6 +249,20 @@ class Request:
     family: str = ""
     session: str = ""
     pooling: PoolingParams | None = None
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that is served. `number` is the engine's and never used twice, so one loaded again is another one.
+
+    `name` is what clients call it, `path` its folder, `parent` the base model that was named with it, if one was.
+    """
+
+    number: int
+    name: str
+    path: str
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,3 +323,5 @@ class EngineStats:
     pages_swapped_in: int = 0
     step_seconds: float = 0.0
     batch_tokens: int = 0
+    running_adapters: tuple[int, ...] = ()
+    waiting_adapters: tuple[int, ...] = ()

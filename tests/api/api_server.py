@@ -66,6 +66,7 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
         Limits(engine.max_model_len, engine.vocab_size, priorities=False),
         SamplingDefaults(),
         choose_dialect(config, chat_template),
+        names=config.model_names,
     )
     state.metrics.attach(engine.stats, page_size=16, num_pages=100)
     state.phase = Phase.READY

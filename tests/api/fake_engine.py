@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from stoker_runtime.errors import CapacityError, EngineDeadError
-from stoker_runtime.request import EngineStats, FinishReason, Request, TokenLogprobs, TokenOutput
+from stoker_runtime.errors import CapacityError, EngineDeadError, NotFoundError, RequestError
+from stoker_runtime.request import Adapter, EngineStats, FinishReason, Request, TokenLogprobs, TokenOutput
 
 SPOKEN = "The quick brown fox jumps over the lazy dog. "
 EOS = 3
@@ -65,7 +65,19 @@ class FakeEngine:
         self.dead = False
         self.requests: list[Request] = []
         self.aborted: list[str] = []
+        self.adapters: dict[str, Adapter] = {}
         self._streams: dict[str, FakeStream] = {}
+
+    async def load_adapter(self, name: str, path: str, *, parent: str = "", replace: bool = False) -> None:
+        await asyncio.sleep(0)
+        if path.startswith("bad") or (name in self.adapters and not replace):
+            raise RequestError(f"{path}: not this one.", param="lora_path")
+        self.adapters[name] = Adapter(len(self.adapters) + 1, name, path, parent)
+
+    async def unload_adapter(self, name: str) -> None:
+        await asyncio.sleep(0)
+        if self.adapters.pop(name, None) is None:
+            raise NotFoundError(f"The lora adapter '{name}' cannot be found.", param="lora_name")
 
     def submit(self, requests: Sequence[Request]) -> FakeStream:
         self.check_health()

@@ -27,13 +27,17 @@ import zmq
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import head_start
+from stoker_runtime.engine.adapters import OFF
 from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
 from stoker_runtime.engine.messages import (
     Abort,
+    Adapters,
     Add,
+    Done,
     Failed,
     Finished,
     Hello,
+    Load,
     Message,
     Ready,
     Refused,
@@ -41,6 +45,7 @@ from stoker_runtime.engine.messages import (
     Started,
     Step,
     Stop,
+    Unload,
     Unreadable,
     decode,
     encode,
@@ -48,7 +53,7 @@ from stoker_runtime.engine.messages import (
 from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError
+from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError, UnsupportedError
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
@@ -81,6 +86,7 @@ class EngineCore:
 
     def __init__(self, loop: Loop, socket: zmq.Socket[bytes]) -> None:
         self._loop = loop
+        self._adapters = loop.adapters if isinstance(loop, StepLoop) else None
         self._socket = socket
         self._clients: dict[bytes, Client] = {}
         self._by_index: list[Client] = []
@@ -90,9 +96,12 @@ class EngineCore:
         """Serve until a client says Stop. Raises what breaks the executor, after telling the clients."""
         preparing = True
         while not self._stopped:
-            self._receive(wait=not preparing and not self._loop.has_work)
+            reading = self._adapters is not None and self._adapters.busy
+            self._receive(wait=not preparing and not reading and not self._loop.has_work)
             if self._loop.has_work:
                 self._step()
+            elif self._adapters is not None and reading:
+                self._adapters.take_over(StepOutput(), idle=True)
             elif preparing:
                 preparing = self._loop.executor.idle()
             self._heartbeat()
@@ -123,7 +132,11 @@ class EngineCore:
                 for handle in handles:
                     if (sequence := client.sequences.pop(handle, None)) is not None:
                         self._loop.abort(sequence)
+            case Load() | Unload():
+                self._change_adapters(client, message)
             case Hello():
+                if self._adapters is not None and self._adapters.served:
+                    self._send(client, Adapters(tuple(self._adapters.served.values())))
                 self._send(client, describe_ready(self._loop))
             case Stop():
                 self._stopped = True
@@ -144,6 +157,25 @@ class EngineCore:
             self._send(client, Refused(message.handle, error))
         else:
             client.sequences[message.handle] = sequence
+
+    def _change_adapters(self, client: Client, message: Load | Unload) -> None:
+        def told(error: StokerError | None) -> None:
+            if error is None and self._adapters is not None:
+                listed = Adapters(tuple(self._adapters.served.values()))
+                for each in list(self._clients.values()):
+                    self._send(each, listed)
+            self._send(client, Done(message.ticket, error))
+
+        try:
+            if self._adapters is None:
+                raise UnsupportedError(OFF)
+            if isinstance(message, Load):
+                self._adapters.load(message.name, message.path, message.parent, told, replace=message.replace)
+            else:
+                self._adapters.unload(message.name)
+                told(None)
+        except StokerError as error:
+            told(error)
 
     def _step(self) -> None:
         try:
@@ -249,7 +281,10 @@ def make_loop(executor: Executor | PoolingExecutor, config: EngineConfig) -> Loo
     """The loop that drives this kind of executor."""
     if isinstance(executor, PoolingExecutor):
         return PoolingLoop(executor, config)
-    return StepLoop(executor, config)
+    loop = StepLoop(executor, config)
+    for module in config.lora_modules:
+        loop.adapters.load_configured(module)
+    return loop
 
 
 def describe_ready(loop: Loop) -> Ready:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from types import TracebackType
 
@@ -21,23 +21,27 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.ledger import Ledger
 from stoker_runtime.engine.messages import (
     Abort,
+    Adapters,
     Add,
+    Done,
     Failed,
     Hello,
+    Load,
     Message,
     Ready,
     Refused,
     Step,
     Stop,
+    Unload,
     decode,
     encode,
 )
 from stoker_runtime.engine.process import COMMAND, EngineProcess
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.engine.watchdog import Watchdog
-from stoker_runtime.errors import EngineDeadError, EngineError, UnavailableError
+from stoker_runtime.errors import EngineDeadError, EngineError, StokerError, UnavailableError
 from stoker_runtime.process.stat import process_exists, processor_seconds
-from stoker_runtime.request import EngineStats, Request
+from stoker_runtime.request import Adapter, EngineStats, Request
 from stoker_runtime.scheduler.limits import refuse_impossible
 
 WATCH_SECONDS = 0.25
@@ -63,6 +67,10 @@ class AsyncEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._ledger = Ledger()
+        self.adapters: dict[str, Adapter] = {}
+        """Those that are served, by name."""
+        self._tickets: dict[int, asyncio.Future[None]] = {}
+        self._last_ticket = 0
         self._processor_seconds = 0.0
         self._draining = False
         self._closed = False
@@ -171,6 +179,30 @@ class AsyncEngine:
         if handles:
             self._send(Abort(tuple(handles)))
 
+    async def load_adapter(self, name: str, path: str, *, parent: str = "", replace: bool = False) -> None:
+        """Serve the PEFT folder `path` as `name`, once it was read whole.
+
+        Raises RequestError for a name that is taken or a folder that cannot be used, UnsupportedError where no adapters
+        are served; nothing has changed then.
+        """
+        await self._ask(lambda ticket: Load(ticket, name, path, parent, replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no new requests for `name`; those that there are go on. Raises NotFoundError."""
+        await self._ask(lambda ticket: Unload(ticket, name))
+
+    async def _ask(self, make: Callable[[int], Load | Unload]) -> None:
+        self.check_health()
+        self._last_ticket += 1
+        ticket = self._last_ticket
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tickets[ticket] = answer
+        self._send(make(ticket))
+        try:
+            await answer
+        finally:
+            del self._tickets[ticket]
+
     def stats(self) -> EngineStats:
         """The newest heartbeat."""
         return self._ledger.stats
@@ -252,6 +284,10 @@ class AsyncEngine:
                 self._ledger.take(message)
             case Refused(handle, error):
                 self._ledger.refuse(handle, error)
+            case Adapters(served):
+                self.adapters = {each.name: each for each in served}
+            case Done(ticket, problem):
+                self._answer(ticket, problem)
             case Ready():
                 if not self._ready.done():
                     self._ready.set_result(message)
@@ -309,3 +345,13 @@ class AsyncEngine:
         if not self._ready.done():
             self._ready.set_exception(self._dead)
         self._ledger.fail_all(self._dead)
+        for ticket in list(self._tickets):
+            self._answer(ticket, self._dead)
+
+    def _answer(self, ticket: int, error: StokerError | None) -> None:
+        answer = self._tickets.get(ticket)
+        if answer is not None and not answer.done():
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)

@@ -7,7 +7,7 @@ Knows nothing of sequences, policies or processes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
@@ -42,12 +42,41 @@ class Launched(Protocol):
         ...
 
 
+class HostCopy(Protocol):
+    """An adapter in host memory."""
+
+    @property
+    def rank(self) -> int:
+        """The highest rank of its matrices."""
+        ...
+
+
+class AdapterHolder(Protocol):
+    """Where adapters live: `slots` on the device, which batches fill, and up to `host_copies` in host memory."""
+
+    slots: int
+    host_copies: int
+
+    def read(self, path: str) -> HostCopy:
+        """Read a PEFT folder. Called from a thread of its own. Raises ModelError."""
+        ...
+
+    def keep(self, number: int, adapter: Any) -> None:
+        """Hold what `read` gave, under a number that batches name it by."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Let go of the host's copy; a slot that has it may be used on."""
+        ...
+
+
 class Executor(Protocol):
     """Runs batches on one device. Sizes are final: nothing is "auto" or 0 any more.
 
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
     `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
     `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
+    `adapters` is None where none are served.
     """
 
     num_pages: int
@@ -59,6 +88,11 @@ class Executor(Protocol):
     max_num_batched_tokens: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+
+    @property
+    def adapters(self) -> AdapterHolder | None:
+        """Where adapters live."""
+        ...
 
     def execute(self, batch: Batch) -> Launched:
         """Launch one step and return at once. Errors are raised as `Launched.result` describes.

@@ -21,6 +21,7 @@ import msgpack
 from stoker_runtime import errors
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.request import (
+    Adapter,
     Constraint,
     ConstraintKind,
     EngineStats,
@@ -49,10 +50,14 @@ class Kind(IntEnum):
     ADD = 1
     ABORT = 2
     STOP = 3
+    LOAD = 4
+    UNLOAD = 5
     READY = 10
     FAILED = 11
     REFUSED = 12
     STEP = 13
+    ADAPTERS = 14
+    DONE = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,25 @@ class Abort:
     """API → engine: end these; nothing more is to be said of them."""
 
     handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """API → engine: serve the adapter in the folder `path` as `name`; answer `ticket` with Done."""
+
+    ticket: int
+    name: str
+    path: str
+    parent: str = ""
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """API → engine: take no new requests for the adapter `name`; answer `ticket` with Done."""
+
+    ticket: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +139,21 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """Engine → API: the adapters that are served from now on. To all, before whoever asked for a change is answered."""
+
+    served: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Engine → API: what came of a Load or an Unload."""
+
+    ticket: int
+    error: errors.StokerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A sequence gave its first output."""
 
@@ -153,7 +192,7 @@ class Step:
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
 
-Message = Hello | Add | Abort | Stop | Ready | Failed | Refused | Step
+Message = Hello | Add | Abort | Load | Unload | Stop | Ready | Failed | Refused | Adapters | Done | Step
 
 _PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "constraint")
 _STATS = tuple(each.name for each in fields(EngineStats))
@@ -210,6 +249,14 @@ def _from_wire(kind: int, *values: Any) -> Message:
             return Ready(*values)
         case Kind.FAILED:
             return Failed(_error_from_wire(values[0]))
+        case Kind.ADAPTERS:
+            return Adapters(tuple(Adapter(*each) for each in values[0]))
+        case Kind.DONE:
+            return Done(values[0], None if values[1] is None else _error_from_wire(values[1]))
+        case Kind.LOAD:
+            return Load(*values)
+        case Kind.UNLOAD:
+            return Unload(*values)
         case Kind.HELLO:
             return Hello()
         case Kind.STOP:
@@ -231,6 +278,14 @@ def _to_wire(message: Message) -> tuple[Any, ...]:
             return (Kind.READY, *(getattr(message, name) for name in _READY))
         case Failed():
             return (Kind.FAILED, _error_to_wire(message.error))
+        case Adapters():
+            return (Kind.ADAPTERS, [(each.number, each.name, each.path, each.parent) for each in message.served])
+        case Done():
+            return (Kind.DONE, message.ticket, None if message.error is None else _error_to_wire(message.error))
+        case Load():
+            return (Kind.LOAD, message.ticket, message.name, message.path, message.parent, message.replace)
+        case Unload():
+            return (Kind.UNLOAD, message.ticket, message.name)
         case Hello():
             return (Kind.HELLO,)
         case Stop():
@@ -250,11 +305,12 @@ def _request_to_wire(request: Request) -> tuple[Any, ...]:
         request.session,
         None if constraint is None else (constraint.kind.value, constraint.text, constraint.lead),
         None if pooling is None else (pooling.dimensions, pooling.normalize, pooling.second_segment),
+        request.adapter,
     )
 
 
 def _request_from_wire(values: Sequence[Any]) -> Request:
-    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling = values
+    name, prompt, params, arrival, priority, cache_salt, family, session, constraint, pooling, adapter = values
     tokens = array("i")
     tokens.frombytes(prompt)
     known = dict(zip(_PARAMS, params, strict=True))
@@ -262,7 +318,7 @@ def _request_from_wire(values: Sequence[Any]) -> Request:
         known["constraint"] = Constraint(ConstraintKind(constraint[0]), *constraint[1:])
     pooled = None if pooling is None else PoolingParams(*pooling)
     asked = SamplingParams(**known)
-    return Request(name, tuple(tokens), asked, arrival, priority, cache_salt, family, session, pooled)
+    return Request(name, tuple(tokens), asked, arrival, priority, cache_salt, family, session, pooled, adapter)
 
 
 def _step_to_wire(step: Step) -> tuple[Any, ...]:

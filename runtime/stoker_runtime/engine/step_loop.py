@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.adapters import Adapters
 from stoker_runtime.engine.constraints import Constraints
 from stoker_runtime.engine.executor_protocol import Executor, Launched
 from stoker_runtime.errors import EngineError, RequestError
@@ -34,6 +35,7 @@ class StepLoop:
     def __init__(self, executor: Executor, config: EngineConfig) -> None:
         self.executor = executor
         self.scheduler = Scheduler(scheduler_config(executor, config))
+        self.adapters = Adapters(self.scheduler, executor.adapters)
         self._constraints = Constraints(self.scheduler, GrammarCompiler(lambda: load_trie(executor, config)))
         self._launched: Launched | None = None
         self._step_seconds = 0.0
@@ -59,7 +61,9 @@ class StepLoop:
         """Queue a request; errors as `Scheduler.add`."""
         if request.pooling is not None:
             raise RequestError("This model generates text; it does not embed or score.")
+        self.adapters.require(request.adapter)
         sequence = self.scheduler.add(request, client=client, handle=handle)
+        self.adapters.add(sequence)
         if request.params.masked:
             self._constraints.add(sequence)
         return sequence
@@ -76,6 +80,8 @@ class StepLoop:
         finished, self._launched = self._launched, launched
         output = self.scheduler.commit(finished.batch, finished.result()) if finished else StepOutput()
         self._constraints.enforce(output, launched)
+        if self.adapters.busy:
+            self.adapters.take_over(output, idle=launched is None and not output.sequences)
         self._measure(launched, finished)
         return output
 
@@ -124,6 +130,7 @@ def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfi
         host_pages=executor.host_pages,
         host_page_tokens=executor.host_page_tokens,
         page_size=executor.page_size,
+        adapter_slots=executor.adapters.slots if executor.adapters is not None else 0,
         max_num_seqs=executor.max_num_seqs,
         max_model_len=executor.max_model_len,
         max_num_batched_tokens=executor.max_num_batched_tokens,

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from stoker_kernels.launch.dispatch import KernelUnavailable
+from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor.device import (
@@ -130,7 +131,8 @@ def _build(
     with phase("cache", seconds), torch.inference_mode():
         if rank is None:
             decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-            executor = make(config, decoder, plan, device, host)
+            adapters = AdapterMemory(config, spec, dtype, device) if config.enable_lora else None
+            executor = make(config, decoder, plan, device, host, adapters=adapters)
         else:
             decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)
             executor = make(config, decoder, plan, device, host, rank.sampler)

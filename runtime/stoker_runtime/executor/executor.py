@@ -9,7 +9,7 @@ Knows nothing of requests, text or why a batch is what it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,8 @@ from stoker_kernels.launch.aot_index import compiled_at_start
 from stoker_kernels.pages import copy_pages
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates, pack_updates
+from stoker_runtime.adapters.memory import AdapterMemory
+from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
@@ -59,6 +61,7 @@ class Executor:
         device: torch.device,
         host: HostPlan = NO_HOST_POOL,
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
+        adapters: AdapterMemory | None = None,
     ) -> None:
         spec = decoder.spec
         self.config = config
@@ -80,11 +83,16 @@ class Executor:
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
         self._pages = by_page(self.arena)
         self._swap = PageSwap(self.arena, host) if host.pages else None
-        self.body = StepBody(config, decoder, self.arena, device, make_sampler)
+        self.adapters = adapters
+        step = AdapterStep(config, adapters, device) if adapters is not None else None
+        self.body = StepBody(config, decoder, self.arena, device, make_sampler, step)
         self._decodes: tuple[int, ...] = ()
+        self._adapted = False
+        """Whether one of `_decodes` has an adapter."""
         self._updates = torch.zeros((MAX_UPDATES, 3), dtype=torch.int32, device=device)
         self._update_staging = Staging(self._updates.numel(), device)
         self._row_staging = Staging(self.max_num_seqs, device)
+        self._adapter_staging = Staging(self.max_num_seqs, device)
         self._ragged_staging = Staging(self.body.ragged.packed.numel(), device)
         pin = device.type == "cuda"
         self._host_tokens = [torch.zeros(self.max_num_seqs, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
@@ -112,8 +120,13 @@ class Executor:
             self._swap.move(batch.swap_outs, batch.swap_ins)
         if batch.copies:
             copy_pages(self._pages, self._pages, upload(batch.copies, self.device))
+        for adapter, slot in batch.adapter_loads:
+            assert self.adapters is not None, "an adapter is loaded where there is no room for any"
+            self.adapters.load(adapter, slot)
         if batch.assigns:
             self.body.sampler.assign(batch.assigns)
+            if self.body.adapters is not None and self.body.adapters.assign(batch.assigns):
+                self._adapter_staging.upload(self.body.adapters.values, self.body.adapters.target)
             # The same slots may hold other sequences now: the next decode selects its way anew.
             self._decodes = ()
         if batch.page_updates:
@@ -132,14 +145,16 @@ class Executor:
             self._row_staging.upload(rows, self.body.row_slots)
             self._decodes = batch.decodes
             self.body.sampler.select(batch.decodes)
-        shape = self._shapes.decode(count, self.body.sampler.mode)
+            self._adapted = self._has_adapters(batch.decodes)
+        shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted)
         return self._read_back(batch, shape, self._graphs.run(shape))
 
     def _mixed(self, batch: Batch) -> Launched:
         """Decodes and prefill chunks together, as a graph where the host would take longer than the GPU."""
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
         mode = self._mode(batch)
-        shape, graphed = self._shapes.ragged(len(batch.decodes), len(batch.prefills), tokens, mode)
+        adapted = self._has_adapters(batch.row_slots)
+        shape, graphed = self._shapes.ragged(len(batch.decodes), len(batch.prefills), tokens, mode, adapted)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         if graphed:
             return self._read_back(batch, shape, self._graphs.run(shape))
@@ -149,7 +164,8 @@ class Executor:
     def _scored_prefill(self, batch: Batch) -> Launched:
         """A step with prompt log-probabilities: always eager, because its extra rows vary."""
         tokens = sum(len(chunk.token_ids) for chunk in batch.prefills)
-        shape = StepShape(len(batch.decodes), len(batch.prefills), tokens, self._mode(batch))
+        adapted = self._has_adapters(batch.row_slots)
+        shape = StepShape(len(batch.decodes), len(batch.prefills), tokens, self._mode(batch), adapted)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         targets, rows = prompt_targets(batch)
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
@@ -161,7 +177,10 @@ class Executor:
         return launched
 
     def _mode(self, batch: Batch) -> str:
-        return self.body.sampler.mode_of([*batch.decodes, *(chunk.slot for chunk in batch.prefills)])
+        return self.body.sampler.mode_of(batch.row_slots)
+
+    def _has_adapters(self, slots: Sequence[int]) -> bool:
+        return self.body.adapters is not None and self.body.adapters.any(slots)
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor, targets: list[int]) -> list[PendingPromptLogprobs]:
         """Log-probabilities of the prompt's own tokens, one entry per chunk; `hidden [len(targets), H]`."""
@@ -173,7 +192,10 @@ class Executor:
             parts = []
             for first in range(at, end, SCORED_ROWS):
                 part = slice(first, min(first + SCORED_ROWS, end))
-                parts.append(to_host(token_logprobs(self.decoder.logits(hidden[part]), tokens[part], top)))
+                step = self.body.adapters
+                adapters = step.of_sequence(chunk.slot, part.stop - part.start) if step is not None else None
+                logits = self.decoder.logits(hidden[part], adapters=adapters)
+                parts.append(to_host(token_logprobs(logits, tokens[part], top)))
             pending.append(PendingPromptLogprobs(parts, top))
             at = end
         return pending
@@ -223,6 +245,7 @@ class Executor:
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
             "host_pages": str(self.host_pages),
+            **({"adapter_slots": str(self.adapters.slots)} if self.adapters is not None else {}),
             "graphs": str(self._graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
@@ -244,7 +267,7 @@ class Executor:
         And copy a page that is blank still, onto itself.
         """
         copy_pages(self._pages, self._pages, upload([(0, 0)], self.device))
-        for shape in self._graphs.missing(self._shapes.planned((GREEDY,))):
+        for shape in self._graphs.missing(self._planned((GREEDY,))):
             if shape.prefills == 0 and shape.rows in sizes:
                 self._quiesce(shape)
                 self._graphs.warm(shape)
@@ -252,17 +275,20 @@ class Executor:
     @torch.inference_mode()
     def capture(self, sizes: tuple[int, ...] = ()) -> None:
         """Capture greedy decode graphs for these padded sizes; every planned greedy graph where none is named."""
-        for shape in reversed(self._graphs.missing(self._shapes.planned((GREEDY,)))):
+        for shape in reversed(self._graphs.missing(self._planned((GREEDY,)))):
             if not sizes or (shape.prefills == 0 and shape.rows in sizes):
                 self._prepare(shape)
 
     @torch.inference_mode()
     def idle(self) -> bool:
         """Use a moment without work: capture one more graph. False when there is nothing left to prepare."""
-        missing = self._graphs.missing(self._shapes.planned((GREEDY, SAMPLE)))
+        missing = self._graphs.missing(self._planned((GREEDY, SAMPLE)))
         if missing:
             self._prepare(missing[0])
         return len(missing) > 1
+
+    def _planned(self, modes: tuple[str, ...]) -> list[StepShape]:
+        return self._shapes.planned(modes, adapters=self.adapters is not None)
 
     def _prepare(self, shape: StepShape) -> None:
         self._quiesce(shape)

@@ -8,6 +8,7 @@ Knows nothing of what is done about a kernel that is missing (`kernel_supply`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -42,6 +43,8 @@ def rehearse_steps(
     with body.few_layers():
         for shape in rehearsed_shapes(shapes, rows, max_tokens):
             body(shape)
+            if body.adapters is not None:
+                body(replace(shape, adapters=True))
     few = min(2, rows)
     logits = torch.empty((few, body.decoder.spec.vocab), dtype=body.decoder.dtype, device=updates.device)
     body.sampler.rehearse(logits, body.row_slots[:few], body.ragged.positions[:few])

@@ -15,6 +15,7 @@ import torch
 from stoker_kernels.attention import attention_workspace_bytes
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
+from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.resolve import logits_bytes
 from stoker_runtime.models.spec import ModelSpec
@@ -97,7 +98,7 @@ class Staging:
 def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
-    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step.
+    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -109,6 +110,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
         + spec.rope_table_bytes(config.max_model_len)
         + logits_bytes(config, spec)
+        + adapter_bytes(config, spec)
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
+from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
 from stoker_runtime.executor.step_shape import StepShape
@@ -35,10 +36,13 @@ class StepBody:
         arena: torch.Tensor,
         device: torch.device,
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
+        adapters: AdapterStep | None = None,
     ) -> None:
+        """`adapters`: None where the engine serves none."""
         spec = decoder.spec
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         self.decoder = decoder
+        self.adapters = adapters
         self.page_size = config.page_size
         self.max_model_len = config.max_model_len
         self.kv = [(layer[0], layer[1]) for layer in arena]
@@ -91,8 +95,11 @@ class StepBody:
             seq_lens_out=out.seq_lens,
         )
         meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, shape, 1)
-        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None)
-        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:rows])
+        adapters = None
+        if shape.adapters and self.adapters is not None:
+            adapters = self.adapters.of_decode(row_slots, self._arange[: rows + 1])
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
+        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:rows], adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -109,8 +116,14 @@ class StepBody:
         prepare_ragged(packed, self.slots, self.page_size, shape.decodes, out)
         meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape, max_query_len)
         wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
-        hidden = self.decoder.forward(ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted), self.kv)
-        logits = self.decoder.logits(hidden[:rows], self._logits[:rows])
+        adapters = None
+        if shape.adapters and self.adapters is not None:
+            adapters = self.adapters.of_mixed(packed.row_slots, packed.query_start, tokens, extra_rows)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted, adapters)
+        hidden = self.decoder.forward(inputs, self.kv)
+        if adapters is not None and self.adapters is not None and extra_rows is not None:
+            adapters = self.adapters.of_rows(rows)
+        logits = self.decoder.logits(hidden[:rows], self._logits[:rows], adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]

@@ -20,12 +20,16 @@ ACHIEVED_FLOPS = 700e12
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode."""
+    """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode.
+
+    `adapters`: at least one row goes through an adapter.
+    """
 
     decodes: int
     prefills: int
     tokens: int
     mode: str
+    adapters: bool = False
 
     @property
     def rows(self) -> int:
@@ -69,22 +73,25 @@ class ShapeTable:
         mixed = (rows + longest for rows in self._mixed_sizes if rows + GRAPH_PREFILLS <= self._max_rows)
         return max(self._decode_sizes[-1], min(self._max_tokens, max(mixed, default=0)))
 
-    def decode(self, count: int, mode: str) -> StepShape:
+    def decode(self, count: int, mode: str, adapters: bool = False) -> StepShape:
         """The shape of a pure decode step of `count` rows."""
         rows = self._decode_sizes[bisect_left(self._decode_sizes, count)] if self._padded else count
-        return StepShape(rows, 0, 0, mode)
+        return StepShape(rows, 0, 0, mode, adapters)
 
-    def ragged(self, decodes: int, prefills: int, tokens: int, mode: str) -> tuple[StepShape, bool]:
+    def ragged(
+        self, decodes: int, prefills: int, tokens: int, mode: str, adapters: bool = False
+    ) -> tuple[StepShape, bool]:
         """The shape of a step with prefill chunks, and whether a graph pays; unpadded where it does not."""
         if self._padded and self._tokens and tokens <= self._tokens[-1] and prefills <= GRAPH_PREFILLS:
             rows = self._mixed_sizes[bisect_left(self._mixed_sizes, decodes)]
             bucket = self._tokens[bisect_left(self._tokens, tokens)]
             if rows + GRAPH_PREFILLS <= self._max_rows and rows + bucket <= self._max_tokens:
-                return StepShape(rows, GRAPH_PREFILLS, bucket, mode), True
-        return StepShape(decodes, prefills, tokens, mode), False
+                return StepShape(rows, GRAPH_PREFILLS, bucket, mode, adapters), True
+        return StepShape(decodes, prefills, tokens, mode, adapters), False
 
-    def planned(self, modes: tuple[str, ...]) -> list[StepShape]:
+    def planned(self, modes: tuple[str, ...], *, adapters: bool = False) -> list[StepShape]:
         """The graphs to have before they are needed, in order of use: decodes, then prefill alone."""
-        decodes = [StepShape(size, 0, 0, mode) for mode in modes for size in self._decode_sizes]
-        prefills = [StepShape(0, GRAPH_PREFILLS, tokens, mode) for mode in modes for tokens in self._tokens]
+        kinds = [(mode, adapted) for mode in modes for adapted in ((False, True) if adapters else (False,))]
+        decodes = [StepShape(size, 0, 0, *kind) for kind in kinds for size in self._decode_sizes]
+        prefills = [StepShape(0, GRAPH_PREFILLS, tokens, *kind) for kind in kinds for tokens in self._tokens]
         return decodes + [shape for shape in prefills if shape.rows <= self._max_rows]

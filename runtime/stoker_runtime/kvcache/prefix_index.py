@@ -1,7 +1,7 @@
 """Which KV page holds which prefix: chained page hashes, and the order in which cached pages are given up.
 
 A page's key is a digest of its parent's key and its own token ids, so one key names the whole prefix up to the
-page's end. The root key comes from the request's `cache_salt`: two salts never share a page.
+page's end. The root key comes from the request's `cache_salt` and adapter: two salts, or adapters, never share a page.
 
 Invariants: only full pages have a key; a key has one page and a page one key; idle are exactly the keyed pages that no
 sequence references, least recently used first, those of sessions after all others.
@@ -17,9 +17,10 @@ from hashlib import blake2b
 KEY_BYTES = 16
 
 
-def root_key(cache_salt: str) -> bytes:
-    """The key before the first page."""
-    return blake2b(cache_salt.encode(), digest_size=KEY_BYTES, person=b"stoker-prefix").digest()
+def root_key(cache_salt: str, adapter: int = 0) -> bytes:
+    """The key before the first page. `adapter` is the number of what keys and values went through, 0 for none."""
+    salt = f"{adapter:x}".encode() if adapter else b""
+    return blake2b(cache_salt.encode(), digest_size=KEY_BYTES, salt=salt, person=b"stoker-prefix").digest()
 
 
 def extend_keys(keys: list[bytes], tokens: array[int], page_size: int, root: bytes) -> None:

@@ -33,7 +33,7 @@ from stoker_kernels.norm import rms_norm_columns
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
-from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
@@ -106,8 +106,10 @@ class Decoder:
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
-        layers, stream = self.weights.layers, self._stream
+        layers, stream, adapters = self.weights.layers, self._stream, inputs.adapters
         residual = self._enter(inputs)
+        if adapters is not None:
+            adapters.add_embedding(residual, inputs.ids)
         hidden = stream.enter(residual, layers[0])
         beside: Tensor | None = None
         slots = inputs.slot_mapping
@@ -119,20 +121,32 @@ class Decoder:
                 residual = residual.index_select(0, inputs.logits_rows)
                 slots = slots.index_select(0, inputs.logits_rows) if self.mixture is not None else slots
                 hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
-            update = self._whole(self._linear(heads, layer.output, layer.output_bias))
+                adapters = adapters and adapters.beyond_attention
+            update = self._linear(heads, layer.output, layer.output_bias)
+            if adapters is not None:
+                adapters.add(update, heads, f"layers.{index}.output")
+            update = self._whole(update)
             if self.spec.parallel:
                 beside, hidden = update, stream.beside(residual, layer, hidden)
             else:
                 hidden = stream.to_ffn(update, residual, layer)
-            update = self._whole(self._feed_forward(index, hidden, slots))
+            if adapters is None or layer.mixture is not None:
+                update = self._whole(self._feed_forward(index, hidden, slots))
+            else:
+                update = self._adapted_dense(index, hidden, adapters)
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None, adapters: AdapterInputs | None = None) -> Tensor:
+        """`[S, H]` → `[S, V]` in the model's dtype; `out` is written and returned where it is given.
+
+        `adapters` are those of the rows of `hidden`, planned in `rows`.
+        """
         spec = self.spec
         logits = linear(hidden, self.weights.head, bias=self.weights.head_bias, out=out)
+        if adapters is not None:
+            adapters.beyond_attention.add(logits, hidden, "head")
         if spec.logit_scale == 1.0 and not spec.logit_softcap:
             return logits
         return scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
@@ -176,6 +190,8 @@ class Decoder:
         k_cache, v_cache = cache
         k_scale, v_scale = self._cache_scales(index, k_cache)
         qkv = self._linear(hidden, layer.qkv, layer.qkv_bias)
+        if inputs.adapters is not None:
+            inputs.adapters.add(qkv, hidden, f"layers.{index}.qkv")
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
             rms_norm_columns(qkv, (q_norm, k_norm), spec.eps)
@@ -247,6 +263,26 @@ class Decoder:
         if down.takes_quantized and fused is not None:
             return self._linear(fused(both), down, layer.down_bias)
         return self._linear(ACTIVATIONS[self.spec.activation](both), down, layer.down_bias)
+
+    def _adapted_dense(self, index: int, hidden: Tensor | Quantized, adapters: AdapterInputs) -> Tensor:
+        """`_dense` in its single steps: adapters add to gate and up before the activation."""
+        layer, activation = self.weights.layers[index], self.spec.activation
+        gate_up, down = layer.gate_up, layer.down
+        assert gate_up is not None, "a layer has experts or a feed-forward of its own"
+        assert down is not None, "a layer has experts or a feed-forward of its own"
+        both = self._linear(hidden, gate_up, layer.gate_up_bias)
+        adapters.add(both, hidden, f"layers.{index}.gate_up")
+        fused = QUANTIZING_ACTIVATIONS.get(activation)
+        product: Tensor | Quantized
+        if not self.spec.gated:
+            product = PLAIN_ACTIVATIONS[activation](both)
+        elif down.takes_quantized and fused is not None:
+            product = fused(both)
+        else:
+            product = ACTIVATIONS[activation](both)
+        update = self._linear(product, down, layer.down_bias)
+        adapters.add(update, product, f"layers.{index}.down")
+        return update
 
 
 def _rows(hidden: Tensor | Quantized, rows: Tensor) -> Tensor | Quantized:

@@ -7,11 +7,42 @@ Knows nothing of requests, of sampling, or of how the tensors were made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
+from stoker_kernels.lora import LoraPlan, LoraTarget, add_lora, add_lora_embedding
+from stoker_kernels.quant import Quantized
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInputs:
+    """What adapters add in one step: their matrices by the parameter that they change, and whose tokens are whose.
+
+    `tokens` plans all tokens of the step, `rows` those that go beyond the last layer's attention; `scratch` is fp32.
+    """
+
+    targets: Mapping[str, LoraTarget]
+    tokens: LoraPlan
+    rows: LoraPlan
+    scratch: Tensor
+
+    @property
+    def beyond_attention(self) -> AdapterInputs:
+        """The same for what is left of the tokens after the last layer's attention."""
+        return replace(self, tokens=self.rows)
+
+    def add(self, y: Tensor, x: Tensor | Quantized, parameter: str) -> None:
+        """Add to `y`, in place, what the adapters change in the product of `parameter` with `x`."""
+        if (target := self.targets.get(parameter)) is not None:
+            add_lora(y, x, target, self.tokens, self.scratch)
+
+    def add_embedding(self, y: Tensor, ids: Tensor) -> None:
+        """The same for the embedding of `ids`."""
+        if (target := self.targets.get("embed")) is not None:
+            add_lora_embedding(y, ids, target, self.tokens, self.scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +51,7 @@ class ForwardInputs:
 
     `ids`, `positions`: `[T]` int32. `slot_mapping`: `[T]` int64, page · page_size + offset where the token's
     key and value go; -1 writes nothing. `logits_rows`: indices into the `T` tokens whose hidden state is wanted,
-    int64; None wants all of them (a pure decode step, where T = S).
+    int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one.
     """
 
     ids: Tensor
@@ -28,3 +59,4 @@ class ForwardInputs:
     slot_mapping: Tensor
     attention: AttentionMeta
     logits_rows: Tensor | None = None
+    adapters: AdapterInputs | None = None

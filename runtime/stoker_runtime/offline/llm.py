@@ -26,6 +26,7 @@ from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.fetch.by_name import located
 from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
+from stoker_runtime.offline.lora import LoraRequests, Loras
 from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
 from stoker_runtime.offline.record import Record, Task, as_output, gather
@@ -114,6 +115,7 @@ class LLM:
         self._config = config
         self._own_defaults = True
         self._names = itertools.count()
+        self._loras = LoraRequests()
         self._tokenizer: Tokenizer | None = None
         self._alphabet: LLTokenizer | None = None
 
@@ -163,15 +165,17 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         priority: Sequence[int] | None = None,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts (texts or token ids) together; outputs in their order.
 
         `sampling_params`: one for all, or one each; None: what the model's generation_config.json says. `stop`: strings
         that end a sequence besides those there. `priority`: a number for each prompt, the lowest runs first; it needs
-        scheduling_policy="priority". `use_tqdm`, vLLM's name: a line of progress on standard error; by default where
-        that is a terminal. Raises RequestError for a prompt that cannot be run; none has been started then.
+        scheduling_policy="priority". `lora_request`: an adapter for all, or one (or None) each. `use_tqdm`, vLLM's
+        name: a line of progress on standard error; by default where that is a terminal. Raises RequestError for a
+        prompt that cannot be run; none has been started then.
         """
-        tasks = self._tasks(as_prompts(prompts), sampling_params, stop)
+        tasks = self._adapted(self._tasks(as_prompts(prompts), sampling_params, stop), lora_request)
         if priority is not None:
             tasks = self._ranked(tasks, priority)
         running = self._submit(tasks)
@@ -224,6 +228,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stop: Sequence[str] = (),
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several together, through the model's chat template, or through `chat_template`.
 
@@ -239,7 +244,7 @@ class LLM:
             text = chat.prompt(each, options)
             # The template writes the special tokens itself.
             prompts.append({"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)})
-        return self.generate(prompts, sampling_params, use_tqdm, stop=stop)
+        return self.generate(prompts, sampling_params, use_tqdm, stop=stop, lora_request=lora_request)
 
     def beam_search(
         self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
@@ -329,6 +334,11 @@ class LLM:
         shown = (params.include_stop_str_in_output, params.skip_special_tokens, params.detokenize)
         return Task(name, text, ids, found, params.n, (*params.stops, *stop), *shown, salt=salt)
 
+    def _adapted(self, tasks: list[Task], asked: Loras) -> list[Task]:
+        """The tasks with the numbers of their adapters. Raises RequestError."""
+        numbers = self._loras.numbers(self._loop, asked, len(tasks))
+        return [replace(task, adapter=number) for task, number in zip(tasks, numbers, strict=True)]
+
     def _ranked(self, tasks: list[Task], priority: Sequence[int]) -> list[Task]:
         """The tasks with their priorities. Raises RequestError."""
         if len(priority) != len(tasks):
@@ -373,6 +383,7 @@ class LLM:
                         priority=task.priority,
                         cache_salt=task.salt,
                         family=family,
+                        adapter=task.adapter,
                     )
                     running[-1].append(self._loop.add(request))
         except BaseException:

@@ -32,7 +32,6 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto",),
     "skip_tokenizer_init": (False,),
     "cpu_offload_gb": (0,),
-    "enable_lora": (False,),
     "enable_sleep_mode": (False,),
     "disable_sliding_window": (False,),
     "logprobs_mode": ("raw_logprobs",),

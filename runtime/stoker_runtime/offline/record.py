@@ -34,6 +34,7 @@ class Task:
     detokenize: bool = True
     salt: str = ""
     priority: int = 0
+    adapter: int = 0
 
 
 class Record:

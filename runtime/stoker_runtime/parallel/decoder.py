@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
-from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
 
@@ -48,13 +48,13 @@ class RankDecoder(Decoder):
         hidden = super().forward(replace(inputs, logits_rows=None), kv)
         return hidden if inputs.logits_rows is None else hidden[: len(inputs.logits_rows)]
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None, adapters: AdapterInputs | None = None) -> Tensor:
         """As `Decoder.logits`; where this rank does not lead, of the right shape alone."""
         if out is None:
             out = torch.empty((hidden.shape[0], self.spec.vocab), dtype=self.dtype, device=hidden.device)
         if not self._place.is_last:
             return out
-        return self.collectives.gather(super().logits(hidden), out)
+        return self.collectives.gather(super().logits(hidden, adapters=adapters), out)
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         ids = inputs.ids

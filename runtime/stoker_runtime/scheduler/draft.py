@@ -36,7 +36,7 @@ class Draft:
     preempted: set[Sequence] = field(default_factory=set)
     """Who leaves in this step; they do not come back in it."""
 
-    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves) -> Batch:
+    def batch(self, step: int, swap_outs: Moves, swap_ins: Moves, adapter_loads: Moves) -> Batch:
         """The immutable description of this step."""
         return Batch(
             step=step,
@@ -47,6 +47,7 @@ class Draft:
             copies=tuple(self.copies),
             swap_outs=swap_outs,
             swap_ins=swap_ins,
+            adapter_loads=adapter_loads,
         )
 
 

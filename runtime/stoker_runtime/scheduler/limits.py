@@ -23,7 +23,8 @@ MAX_ARRIVAL = 1e15
 class SchedulerConfig:
     """The sizes of the device and the rules of the queue; all decided, no zeros but for `host_pages`: no host pool.
 
-    `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens.
+    `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. A step has rows
+    of at most `adapter_slots` adapters.
     """
 
     num_pages: int
@@ -39,6 +40,7 @@ class SchedulerConfig:
     seed: int = 0
     host_pages: int = 0
     host_page_tokens: float = 0.0
+    adapter_slots: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

@@ -18,6 +18,7 @@ from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.request import EngineStats
+from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER, AdapterSlots
 from stoker_runtime.scheduler.draft import Draft
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.sequence import NO_SLOT, Sequence
@@ -36,8 +37,11 @@ class Found:
 class Placement:
     """Slots and pages of one device, and the host's pages where there is a pool."""
 
-    def __init__(self, pages: PageManager, num_slots: int, host: HostPool | None = None) -> None:
+    def __init__(
+        self, pages: PageManager, num_slots: int, host: HostPool | None = None, adapter_slots: int = 0
+    ) -> None:
         self.pages = pages
+        self.adapters = AdapterSlots(adapter_slots)
         self.host = host
         if host is not None:
             pages.on_evict = host.evicted
@@ -60,7 +64,8 @@ class Placement:
         host = None
         if config.host_pages:
             host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=config.host_page_tokens)
-        return cls(PageManager(config.num_pages, size, prefix_caching=caching), config.max_num_seqs, host)
+        pages = PageManager(config.num_pages, size, prefix_caching=caching)
+        return cls(pages, config.max_num_seqs, host, config.adapter_slots)
 
     def lookup(self, sequence: Sequence) -> Found:
         """What `sequence` may start from, not yet acquired.
@@ -170,6 +175,8 @@ class Placement:
     def _enter(self, sequence: Sequence, draft: Draft) -> None:
         """Tell the device of a sequence that has got its pages."""
         sequence.slot = self.free_slots.pop()
+        sequence.adapter_slot = self.adapters.acquire(sequence.request.adapter)
+        self.adapters.queue(sequence.request.adapter, -1)
         self._set_event(sequence)
         draft.assigns.append(sequence.assign())
         draft.page_updates.append(PageUpdate(sequence.slot, 0, tuple(sequence.pages)))
@@ -210,6 +217,7 @@ class Placement:
                 sequence.stored = self.host.store(own, keys, first, sequence.computed)
                 self.swapped += sequence.stored is not None
         self.release(sequence)
+        self.adapters.queue(sequence.request.adapter, 1)
         sequence.computed = 0
 
     def forget(self, sequence: Sequence) -> None:
@@ -219,12 +227,20 @@ class Placement:
             sequence.stored = None
             self.swapped -= 1
 
+    def dismiss(self, sequence: Sequence) -> None:
+        """A sequence without a slot ends; it may have waited."""
+        if sequence.queued:
+            self.adapters.queue(sequence.request.adapter, -1)
+        self.forget(sequence)
+
     def release(self, sequence: Sequence) -> None:
         """Take slot and pages back; what is cached stays cached until it is evicted."""
         self.publish(sequence)
         if sequence.request.session:
             self.pages.keep(sequence.pages)
         self.free_slots.append(sequence.slot)
+        self.adapters.release(sequence.request.adapter)
+        sequence.adapter_slot = NO_ADAPTER
         self.pages.release(sequence.pages)
         sequence.slot = NO_SLOT
         sequence.pages = []
@@ -238,13 +254,15 @@ class Placement:
         if self.host is not None:
             self.host.settle()
 
-    def take_moves(self) -> tuple[Moves, Moves]:
-        """The pages that the batch to be launched moves to the host, and back from there."""
-        return ((), ()) if self.host is None else self.host.take_moves()
+    def take_moves(self) -> tuple[Moves, Moves, Moves]:
+        """What the batch to be launched moves: pages to the host, pages back from there, adapters to their slots."""
+        out, back = ((), ()) if self.host is None else self.host.take_moves()
+        return out, back, self.adapters.take_loads()
 
     def clear_caches(self) -> None:
-        """Forget what is cached on the device and on the host, for when no page's content can be trusted."""
+        """Forget what is cached on the device and on the host, for when nothing there can be trusted."""
         self.pages.clear_cache()
+        self.adapters.forget()
         if self.host is not None:
             self.host.clear()
 
@@ -253,6 +271,7 @@ class Placement:
         stats.running = self.num_slots - len(self.free_slots)
         stats.pages_used, stats.pages_total = self.pages.used, self.pages.num_pages
         stats.prefix_queries, stats.prefix_hits = self.queries, self.hits
+        stats.running_adapters, stats.waiting_adapters = self.adapters.running, self.adapters.waiting
         if (host := self.host) is not None:
             stats.swapped = self.swapped
             stats.host_pages_used, stats.host_pages_total = host.pages.used, host.pages.num_pages
@@ -268,6 +287,8 @@ class Placement:
             capacity = len(sequence.pages) * self.pages.page_size
             assert sequence.computed <= capacity, f"{sequence.request.id} outgrew its pages"
             assert sequence.stored is None, f"{sequence.request.id} runs and is stored on the host"
+        placed = [(sequence.request.adapter, sequence.adapter_slot) for sequence in sequences]
+        self.adapters.check(placed, (sequence.request.adapter for sequence in waiting))
         self.pages.check([*(sequence.pages for sequence in sequences), self._copy_sources])
         stored = [sequence.stored for sequence in waiting if sequence.stored is not None]
         assert len(stored) == self.swapped, "sequences on the host are miscounted"

@@ -43,6 +43,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self.on_end: Callable[[Sequence], None] = lambda sequence: None  # called with each that ends
         self._clock = clock
         self._placement = Placement.of(config)
         self._order = POLICIES[config.policy]
@@ -81,13 +82,14 @@ class Scheduler:
             limit=min(length + params.max_tokens, config.max_tokens),
             stops=stops,
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
-            root=root_key(request.cache_salt),
+            root=root_key(request.cache_salt, request.adapter),
         )
         sequence.client, sequence.handle = client, handle
         sequence.order = self._order(request, self._serial)
         self._families.join(sequence)
         self._serial += 1
         self._waiting.push(sequence)
+        self._placement.adapters.queue(request.adapter, 1)
         return sequence
 
     def abort(self, sequence: Sequence) -> bool:
@@ -256,7 +258,7 @@ class Scheduler:
 
     def _wants(self, draft: Draft, sequence: Sequence) -> tuple[int, int] | None:
         """Pages that `sequence` needs to run now and tokens that it would compute; None when it has to wait anyway."""
-        if not sequence.is_ready:
+        if not sequence.is_ready or not self._placement.adapters.has_room(sequence.request.adapter):
             return None
         found = self._placement.lookup(sequence)
         if self._source(sequence, found, draft) is sequence:
@@ -290,6 +292,7 @@ class Scheduler:
         """Admit those who wait, in order; with `before`, only those of a lower `priority`."""
         placement, waiting = self._placement, self._waiting
         deferred: list[Sequence] = []
+        closed: set[int] = set()
         while draft.budget and placement.free_slots and len(deferred) < MAX_DEFERRED:
             best = waiting.best()
             # Who has just left for want of pages comes back before anyone behind, but not in the same step.
@@ -297,7 +300,7 @@ class Scheduler:
                 break
             sequence = waiting.pop()
             assert sequence is best
-            if not sequence.is_ready:
+            if not sequence.is_ready or placement.adapters.defers(sequence.request.adapter, closed):
                 deferred.append(sequence)
                 continue
             found = placement.lookup(sequence)
@@ -384,8 +387,9 @@ class Scheduler:
         if sequence.slot >= 0:
             self._leave(sequence)
         else:
+            self._placement.dismiss(sequence)
             self._waiting.discard(sequence)
-            self._placement.forget(sequence)
+        self.on_end(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self._placement.release(sequence)

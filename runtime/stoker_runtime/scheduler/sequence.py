@@ -15,6 +15,7 @@ from array import array
 
 from stoker_runtime.kvcache.host_pool import Stored
 from stoker_runtime.request import FinishReason, Request
+from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER
 from stoker_runtime.step.batch import SlotAssign
 
 NO_SLOT = -1
@@ -25,6 +26,7 @@ class Sequence:
     """Mutable state of one request. Plain attributes: the per-step loops touch three of them per sequence."""
 
     __slots__ = (
+        "adapter_slot",
         "admitted",
         "awaited",
         "cached_tokens",
@@ -36,6 +38,7 @@ class Sequence:
         "finish",
         "handle",
         "held",
+        "held_for_adapter",
         "keys",
         "limit",
         "milestone",
@@ -73,10 +76,13 @@ class Sequence:
         """Who asked, and what they call it; the scheduler only carries these."""
 
         self.slot = NO_SLOT
+        self.adapter_slot = NO_ADAPTER
         self.pages: list[int] = []
         self.stored: Stored | None = None
         """What it computed before it was preempted, if that rests in host memory."""
         self.queued = False
+        self.held_for_adapter = False
+        """Its adapter is not in host memory yet."""
         self.held = False
         """Not to be admitted yet: its constraint is being compiled."""
         self.computed = 0
@@ -104,8 +110,8 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be admitted: its constraint is compiled, and what was in flight is known."""
-        return not self.held and len(self.tokens) >= self.awaited
+        """Whether it may be admitted: its constraint is compiled, its adapter there, what was in flight known."""
+        return not self.held and not self.held_for_adapter and len(self.tokens) >= self.awaited
 
     @property
     def penalized(self) -> bool:
@@ -122,4 +128,5 @@ class Sequence:
             stop_token_ids=tuple(sorted(self.stops)),
             history=tuple(self.tokens) if self.penalized else (),
             prompt_length=self.prompt_length,
+            adapter=self.adapter_slot,
         )

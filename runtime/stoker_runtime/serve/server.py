@@ -273,6 +273,8 @@ class Server:
             self.config.engine.max_queued,
         )
         self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
+        if self.config.engine.enable_lora:
+            self.state.metrics.attach_adapters(lambda: engine.adapters, self.config.engine.max_loras)
         return Service(
             engine,
             text_side.tokenizer,
@@ -281,6 +283,7 @@ class Server:
             text_side.defaults,
             text_side.dialect,
             pooling=text_side.pooling,
+            names=self.config.model_names,
         )
 
     async def _drain(self, patience: float) -> None:

@@ -25,7 +25,7 @@ from stoker_runtime.config import (
     EngineConfig,
     ServerConfig,
 )
-from stoker_runtime.settings.values import choice, integer, number, pair, runner, switch, text
+from stoker_runtime.settings.values import choice, integer, lora_module, number, pair, runner, switch, text
 
 PREFIX = "STOKER_"
 
@@ -145,6 +145,30 @@ FLAGS: tuple[Flag, ...] = (
         'how to pool, as {"pooling_type": "MEAN", "normalize": true}',
         "JSON",
         aliases=("override-pooler-config",),
+    ),
+    Flag("enable-lora", "enable_lora", switch, MODEL, "serve LoRA adapters beside the model"),
+    Flag(
+        "lora-modules",
+        "lora_modules",
+        lora_module,
+        MODEL,
+        "adapters to serve from the start: a name and a PEFT folder, or a JSON object",
+        "NAME=PATH",
+        many=True,
+        words=True,
+    ),
+    Flag("max-loras", "max_loras", integer(1), MODEL, "most adapters in one step", "N"),
+    Flag("max-lora-rank", "max_lora_rank", integer(1), MODEL, "highest rank of an adapter, up to 256", "RANK"),
+    Flag("max-cpu-loras", "max_cpu_loras", integer(0), MODEL, "adapters in host memory; 0: max-loras", "N"),
+    Flag(
+        "lora-embeddings", "lora_embeddings", switch, MODEL, "make room for adapters of the embedding and output head"
+    ),
+    Flag(
+        "allow-runtime-lora-updating",
+        "allow_runtime_lora_updating",
+        switch,
+        MODEL,
+        "let callers load and unload adapters of the server's folders",
     ),
     Flag("device", "device", choice(DEVICES), MEMORY, "where to run", "|".join(DEVICES)),
     Flag(

@@ -7,10 +7,11 @@ Knows nothing of which settings there are.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Sequence
 
-from stoker_runtime.config import RUNNERS
+from stoker_runtime.config import RUNNERS, LoraModule
 
 
 class BadValue(ValueError):
@@ -81,6 +82,26 @@ def pair(value: str) -> tuple[str, str]:
     if not (op and equals and implementation):
         raise BadValue("OP=IMPLEMENTATION, such as linear=cublas")
     return op, implementation
+
+
+def lora_module(value: str) -> LoraModule:
+    """NAME=PATH, or a JSON object with name, path and base_model_name."""
+    rule = 'NAME=PATH, or {"name": "NAME", "path": "PATH", "base_model_name": "MODEL"}'
+    given: dict[str, str]
+    if not value.lstrip().startswith("{"):
+        name, _, path = value.partition("=")
+        given = {"name": name, "path": path}
+    else:
+        try:
+            given = json.loads(value)
+        except ValueError:
+            raise BadValue(rule) from None
+    known = given.keys() <= {"name", "path", "base_model_name"}
+    if not known or not all(isinstance(each, str) for each in given.values()) or not given.get("name"):
+        raise BadValue(rule)
+    if not given.get("path"):
+        raise BadValue(rule)
+    return LoraModule(given["name"], given["path"], given.get("base_model_name", ""))
 
 
 _RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}

@@ -30,6 +30,7 @@ ALWAYS = {
 
 ONE_VALUE = {
     "data-parallel-size": (("1",), "start several servers, or several replicas of an InferenceService"),
+    "lora-dtype": (("auto",), "adapters have the model's own type"),
     "load-format": (("auto",), "safetensors and GGUF are told apart by the files"),
     "config-format": (("auto",), "it is told by the files"),
     "tokenizer-mode": (("auto",), "there is one kind of tokenizer"),
@@ -82,8 +83,6 @@ SPELLINGS = {
 """vLLM's words for values of our own flags."""
 
 UNSUPPORTED = {
-    "enable-lora": "LoRA adapters are not served yet",
-    "lora-modules": "LoRA adapters are not served yet",
     "speculative-config": "speculative decoding is not there yet",
     "num-speculative-tokens": "speculative decoding is not there yet",
     "rope-scaling": "it is read from the model's configuration; change it there",

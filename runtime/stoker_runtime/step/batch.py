@@ -35,6 +35,7 @@ class SlotAssign:
 
     `history` is prompt plus output so far, given only when penalties need it; `prompt_length` splits it.
     `seed` is always set (drawn by the engine when the request has none); sampling is keyed by (seed, position).
+    `adapter` is the adapter slot that its tokens go through, −1 for none.
     """
 
     slot: int
@@ -43,6 +44,7 @@ class SlotAssign:
     stop_token_ids: tuple[int, ...]
     history: tuple[int, ...]
     prompt_length: int
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Batch:
 
     A step whose `assigns`, `page_updates`, moves and `prefills` are empty and whose `decodes` equal the
     previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write. `swap_outs` are
-    (device page, host page), `swap_ins` (host page, device page).
+    (device page, host page), `swap_ins` (host page, device page). `adapter_loads` are (adapter, slot): what the host
+    holds of an adapter goes to that slot before the forward, and no row of this step used what was there.
     """
 
     step: int
@@ -71,11 +74,17 @@ class Batch:
     copies: tuple[tuple[int, int], ...] = ()
     swap_outs: tuple[tuple[int, int], ...] = ()
     swap_ins: tuple[tuple[int, int], ...] = ()
+    adapter_loads: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens the forward pass runs, padding not counted."""
         return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.prefills)
+
+    @property
+    def row_slots(self) -> tuple[int, ...]:
+        """The slots of all rows, in their order."""
+        return self.decodes + tuple(chunk.slot for chunk in self.prefills)
 
     @property
     def sampled_slots(self) -> tuple[int, ...]:

@@ -189,6 +189,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         ("workspace", gib(plan.overhead)),
         ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
+        *([("adapters", describe_adapters(config, spec))] if config.enable_lora else []),
         ("host pool", describe_host(host, config.page_size)),
         ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
     ]
@@ -207,6 +208,17 @@ def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
         ("experts", f"{moe.top_k} of {moe.experts} for each token{shared}{where}"),
         ("parameters", f"{total:.1f} billion, of which a token reads {active:.1f} billion ({gib(read)})"),
     ]
+
+
+def describe_adapters(config: EngineConfig, spec: ModelSpec) -> str:
+    """What adapters take of the device, which is part of the workspace, and of the host."""
+    from stoker_runtime.adapters.memory import adapter_bytes, slot_bytes
+
+    slot = slot_bytes(config, spec)
+    return (
+        f"{gib(adapter_bytes(config, spec))} of the workspace: {config.max_loras} slots of {gib(slot)}, rank "
+        f"{config.max_lora_rank}; up to {gib(config.host_loras * slot)} of host memory for {config.host_loras}"
+    )
 
 
 def describe_host(host: HostPlan, page_size: int) -> str:

@@ -79,7 +79,7 @@ def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocab
 def _pieces(
     spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
 ) -> tuple[Route, ...]:
-    stored = _stored(spec, parameter.name, vocabulary)
+    stored = stored_form(spec, parameter.name, vocabulary)
     if stored is Stored.BY_KV_HEAD:
         return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
     if stored is Stored.BY_HEAD:
@@ -163,7 +163,7 @@ def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEn
     return replace(entry, shape=shape, offset=entry.offset + first * row_bytes, num_bytes=shape[0] * row_bytes)
 
 
-def _stored(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
+def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
     """GGUF's files hold all pieces by rows: their converter has brought them there."""
     return Stored.ROWS if vocabulary is Vocabulary.GGUF else _names(spec, parameter).stored
 

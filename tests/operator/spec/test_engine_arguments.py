@@ -184,7 +184,7 @@ def test_no_variable_of_what_is_the_operators_passes(name: str) -> None:
     [
         ({"args": ["--max-num-batched-token", "9"]}, "did you mean --max-num-batched-tokens?"),
         ({"args": ["--seed", "3", "4"]}, r"spec.runtime.args\[2\]: '4' is not allowed: it belongs to no flag"),
-        ({"args": ["--enable-lora"]}, "is not supported by the engine"),
+        ({"args": ["--headless"]}, "is not supported by the engine"),
         ({"env": [{"name": "STOKER_SEEED", "value": "1"}]}, "did you mean STOKER_SEED?"),
     ],
 )

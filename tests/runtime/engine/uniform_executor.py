@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker_runtime.errors import ModelError
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
 from stoker_runtime.step.result import MaskRows, StepResult
@@ -31,6 +32,31 @@ class Slot:
     pages: dict[int, int] = field(default_factory=dict)
     last_token: int | None = None
     position: int = 0
+
+
+@dataclass
+class UniformAdapters:
+    """Slots for adapters, and host copies: a folder is its path, and one called "bad…" cannot be read."""
+
+    slots: int
+    host_copies: int
+    rank: int = 1
+    copies: dict[int, str] = field(default_factory=dict)
+    reads: int = 0
+
+    def read(self, path: str) -> UniformAdapters:
+        self.reads += 1
+        if path.startswith("bad"):
+            raise ModelError(f"{path}: it is bad")
+        return self
+
+    def keep(self, number: int, adapter: object) -> None:
+        assert number not in self.copies, "a copy is made twice"
+        self.copies[number] = "kept"
+        assert len(self.copies) <= self.host_copies, "too many copies on the host"
+
+    def drop(self, number: int) -> None:
+        del self.copies[number]
 
 
 class UniformLaunched:
@@ -68,7 +94,10 @@ class UniformLaunched:
 
 
 class UniformExecutor:
-    """The verifying executor. `prompts` maps a request's seed to its prompt; unknown seeds are not verified."""
+    """The verifying executor. `prompts` maps a request's seed to its prompt; unknown seeds are not verified.
+
+    `adapter_of` maps a seed to the number of its adapter, 0 for none.
+    """
 
     def __init__(
         self,
@@ -83,6 +112,7 @@ class UniformExecutor:
         step_seconds: float = 0.0,
         host_pages: int = 0,
         host_page_tokens: float = 0.0,
+        adapters: UniformAdapters | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.host_pages = host_pages
@@ -94,6 +124,9 @@ class UniformExecutor:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.step_seconds = step_seconds
+        self.adapters = adapters
+        self.adapter_of: dict[int, int] = {}
+        self.loaded: dict[int, int] = {}
         self.prompts: dict[int, tuple[int, ...]] = {}
         self.slots: dict[int, Slot] = {}
         self.kv: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
@@ -110,6 +143,11 @@ class UniformExecutor:
         assert self.sampled == self.batches, "the step before has not sampled"
         self.batches += 1
         self._verify_shape(batch)
+        for number, slot in batch.adapter_loads:
+            assert self.adapters is not None
+            assert number in self.adapters.copies, f"adapter {number} is not in host memory"
+            assert 0 <= slot < self.adapters.slots, f"adapter slot {slot} does not exist"
+            self.loaded[slot] = number
         for assign in batch.assigns:
             self._verify_history(assign)
             self.slots[assign.slot] = Slot(assign)
@@ -234,16 +272,22 @@ class UniformExecutor:
         if slot.assign.seed in self.prompts:
             true = self._true_tokens(slot.assign, stop)
             assert token_ids == true[start:], f"positions {start}…{stop} run the wrong tokens"
-            fingerprint = 0
+            fingerprint = self._origin(slot)
             for position in range(start):
                 fingerprint = hash((fingerprint, true[position]))
                 assert self._entry(slot, position) == fingerprint, f"position {position} reads foreign KV"
-        fingerprint = self._entry(slot, start - 1) or 0 if start else 0
+        fingerprint = self._entry(slot, start - 1) or 0 if start else self._origin(slot)
         for position, token in enumerate(token_ids, start):
             fingerprint = hash((fingerprint, token))
             self.kv[slot.pages[position // self.page_size]][position % self.page_size] = fingerprint
         slot.position = stop
         slot.last_token = None
+
+    def _origin(self, slot: Slot) -> int:
+        """The fingerprint before the first position: keys and values of one adapter are no other's."""
+        number = self.loaded.get(slot.assign.adapter, 0)
+        assert number == self.adapter_of.get(slot.assign.seed, 0), "a row goes through another's adapter"
+        return hash(("adapter", number)) if number else 0
 
     def _entry(self, slot: Slot, position: int) -> int | None:
         return self.kv[slot.pages[position // self.page_size]][position % self.page_size]

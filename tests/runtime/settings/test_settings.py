@@ -225,7 +225,6 @@ def test_the_host_pool_is_sized_one_way() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--enable-lora", "LoRA adapters are not served yet"),
         ("--speculative-config {}", "speculative decoding is not there yet"),
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--data-parallel-size 2", "--data-parallel-size can only be 1"),

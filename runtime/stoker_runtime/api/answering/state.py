@@ -8,7 +8,7 @@ Knows nothing of routes or sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +26,7 @@ from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, Un
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.process.board import ACTIVE
+from stoker_runtime.request import Adapter
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ class Running(Protocol):
 class Service:
     """A model that answers: what is fixed once the engine runs.
 
-    `pooling`: it embeds or scores, and generates nothing.
+    `pooling`: it embeds or scores, and generates nothing. `names` are the model's own.
     """
 
     engine: EngineClient
@@ -66,6 +67,24 @@ class Service:
     dialect: Dialect
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
     pooling: PoolingSpec | None = None
+    names: tuple[str, ...] = ()
+
+    def adapter_of(self, model: str | None) -> int:
+        """The number of the adapter that is called `model`, 0 for the model itself.
+
+        Raises NotFoundError for what is neither: an adapter may have been unloaded since the request came.
+        """
+        if not model or model in self.names:
+            return 0
+        adapter = self.engine.adapters.get(model)
+        if adapter is None:
+            raise unknown_model(model)
+        return adapter.number
+
+
+def unknown_model(name: str) -> NotFoundError:
+    """What a client is told who asks for a model that is not served."""
+    return NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
 
 
 @dataclass(slots=True)
@@ -89,9 +108,14 @@ class ServerState:
         """The name that the answer carries. Raises NotFoundError for a model that is not served here."""
         if not name:
             return self.model_names[0]
-        if name not in self.model_names:
-            raise NotFoundError(f"The model `{name}` does not exist.", param="model", code="model_not_found")
+        if name not in self.model_names and name not in self.adapters:
+            raise unknown_model(name)
         return name
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The adapters that are served, by name: models to clients."""
+        return self.service.engine.adapters if self.service is not None else {}
 
     def require_service(self) -> Service:
         """The service, to generate with.

@@ -39,7 +39,10 @@ async def make_work(
     label: str,
     constraint: Constraint | None = None,
 ) -> Work:
-    """The work that `body` asks for, under a constraint that was checked. Raises RequestError naming the field."""
+    """The work that `body` asks for, under a constraint that was checked.
+
+    Raises RequestError naming the field, NotFoundError for an adapter that is not there any more.
+    """
     bad = body.bad_words or ()
     words = await off_loop(2 * sum(map(len, bad)), lambda: spellings(bad, service.tokenizer)) if bad else ()
     params = build_params(body, max_tokens, logprobs, service.limits, service.defaults, words)
@@ -79,6 +82,7 @@ async def make_work(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         session=body.session_id or "",
+        adapter=service.adapter_of(body.model),
         label=label,
         deadline=body.timeout,
         interval=body.stream_interval or 1,

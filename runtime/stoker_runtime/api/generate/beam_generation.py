@@ -132,6 +132,7 @@ class BeamGeneration:
             priority=self.work.priority,
             cache_salt=self.work.cache_salt,
             session=self.work.session,
+            adapter=self.work.adapter,
         )
 
     async def _run(self, requests: Sequence[Request]) -> list[TokenLogprobs]:

@@ -7,10 +7,10 @@ Knows nothing of processes, sockets, text or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stoker_runtime.request import EngineStats, Request, TokenOutput
+from stoker_runtime.request import Adapter, EngineStats, Request, TokenOutput
 
 
 class TokenStream(Protocol):
@@ -35,6 +35,23 @@ class EngineClient(Protocol):
     @property
     def vocab_size(self) -> int:
         """Ids that the model knows: `0 … vocab_size - 1`."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The adapters that are served, by the names that clients call them."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, parent: str = "", replace: bool = False) -> None:
+        """Serve the PEFT folder `path` as `name`.
+
+        Raises RequestError for a name that is taken or a folder that cannot be used, UnsupportedError where no adapters
+        are served; nothing has changed then.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no new requests for `name`. Raises NotFoundError."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> TokenStream:

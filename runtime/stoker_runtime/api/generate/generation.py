@@ -62,6 +62,7 @@ class Work:
     priority: int = 0
     cache_salt: str = ""
     session: str = ""
+    adapter: int = 0
     label: str = ""
     deadline: float | None = None
     interval: int = 1
@@ -235,6 +236,7 @@ class Generation:
             cache_salt=work.cache_salt,
             family=f"{work.label}-{self._serial}-{choice.index // work.n}" if work.n > 1 else "",
             session=work.session,
+            adapter=work.adapter,
         )
 
     @property

@@ -26,13 +26,14 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:
     limits = state.service.limits if state.service else None
+    adapter = state.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": state.created,
         "owned_by": "stoker",
-        "root": state.config.engine.model,
-        "parent": None,
+        "root": adapter.path if adapter else state.config.engine.model,
+        "parent": (adapter.parent or state.model_names[0]) if adapter else None,
         "max_model_len": limits.max_model_len if limits else None,
         "permission": [],
     }
@@ -40,8 +41,9 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
 
 @router.get("/v1/models")
 async def list_models(state: State) -> Response:
-    """GET /v1/models."""
-    return JsonAnswer({"object": "list", "data": [_model(state, name) for name in state.model_names]})
+    """GET /v1/models: the model's names, then the adapters."""
+    names = (*state.model_names, *state.adapters)
+    return JsonAnswer({"object": "list", "data": [_model(state, name) for name in names]})
 
 
 @router.get("/v1/models/{name:path}")

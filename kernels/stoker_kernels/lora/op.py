@@ -1,0 +1,94 @@
+"""Adds what adapters change to the result of a linear layer, each token by its own adapter: y += B·(A·x).
+
+A step is planned once (`gather_adapters`, `group_tokens`), for all its layers. Then a product with few ranks (shrink)
+goes to a scratch buffer and a second one (expand) is added to y in place.
+
+Invariants: fixed shapes, and everything that depends on values is read on the device, so a CUDA graph may capture it;
+a token without an adapter is not touched; a token belongs to one tile, so nothing is added by atomics and the order of
+sums is fixed. Knows nothing of the linear's own product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.lora.types import FEW_TOKENS, LoraPlan, LoraTarget, plan_tile, plan_tiles
+from stoker_kernels.quant import Quantized
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+MAX_PIECES = 3
+MAX_SPLITS = 8
+SPLIT_COLUMNS = 512
+"""Columns of x that one program of a small step shrinks, unless that takes more than MAX_SPLITS."""
+
+for _op in ("gather_adapters", "group_tokens"):
+    register(_op, "triton", f"stoker_kernels.lora.triton_plan:{_op}", triton_supports(torch.int32))
+    register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
+for _op in ("add_lora", "add_lora_embedding"):
+    register(_op, "triton", f"stoker_kernels.lora.triton_lora:{_op}", triton_supports(*_FLOATS))
+    register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
+
+
+def gather_adapters(
+    row_slots: Tensor, query_start: Tensor, slot_adapters: Tensor, rows: Tensor, tokens: Tensor
+) -> None:
+    """The adapter slot of each row and token of a step; −1 for none, and for padding.
+
+    `row_slots [S]`, `query_start [S+1]`, `slot_adapters [slots]` (what each sequence slot has), all int32; fills
+    `rows [S]` and `tokens [T]`, int32.
+    """
+    select("gather_adapters", row_slots.device, row_slots.dtype)(row_slots, query_start, slot_adapters, rows, tokens)
+
+
+def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
+    """Fill `plan` from the adapter slot of each token, `adapters [T]` int32 in −1 … slots − 1.
+
+    Tokens of a slot keep their order; slots come in theirs. `plan` is `LoraPlan.of(T, slots)`.
+    """
+    select("group_tokens", adapters.device, adapters.dtype)(adapters, slots, plan)
+
+
+def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
+    """y += B·(A·x) in place, token by token with the matrices of the token's adapter slot.
+
+    y: [T, N], rows contiguous. x: [T, K] of y's dtype, or `Quantized` as the linear took it; A and B have y's dtype.
+    scratch: fp32, at least `scratch_elements(T, …)`. Sums are fp32; A·x is rounded once to y's dtype.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+        KernelUnavailable: no implementation for the device and dtype.
+    """
+    data = x.data if isinstance(x, Quantized) else x
+    if data.shape[1] != target.a.shape[-1] or y.shape[1] != sum(target.rows):
+        raise ValueError(f"x {tuple(data.shape)} and y {tuple(y.shape)} do not fit A {tuple(target.a.shape)}")
+    if not 1 <= len(target.rows) <= MAX_PIECES:
+        raise ValueError(f"a linear has 1 to {MAX_PIECES} pieces, not {len(target.rows)}")
+    _check_scratch(y.shape[0], target, scratch)
+    select("add_lora", y.device, y.dtype)(y, x, target, plan, scratch)
+
+
+def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
+    """y += B·A[:, id] in place: `add_lora` for an embedding, whose `x` would be one-hot. `ids [T]` int32."""
+    if y.shape[1] != sum(target.rows) or len(target.rows) != 1:
+        raise ValueError(f"y {tuple(y.shape)} does not fit B {tuple(target.b.shape)}")
+    _check_scratch(y.shape[0], target, scratch)
+    select("add_lora_embedding", y.device, y.dtype)(y, ids, target, plan, scratch)
+
+
+def splits_of(tokens: int, columns: int) -> int:
+    """Parts into which a step of `tokens` tokens cuts `columns` columns of x, summed in order afterwards."""
+    return min(MAX_SPLITS, -(-columns // SPLIT_COLUMNS)) if tokens <= FEW_TOKENS else 1
+
+
+def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
+    """fp32 elements of scratch that `add_lora` needs for `tokens` tokens of up to `columns` columns."""
+    return plan_tiles(tokens, slots) * plan_tile(tokens) * pieces * max_rank * splits_of(tokens, columns)
+
+
+def _check_scratch(tokens: int, target: LoraTarget, scratch: Tensor) -> None:
+    slots, ranks, pieces, columns = target.a.shape
+    needed = scratch_elements(tokens, slots, ranks, pieces, columns)
+    if scratch.numel() < needed:
+        raise ValueError(f"scratch has {scratch.numel()} elements, {tokens} tokens need {needed}")

@@ -1,0 +1,77 @@
+"""Adapters in plain PyTorch, group by group: oracle and CPU backend.
+
+Knows nothing of dispatch or of any GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.lora.types import LoraPlan, LoraTarget
+from stoker_kernels.quant import Quantized
+
+
+def gather_adapters(
+    row_slots: Tensor, query_start: Tensor, slot_adapters: Tensor, rows: Tensor, tokens: Tensor
+) -> None:
+    """The definition of `gather_adapters`."""
+    rows.copy_(torch.where(row_slots >= 0, slot_adapters[row_slots.clamp(min=0).long()], -1))
+    tokens.fill_(-1)
+    starts = query_start.tolist()
+    for row, adapter in enumerate(rows.tolist()):
+        tokens[starts[row] : starts[row + 1]] = adapter
+
+
+def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
+    """The definition of `group_tokens`."""
+    plan.order.fill_(-1)
+    plan.adapters.fill_(-1)
+    first = 0
+    for slot in range(slots):
+        found = (adapters == slot).nonzero().view(-1).to(torch.int32)
+        tiles = -(-len(found) // plan.tile)
+        plan.order[first * plan.tile :][: len(found)] = found
+        plan.adapters[first : first + tiles] = slot
+        first += tiles
+
+
+def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
+    """The definition of `add_lora`; needs no scratch."""
+    del scratch
+    for slot, rank, tokens in _groups(target, plan):
+        if isinstance(x, Quantized):
+            inputs = x.data[tokens].float() * x.scale[tokens]
+        else:
+            inputs = x[tokens].float()
+        shrunk = torch.einsum("tk,rpk->tpr", inputs, target.a[slot, :rank].float()).to(y.dtype)
+        _expand(y, tokens, shrunk, target, slot)
+
+
+def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
+    """The definition of `add_lora_embedding`; needs no scratch."""
+    del scratch
+    for slot, rank, tokens in _groups(target, plan):
+        shrunk = target.a[slot, :rank, 0, ids[tokens].long()].T
+        _expand(y, tokens, shrunk[:, None], target, slot)
+
+
+def _groups(target: LoraTarget, plan: LoraPlan) -> Iterator[tuple[int, int, Tensor]]:
+    """(slot, its rank, its tokens) of each slot that has tokens and changes this linear."""
+    places, ranks = plan.order.view(-1, plan.tile), target.ranks.tolist()
+    for slot in sorted(set(plan.adapters.tolist()) - {-1}):
+        tokens = places[plan.adapters == slot].flatten()
+        if ranks[slot]:
+            yield slot, ranks[slot], tokens[tokens >= 0].long()
+
+
+def _expand(y: Tensor, tokens: Tensor, shrunk: Tensor, target: LoraTarget, slot: int) -> None:
+    """y[tokens] += B·shrunk, `shrunk [tokens, pieces, ranks]`; piece by piece of the rows."""
+    added, row = y[tokens].float(), 0
+    for piece, rows in enumerate(target.rows):
+        b = target.b[slot, : shrunk.shape[2], row : row + rows].float()
+        added[:, row : row + rows] += shrunk[:, piece].float() @ b
+        row += rows
+    y[tokens] = added.to(y.dtype)

@@ -1,0 +1,74 @@
+"""What the ops of adapters take: one linear's matrices in all slots, and which tokens belong to which slot.
+
+Invariants: plain views of memory that others own. A plan's sizes follow from the number of tokens and slots alone, so
+a captured graph stays right whatever adapters its rows have.
+Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FEW_TOKENS = 512
+"""Up to so many tokens a step is short of work for the GPU, and tiles are small."""
+SMALL_TILE, LARGE_TILE = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTarget:
+    """One linear `[N, K]` of the model in all `G` adapter slots of up to `R` ranks.
+
+    a:     [G, R, P, K], columns contiguous: the rows that shrink, for each of the P pieces stacked in the linear.
+    b:     [G, R, N], rows contiguous: column r of the matrix that expands, the adapter's scale included.
+    ranks: [G] int32, contiguous: ranks of the slot's adapter here; 0: it leaves this linear alone.
+    rows:  how many of the N rows each piece has. Strides of slots, ranks and pieces are multiples of 16 elements.
+    For an embedding, K is the vocabulary and N the hidden size.
+    """
+
+    a: Tensor
+    b: Tensor
+    ranks: Tensor
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPlan:
+    """The tokens of a step by adapter slot, in tiles of `tile` places that belong to one slot each.
+
+    order: [tiles·tile] int32, the token at each place, −1 where there is none. adapters: [tiles] int32, the slot of
+    each tile, −1 for a tile without tokens. `group_tokens` fills both.
+    """
+
+    order: Tensor
+    adapters: Tensor
+    tile: int
+
+    @staticmethod
+    def allocate(max_tokens: int, slots: int, device: torch.device) -> LoraPlan:
+        """Room for the plan of any step of up to `max_tokens` tokens; `of` gives a step's part of it."""
+        counts = {min(tokens, max_tokens) for tokens in (FEW_TOKENS, max_tokens)}
+        places = max(plan_tiles(each, slots) * plan_tile(each) for each in counts)
+        tiles = max(plan_tiles(each, slots) for each in counts)
+        return LoraPlan(
+            torch.full((places,), -1, dtype=torch.int32, device=device),
+            torch.full((tiles,), -1, dtype=torch.int32, device=device),
+            plan_tile(max_tokens),
+        )
+
+    def of(self, tokens: int, slots: int) -> LoraPlan:
+        """The part for a step of `tokens` tokens."""
+        tiles, tile = plan_tiles(tokens, slots), plan_tile(tokens)
+        return LoraPlan(self.order[: tiles * tile], self.adapters[:tiles], tile)
+
+
+def plan_tile(tokens: int) -> int:
+    """Places of a tile in a step of `tokens` tokens."""
+    return SMALL_TILE if tokens <= FEW_TOKENS else LARGE_TILE
+
+
+def plan_tiles(tokens: int, slots: int) -> int:
+    """Tiles that suffice for `tokens` tokens, however they are spread over `slots` slots."""
+    return min(tokens, tokens // plan_tile(tokens) + slots)

@@ -1,0 +1,153 @@
+"""Reads a PEFT folder into host memory, laid out as the device wants it.
+
+Invariants: every tensor of the file has a place and every module that the configuration targets has its tensors, of the
+right shapes, before anything is kept; otherwise a ModelError names the file and the tensor. The scale is part of B.
+May be called from any thread. Knows nothing of slots and devices.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from stoker_runtime.adapters.layout import EMBEDDINGS, AdapterLayout, Place
+from stoker_runtime.adapters.peft_config import PeftConfig, read_peft_config
+from stoker_runtime.errors import ModelError
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+HEAD = "lm_head"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class HostAdapter:
+    """An adapter in host memory: `lines [rank, layout.line]`; `ranks [places]` int32, its rank at each (0: none)."""
+
+    lines: Tensor
+    ranks: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The highest rank of its matrices."""
+        return self.lines.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices."""
+        return self.lines.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two matrices of one piece of a place: A `[r, K]`, B `[rows, r]`."""
+
+    a: str
+    b: str
+    rank: int
+    scale: float
+
+
+def read_adapter(
+    path: str, layout: AdapterLayout, *, max_rank: int, dtype: torch.dtype, pinned: bool = False
+) -> HostAdapter:
+    """The adapter in the folder `path`, as `dtype`, pinned for copies to a GPU where asked.
+
+    Raises ModelError for what is not a LoRA adapter of this model, or has a higher rank than `max_rank`.
+    """
+    folder = Path(path)
+    config = read_peft_config(folder)
+    file = folder / WEIGHTS
+    if not file.is_file():
+        hint = " adapter_model.bin is a pickle: convert it." if (folder / "adapter_model.bin").exists() else ""
+        raise ModelError(f"{folder}: there is no {WEIGHTS}.{hint}")
+    try:
+        with safe_open(file, "pt") as weights:
+            pairs = _pairs(file, config, layout, set(weights.keys()))
+            rank = max(pair.rank for pair in pairs.values())
+            if rank > max_rank:
+                raise ModelError(
+                    f"{file}: its rank is {rank}, and this server has room for {max_rank}; raise --max-lora-rank.",
+                    param="max_lora_rank",
+                )
+            lines = torch.zeros((rank, layout.line), dtype=dtype, pin_memory=pinned)
+            ranks = torch.zeros(len(layout.places), dtype=torch.int32, pin_memory=pinned)
+            for index, place in enumerate(layout.places):
+                ranks[index] = _fill(file, weights, place, pairs, lines)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: cannot be read: {error}.") from error
+    return HostAdapter(lines, ranks)
+
+
+def _pairs(file: Path, config: PeftConfig, layout: AdapterLayout, names: set[str]) -> dict[str, _Pair]:
+    """The matrices of each module that the adapter changes. Raises ModelError."""
+    room = layout.modules
+    targets = config.targets(room, HEAD)
+    pairs = {}
+    for module in targets:
+        a, b = _tensor_names(layout, module)
+        if a not in names or b not in names:
+            raise ModelError(f"{file}: {config.rank_of(module)} ranks of {module} are missing: tensor {a} or {b}.")
+        pairs[module] = _Pair(a, b, config.rank_of(module), config.scale_of(module))
+    unused = sorted(names - {name for pair in pairs.values() for name in (pair.a, pair.b)} - _copies(layout))
+    if unused:
+        raise ModelError(f"{file}: tensor {unused[0]} {_why_not(unused[0], room)}")
+    if not pairs:
+        raise ModelError(f"{file}: target_modules names no module of this model, which has {', '.join(room[:7])} ….")
+    return pairs
+
+
+def _copies(layout: AdapterLayout) -> set[str]:
+    """Tensors that PEFT saves along with an adapter of the embedding or the head: the base model's own, not trained."""
+    modules = [module for place in layout.places if place.name in EMBEDDINGS for module in place.modules]
+    return {f"{PREFIX}{module}.{name}" for module in modules for name in ("weight", "base_layer.weight")}
+
+
+def _why_not(name: str, room: list[str]) -> str:
+    """Why a tensor has no place here, as the end of a sentence."""
+    module = name.removeprefix(PREFIX).partition(".lora_")[0]
+    if module == HEAD or module.endswith(("embed_tokens", *EMBEDDINGS)):
+        return "adapts the embedding or the output head, for which there is no room; start with --lora-embeddings."
+    if module in room:
+        return "belongs to a module that target_modules does not name."
+    near = difflib.get_close_matches(module, room, n=1)
+    return f"belongs to no module of this model that can be adapted{f'; the nearest is {near[0]}' if near else ''}."
+
+
+def _tensor_names(layout: AdapterLayout, module: str) -> tuple[str, str]:
+    embedding = any(place.name == "embed" and module in place.modules for place in layout.places)
+    if embedding:
+        return f"{PREFIX}{module}.lora_embedding_A", f"{PREFIX}{module}.lora_embedding_B"
+    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
+
+
+def _fill(file: Path, weights: Any, place: Place, pairs: dict[str, _Pair], lines: Tensor) -> int:
+    """Write the matrices of one place; the highest rank of its pieces. Raises ModelError for a wrong shape."""
+    highest, row = 0, 0
+    for piece, (module, rows) in enumerate(zip(place.modules, place.rows, strict=True)):
+        if (pair := pairs.get(module)) is not None:
+            a = _tensor(file, weights, pair.a, (pair.rank, place.columns))
+            b = _tensor(file, weights, pair.b, (rows, pair.rank))
+            start = place.a + piece * place.width
+            lines[: pair.rank, start : start + place.columns] = a
+            start = place.b + row
+            lines[: pair.rank, start : start + rows] = (b.float() * (pair.scale * place.factor)).T
+            highest = max(highest, pair.rank)
+        row += rows
+    return highest
+
+
+def _tensor(file: Path, weights: Any, name: str, shape: tuple[int, int]) -> Tensor:
+    tensor: Tensor = weights.get_tensor(name)
+    if tuple(tensor.shape) != shape or tensor.dtype not in DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ModelError(f"{file}: tensor {name} is {kind} {list(tensor.shape)}; this model takes {list(shape)}.")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ModelError(f"{file}: tensor {name} holds values that are not finite.")
+    return tensor

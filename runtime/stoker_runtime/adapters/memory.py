@@ -1,0 +1,98 @@
+"""Adapters on one device: a slab with a slot for each adapter that a step may use, and the host's copies.
+
+Invariants: everything on the device is allocated in `__init__`, as `adapter_bytes` counts it. A slot is rewritten on
+the stream of the steps, so a step that is under way still reads what it was launched with. A host copy belongs to a
+number that is never used again.
+Knows nothing of names, and of who may have a slot.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stoker_kernels.lora import LoraTarget, plan_tile, plan_tiles, scratch_elements
+from stoker_runtime.adapters.files import HostAdapter, read_adapter
+from stoker_runtime.adapters.layout import AdapterLayout
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+
+
+class AdapterMemory:
+    """`max_loras` slots of `max_lora_rank` lines each."""
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        """`config` is resolved."""
+        self.layout = AdapterLayout.of(spec, embeddings=config.lora_embeddings)
+        self.slots = config.max_loras
+        self.host_copies = config.host_loras
+        self.max_rank = config.max_lora_rank
+        self._dtype = dtype
+        self._device = device
+        self._hosts: dict[int, HostAdapter] = {}
+        line = self.layout.line
+        # Zeros, not garbage: what a kernel masks out is never multiplied, but a NaN would show where one is not.
+        self._slab = torch.zeros((self.slots, self.max_rank, line), dtype=dtype, device=device)
+        self._ranks = torch.zeros((len(self.layout.places), self.slots), dtype=torch.int32, device=device)
+        self.scratch = torch.empty(scratch_size(config, self.layout), dtype=torch.float32, device=device)
+        self.targets = {place.name: self._target(index) for index, place in enumerate(self.layout.places)}
+
+    def _target(self, index: int) -> LoraTarget:
+        place = self.layout.places[index]
+        pieces = len(place.modules)
+        a = self._slab[:, :, place.a : place.a + pieces * place.width]
+        return LoraTarget(
+            a=a.unflatten(2, (pieces, place.width))[..., : place.columns],
+            b=self._slab[:, :, place.b : place.b + sum(place.rows)],
+            ranks=self._ranks[index],
+            rows=place.rows,
+        )
+
+    def read(self, path: str) -> HostAdapter:
+        """Read a PEFT folder; from any thread. Raises ModelError."""
+        pinned = self._device.type == "cuda"
+        return read_adapter(path, self.layout, max_rank=self.max_rank, dtype=self._dtype, pinned=pinned)
+
+    def keep(self, number: int, adapter: HostAdapter) -> None:
+        """Hold the host's copy of adapter `number`."""
+        self._hosts[number] = adapter
+
+    def drop(self, number: int) -> None:
+        """Let go of the host's copy."""
+        del self._hosts[number]
+
+    def load(self, number: int, slot: int) -> None:
+        """Copy adapter `number` from the host to `slot`, in the order of the steps, without waiting."""
+        adapter = self._hosts[number]
+        self._slab[slot, : adapter.rank].copy_(adapter.lines, non_blocking=True)
+        self._ranks[:, slot].copy_(adapter.ranks, non_blocking=True)
+
+
+def scratch_size(config: EngineConfig, layout: AdapterLayout) -> int:
+    """fp32 elements that any product of any step needs."""
+    longest = config.max_num_batched_tokens + config.max_num_seqs
+    return max(
+        scratch_elements(tokens, config.max_loras, config.max_lora_rank, len(place.modules), place.columns)
+        for place in layout.places
+        for tokens in (min(512, longest), longest)
+    )
+
+
+def adapter_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes that adapters take on the device: slots, scratch, and the plans of a step; 0 where there are none."""
+    if not config.enable_lora:
+        return 0
+    layout = AdapterLayout.of(spec, embeddings=config.lora_embeddings)
+    longest = config.max_num_batched_tokens + config.max_num_seqs
+    places = plan_tiles(longest, config.max_loras) * (plan_tile(longest) + 1)
+    return (
+        slot_bytes(config, spec) * config.max_loras
+        + 4 * len(layout.places) * config.max_loras
+        + 4 * scratch_size(config, layout)
+        + 4 * (2 * places + 2 * longest + config.max_num_seqs)
+    )
+
+
+def slot_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes of one slot, which are those of an adapter of `max_lora_rank` in host memory."""
+    line = AdapterLayout.of(spec, embeddings=config.lora_embeddings).line
+    return line * config.max_lora_rank * ITEM_BYTES[config.dtype]
