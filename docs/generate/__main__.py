@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import conditions, flags, metrics, resource, routes
+from docs.generate import conditions, flags, metrics, models, resource, routes
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 PAGES: Mapping[str, Callable[[], str]] = {
     "flags.md": flags.page,
     "api.md": routes.page,
     "metrics.md": metrics.page,
+    "models.md": models.page,
     "inferenceservice.md": resource.page,
     "conditions.md": conditions.page,
 }

@@ -118,7 +118,9 @@ def _prefill(inputs: Inputs, meta: AttentionMeta) -> None:
     launch_prefill(inputs, meta, prefill_config(q.shape[2], inputs.kv_bytes, sm_of(q.device), mean_tokens))
 
 
-def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
+def describe_kernels(
+    device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float = 0.0
+) -> str:
     """`stoker_kernels.attention.op.attention_kernels` on a GPU."""
     refused = sm90_decode.model_refusal(device, kv_dtype, head_dim, group)
     if refused is not None:
@@ -129,6 +131,8 @@ def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int,
         missing = missing_cubin(stem, arch)
         return f"{stem} {use}" if missing is None else f"no {stem}: {missing}"
 
+    if softcap > 0.0:
+        return "sm90_decode; triton for chunks: the kernels of SM 9.0 for them take no soft-cap"
     parts = ["sm90_decode", found(sm90_mixed.STEM, "with chunks")]
     if kv_dtype is torch.bfloat16:
         use = f"from {WIDE_TOKENS + 1} tokens of them without a window"
@@ -137,7 +141,14 @@ def describe_kernels(device: torch.device, kv_dtype: torch.dtype, head_dim: int,
 
 
 def plan_attention(
-    meta: AttentionMeta, *, num_tokens: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+    meta: AttentionMeta,
+    *,
+    num_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> AttentionMeta:
     """`stoker_kernels.attention.op.plan_attention` on a GPU."""
     device, streams = meta.seq_lens.device, meta.num_decodes * num_kv_heads
@@ -145,6 +156,7 @@ def plan_attention(
     shares = sm90_decode.available(device, kv_dtype, head_dim, group)
     tiles = (
         shares
+        and softcap == 0.0
         and prefers_one_launch(kv_dtype.itemsize, meta.num_decodes, num_tokens - meta.num_decodes)
         and sm90_mixed.has_room(meta, num_tokens, group)
     )

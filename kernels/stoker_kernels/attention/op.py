@@ -84,23 +84,33 @@ def paged_attention(
     return o
 
 
-def attention_kernels(device: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
+def attention_kernels(
+    device: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float = 0.0
+) -> str:
     """What the implementation "triton" runs on a GPU, for the start-up log: a kernel for each kind of step.
 
     `group` is query heads per KV head. On Hopper what is not used for the model, or not built, stands with the reason.
     """
     from stoker_kernels.attention.choose import describe_kernels
 
-    return describe_kernels(device, kv_dtype, head_dim, group)
+    return describe_kernels(device, kv_dtype, head_dim, group, softcap)
 
 
 def plan_attention(
-    meta: AttentionMeta, *, num_tokens: int, num_kv_heads: int, head_dim: int, kv_dtype: torch.dtype, window: int = 0
+    meta: AttentionMeta,
+    *,
+    num_tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> AttentionMeta:
     """Plan a step of `num_tokens` tokens once for all its layers: the meta to give to each `paged_attention` of it.
 
     Without it each call plans anew, which costs a launch or two per layer. `window` is the widest of the layers' (0 if
-    any layer sees everything). `meta.seq_lens` must be final, and the workspace serve no other step in between.
+    any layer sees everything), `softcap` that of all. `meta.seq_lens` must be final, and the workspace serve no other
+    step in between.
     """
     if meta.seq_lens.device.type == "cuda":
         from stoker_kernels.attention.choose import plan_attention as plan
@@ -112,5 +122,6 @@ def plan_attention(
             head_dim=head_dim,
             kv_dtype=kv_dtype,
             window=window,
+            softcap=softcap,
         )
     return replace(meta, planned_window=None)

@@ -150,7 +150,7 @@ def _strides(inputs: Inputs, meta: AttentionMeta) -> tuple[int, ...]:
 def tuned(inputs: Inputs) -> bool:
     """Whether a launch is of the kind that has every tuned tile compiled; all others share one a head dimension."""
     usual = inputs.q.shape[2] in TUNED_DIMS and inputs.group in TUNED_GROUPS and _page(inputs) == TUNED_PAGE
-    return usual and exact(inputs) and inputs.window == 0
+    return usual and exact(inputs) and inputs.window == 0 and inputs.softcap == 0.0
 
 
 def exact(inputs: Inputs) -> bool:

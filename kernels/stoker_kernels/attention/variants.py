@@ -3,8 +3,9 @@
 A head dimension of 64, 128 or 256 has kernels of its own, any other runs in the tile above it; group and page size are
 arguments. What nearly all models are, heads of 64 or 128, up to eight a KV head, pages of 64, no window, has kernels of
 which group and page are constants, with every tuned tile; for all else there is one tile.
-Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, soft-caps, sinks and groups
-above GROUP_TILE, is compiled when a model that has it starts.
+Soft-caps have kernels for heads of 128 and 256 in bf16, which is where published models have them.
+Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, other soft-caps, sinks and
+groups above GROUP_TILE, is compiled when a model that has it starts.
 Knows nothing of compiling.
 """
 
@@ -103,7 +104,7 @@ class Kind:
             "WHOLE": form.whole,
             "FP8": self.fp8,
             "WINDOW": form.window,
-            "SOFTCAP": False,
+            "SOFTCAP": form.softcap,
             "SINKS": False,
             "PRECISION": "ieee" if self.dtype == FP32 else "tf32",
             "UNPACK": (UNPACK_CVT if config.cvt else UNPACK_PAIRS).value if self.fp8 else 0,
@@ -123,6 +124,7 @@ class Form:
     whole: bool = True
     window: bool = False
     group: int = 0
+    softcap: bool = False
 
 
 COMPACT_FORM = Form(128, group=7)
@@ -134,7 +136,9 @@ def _forms(dtype: str) -> list[Form]:
         return any_head
     pages_and_windows = itertools.product(EXACT_DIMS, (True,), (True, False), (False, True))
     tuned = [Form(dim, group=group) for dim, group in itertools.product(TUNED_DIMS, TUNED_GROUPS)]
-    return tuned + [Form(*each) for each in pages_and_windows] + any_head
+    capped = itertools.product((128, 256), (True,), (True, False), (False, True), (0,), (True,))
+    rare = [*pages_and_windows, *(capped if dtype == BF16 else ())]
+    return tuned + [Form(*each) for each in rare] + any_head
 
 
 def _register(sm: int, kind: Kind, form: Form) -> None:

@@ -257,6 +257,9 @@ def _register() -> None:
             for normed in (False, True):
                 for block in (_BLOCK, _LARGE_BLOCK):
                     _register_one(dtype, cache, normed, block)
+            if dtype != FP32:
+                parts = [{"EXACT": False, "HALF": half, "REST": rest} for half, rest in _PARTS]
+                _register_tiles(dtype, cache, I32_DIVISIBLE, parts, _BLOCK, norm="", compact=cache == BF16)
             if dtype == BF16:
                 _register_rare(cache)
 
@@ -274,7 +277,6 @@ def _register_rare(cache: str) -> None:
     """Heads of which a part rotates or of neighbouring pairs, norms with a weight in fp32 or with one for each head."""
     parts = [{"EXACT": False, "HALF": half, "REST": rest} for half, rest in _PARTS]
     whole = [{"EXACT": True, "HALF": head // 2, "REST": 0} for head in _EXACT_DIMS]
-    _register_tiles(BF16, cache, I32_DIVISIBLE, parts, _BLOCK, norm="", compact=cache == BF16)
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[1::2], _BLOCK, norm=BF16)
     _register_tiles(BF16, cache, I32_DIVISIBLE, parts[:4], _BLOCK, norm="", more={"INTERLEAVED": True})
     for block in (_BLOCK, _LARGE_BLOCK):

@@ -18,6 +18,7 @@ def kernels_in_use(spec: ModelSpec, device: torch.device, kv_dtype: torch.dtype)
     chosen = dispatch.chosen()
     if device.type == "cuda" and chosen.get("paged_attention") == "triton":
         group = spec.heads // spec.kv_heads
-        names = attention_kernels(device, kv_dtype=kv_dtype, head_dim=spec.head_dim, group=group)
-        chosen["paged_attention"] = names
+        chosen["paged_attention"] = attention_kernels(
+            device, kv_dtype=kv_dtype, head_dim=spec.head_dim, group=group, softcap=spec.attention_softcap
+        )
     return chosen

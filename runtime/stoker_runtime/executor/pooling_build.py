@@ -49,7 +49,7 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
             param="model",
         )
     spec = build_spec(replace(source, config={**source.config, "architectures": names}))
-    return replace(spec, tie_embeddings=True)
+    return replace(spec, tie_embeddings=True, head_bias=False)
 
 
 def build_pooling_executor(

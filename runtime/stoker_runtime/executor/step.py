@@ -181,4 +181,5 @@ class StepBody:
             head_dim=spec.head_dim,
             kv_dtype=self.kv[0][0].dtype,
             window=self._widest_window,
+            softcap=spec.attention_softcap,
         )

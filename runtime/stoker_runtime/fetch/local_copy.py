@@ -191,6 +191,10 @@ class LocalCopy:
             shutil.rmtree(work, ignore_errors=True)
 
 
+def _generates(architecture: object) -> bool:
+    return str(architecture).endswith(("ForCausalLM", "LMHeadModel"))
+
+
 def _checkpoint(folder: Path) -> _Whole:
     """Whether a folder of safetensors has all that a server needs."""
     try:
@@ -200,5 +204,5 @@ def _checkpoint(folder: Path) -> _Whole:
         return _Whole.NO
     # Of models that pool, files in other folders say how: where there are none, it may be the cache that lacks them. So
     # it may lack weights that neither an index nor a name promises.
-    generates = isinstance(architectures, list) and all(str(name).endswith("ForCausalLM") for name in architectures)
+    generates = isinstance(architectures, list) and all(map(_generates, architectures))
     return _Whole.YES if named and generates and (folder / "tokenizer.json").is_file() else _Whole.UNSURE

@@ -1,8 +1,8 @@
 """The few numbers of a model that the operator's fit check needs, read from config.json or a GGUF header.
 
 Invariants: reads kilobytes, never tensors; a model that does not say gives an empty result, and the fit
-check then works from the bytes alone.
-Knows nothing of architectures.
+check then works from the bytes alone. What an architecture of the table calls its sizes is the table's to know.
+Knows nothing of GPUs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.spec import ModelSpec
 
 
 def shape_of(path: Path) -> dict[str, int]:
@@ -21,11 +24,24 @@ def shape_of(path: Path) -> dict[str, int]:
     say.
     """
     try:
+        return _of_spec(build_spec(read_source(str(path))))
+    except ModelError:
+        pass  # a model that is not served, or an encoder: most have the common keys all the same
+    try:
         if path.suffix == ".gguf":
             return _complete(_of_gguf(read_gguf_header(path).metadata))
         return _complete(_of_config(json.loads((path / "config.json").read_bytes())))
     except (OSError, ValueError, KeyError, TypeError, ModelError):
         return {}
+
+
+def _of_spec(spec: ModelSpec) -> dict[str, int]:
+    return {
+        "layers": spec.num_layers,
+        "kvHeads": spec.kv_heads,
+        "headDim": spec.head_dim,
+        "maxContext": spec.max_position,
+    }
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, int]:

@@ -203,8 +203,9 @@ def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> in
 
 
 def _is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
-    # A tied checkpoint may still carry its copy of the embedding as output head.
-    if spec.tie_embeddings and name in tensor_names(spec, "head", vocabulary):
+    # A tied checkpoint may still carry its copy of the embedding as output head, and pooling needs no head.
+    heads = [each for each in ("head", "head_bias") if each in ARCHITECTURES[spec.architecture].top_names]
+    if spec.tie_embeddings and any(name in tensor_names(spec, each, vocabulary) for each in heads):
         return True
     draft = re.match(re.escape(ARCHITECTURES[spec.architecture].layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:

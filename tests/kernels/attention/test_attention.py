@@ -141,3 +141,6 @@ def test_the_start_log_names_the_kernels_behind_attention(
     monkeypatch.setattr(dispatch, "_sms", {})
     got = attention_kernels(torch.device("cuda", 0), kv_dtype=kv_dtype, head_dim=head_dim, group=7)
     assert got == names
+    if "with chunks" in names:
+        capped = attention_kernels(torch.device("cuda", 0), kv_dtype=kv_dtype, head_dim=128, group=7, softcap=31.0)
+        assert capped == "sm90_decode; triton for chunks: the kernels of SM 9.0 for them take no soft-cap"

@@ -21,6 +21,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2moe": {"architectures": ["Qwen2MoeForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_experts": 60,
                  "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "mixtral": {"architectures": ["MixtralForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "gemma": {"architectures": ["GemmaForCausalLM"], "head_dim": 256},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], "head_dim": 256},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 1024,
+               "sliding_window_pattern": 2},
+    "phi": {"architectures": ["PhiForCausalLM"], "partial_rotary_factor": 0.4},
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "neox": {"architectures": ["GPTNeoXForCausalLM"]},
+    "stablelm": {"architectures": ["StableLmForCausalLM"], "use_qkv_bias": True},
+    "cohere": {"architectures": ["CohereForCausalLM"]},
+    "cohere2": {"architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
+    "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_layer": 2},
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
+    "granite": {"architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+                "attention_multiplier": 0.0078125, "logits_scaling": 16.0},
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
+    "exaone4": {"architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "sliding_window_pattern": 2},
+    "nemotron": {"architectures": ["NemotronForCausalLM"]},
+    "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 4096},
 }  # fmt: skip
 _COMMON = {"max_position_embeddings": 8192, "eos_token_id": 2, "dtype": "bfloat16"}
 
@@ -74,8 +93,33 @@ _MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
     "Mistral-Large-123B": ("mistral", (12288, 96, 8, 28672, 32768), {"head_dim": 128}),
 }
 
+# As above, of the architectures that have other kinds of layers.
+_OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] = {
+    "Gemma-7B": ("gemma", (3072, 16, 16, 24576, 256000), {}),
+    "Gemma-2-9B": ("gemma2", (3584, 16, 8, 14336, 256000), {}),
+    "Gemma-2-27B": ("gemma2", (4608, 32, 16, 36864, 256000), {"head_dim": 128, "query_pre_attn_scalar": 144}),
+    "Gemma-3-1B": ("gemma3", (1152, 4, 1, 6912, 262144), {}),
+    "Phi-2": ("phi", (2560, 32, 32, 10240, 51200), {"dtype": "float16"}),
+    "Phi-3-mini": ("phi3", (3072, 32, 32, 8192, 32064), {"sliding_window": 2047}),
+    "Phi-4-mini": ("phi3", (3072, 24, 8, 8192, 200064), {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
+    "Pythia-1.4B": ("neox", (2048, 16, 16, 8192, 50304), {"dtype": "float16"}),
+    "StableLM-2-1.6B": ("stablelm", (2048, 32, 32, 5632, 100352), {}),
+    "Command-R": ("cohere", (8192, 64, 64, 22528, 256000), {}),
+    "Command-R-plus": ("cohere", (12288, 96, 8, 33792, 256000), {"use_qk_norm": True}),
+    "Command-R7B": ("cohere2", (4096, 32, 8, 14336, 256000), {}),
+    "GLM-4-9B": ("glm4", (4096, 32, 2, 13696, 151552), {}),
+    "GPT-2": ("gpt2", (768, 12, 12, 3072, 50257), {"n_embd": 768, "n_head": 12}),
+    "OLMo-2-7B": ("olmo2", (4096, 32, 32, 11008, 100352), {}),
+    "Granite-3.1-8B": ("granite", (4096, 32, 8, 12800, 49155), {}),
+    "SmolLM3-3B": ("smollm3", (2048, 16, 4, 11008, 128256), {}),
+    "EXAONE-4-32B": ("exaone4", (5120, 40, 8, 27392, 102400), {}),
+    "Minitron-4B": ("nemotron", (3072, 24, 8, 9216, 256000), {"head_dim": 128}),
+    "StarCoder2-7B": ("starcoder2", (4608, 36, 4, 18432, 49152), {}),
+}
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     name: {**_COMMON, **_FAMILIES[family], **dict(zip(_SIZES, sizes, strict=True)), **more}
-    for name, (family, sizes, more) in _MODELS.items()
+    for name, (family, sizes, more) in (_MODELS | _OTHERS).items()
 }
 """Name → a config.json without its number of layers."""
+OTHERS = tuple(_OTHERS)

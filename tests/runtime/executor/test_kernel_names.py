@@ -16,7 +16,7 @@ QWEN = build_spec(read_source("shape:qwen2.5-7b"))
 @pytest.mark.parametrize(
     ("device", "chosen", "shown"),
     [
-        ("cuda", "triton", "bfloat16, 128, 7"),
+        ("cuda", "triton", "bfloat16, 128, 7, 0.0"),
         ("cuda", "reference", "reference"),
         ("cpu", "triton", "triton"),
     ],
@@ -24,8 +24,8 @@ QWEN = build_spec(read_source("shape:qwen2.5-7b"))
 def test_attention_on_a_gpu_stands_by_its_kernels(
     device: str, chosen: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def names(_: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int) -> str:
-        return f"{dispatch.dtype_name(kv_dtype)}, {head_dim}, {group}"
+    def names(_: torch.device, *, kv_dtype: torch.dtype, head_dim: int, group: int, softcap: float) -> str:
+        return f"{dispatch.dtype_name(kv_dtype)}, {head_dim}, {group}, {softcap}"
 
     monkeypatch.setattr(dispatch, "chosen", lambda: {"paged_attention": chosen, "rms_norm": "triton"})
     monkeypatch.setattr(kernel_names, "attention_kernels", names)

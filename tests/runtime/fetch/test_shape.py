@@ -56,3 +56,30 @@ def test_config_json(tmp_path: Path, nested: bool) -> None:
 
 def test_no_config_gives_nothing(tmp_path: Path) -> None:
     assert shape_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"], "n_layer": 7, "n_head": 5, "n_embd": 60, "n_positions": 333,
+             "vocab_size": 99},
+            (7, 5, 12, 333),
+        ),
+        (
+            {"architectures": ["ExaoneForCausalLM"], "num_layers": 3, "num_attention_heads": 6, "hidden_size": 48,
+             "num_key_value_heads": 2, "intermediate_size": 70, "vocab_size": 99, "max_position_embeddings": 444},
+            (3, 2, 8, 444),
+        ),
+        (
+            {"architectures": ["GemmaForCausalLM"], "num_hidden_layers": 3, "num_attention_heads": 6, "hidden_size": 48,
+             "num_key_value_heads": 1, "intermediate_size": 70, "vocab_size": 99, "max_position_embeddings": 555},
+            (3, 1, 256, 555),
+        ),
+    ],
+)  # fmt: skip
+def test_sizes_by_the_architectures_own_names(
+    config: dict[str, object], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert tuple(shape_of(tmp_path).values()) == shape

@@ -175,6 +175,17 @@ ROWS: dict[str, Row] = {
             **HYBRID,
         ),
     ),
+    "Gemma3ForConditionalGeneration": Row(
+        "Gemma3TextConfig",
+        _fixed(
+            hidden_size=72, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2,
+            num_hidden_layers=4, sliding_window=5,
+        ),
+        lambda tensors: {
+            **_renamed((r"^model\.", "language_model.model."))(tensors), "vision_tower.patch.weight": torch.zeros(3, 3)
+        },
+        lambda config: {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config},
+    ),
     "Olmo2ForCausalLM": Row("Olmo2Config"),
     "Olmo3ForCausalLM": Row("Olmo3Config", _fixed(**HYBRID)),
     "Exaone4ForCausalLM": Row("Exaone4Config", _fixed(sliding_window_pattern=4, **HYBRID)),
@@ -331,6 +342,27 @@ def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
             tokens.append(int(out.logits[0, -1].argmax()))
             feed = torch.tensor([tokens[-1:]])
     return tokens
+
+
+NARROW = (
+    "CohereForCausalLM-qk-norm", "Gemma2ForCausalLM", "GPT2LMHeadModel", "GraniteForCausalLM",
+    "NemotronForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrower_numbers_stay_near(name: str, tmp_path: Path, paged_model: Any) -> None:
+    """The ways that 16 and 8 bits take through the kinds of layers, with and without fused quantization."""
+    print(f"seed {SEED}")
+    _checkpoint(name, tmp_path)
+    rng, logits = random.Random(SEED), {}
+    prompt = [rng.randrange(3, 90) for _ in range(40)]
+    for dtype, quantization in ((torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "fp8")):
+        model = paged_model(str(tmp_path), dtype=dtype, quantization=quantization)
+        logits[dtype, quantization] = model.step([(0, prompt)], all_logits=True)[0].float()
+    exact, half, eighth = logits.values()
+    assert 0 < (half - exact).norm() < 0.15 * exact.norm()
+    assert 0 < (eighth - half).norm() < 0.6 * exact.norm()
 
 
 def test_every_row_of_the_table_is_tested() -> None:

@@ -37,7 +37,7 @@ def build_spec(source: ModelSource) -> ModelSpec:
         spec = row.build(config)
     except KeyError as error:
         raise ModelError(f"{source.name}: the configuration lacks {error}.", param=str(error.args[0])) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{source.name}: the configuration is not usable: {error}.") from error
     spec = replace(_checked(source.name, spec), eos_token_ids=_eos_ids(source, spec.vocab))
     return spec if checkpoint is None else _quantized(spec, checkpoint, row)

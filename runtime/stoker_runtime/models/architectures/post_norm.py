@@ -62,6 +62,12 @@ def _gemma3(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, qk_norm=QkNorm.HEAD, local_rope=read_rope(by_layer_type(local, SLIDING, 1e4), spec.head_dim))
 
 
+def _gemma3_text(config: Mapping[str, Any]) -> ModelSpec:
+    """The text model of one that reads images, which are no part of it."""
+    text = {**GEMMA3_DEFAULTS, **config["text_config"], "architectures": config["architectures"]}
+    return _gemma3({"dtype": config.get("dtype") or config.get("torch_dtype"), **text})
+
+
 def _olmo2(config: Mapping[str, Any]) -> ModelSpec:
     spec, bias = read_base(config), bool(config.get("attention_bias", False))
     return replace(spec, pre_norms=False, post_norms=True, qk_norm=QkNorm.WHOLE, qkv_bias=bias, output_bias=bias)
@@ -121,6 +127,13 @@ _GEMMA2_DEFAULTS = _GEMMA_DEFAULTS | {
     "query_pre_attn_scalar": 256,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+GEMMA3_DEFAULTS = _GEMMA2_DEFAULTS | {
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262208,
+}
 
 POST_NORM_ROWS: dict[str, Architecture] = {
     "GemmaForCausalLM": Architecture(_gemma, _GEMMA_DEFAULTS | {"hidden_act": "gelu_pytorch_tanh"}),
@@ -133,6 +146,18 @@ POST_NORM_ROWS: dict[str, Architecture] = {
         _gemma3,
         _GEMMA2_DEFAULTS | {"max_position_embeddings": 131072, "sliding_window_pattern": 6},
         layer_names=_SANDWICH,
+    ),
+    "Gemma3ForConditionalGeneration": Architecture(
+        _gemma3_text,
+        top_names={
+            "embed": one("language_model.model.embed_tokens.weight"),
+            "final_norm": one("language_model.model.norm.weight"),
+            "head": one("language_model.lm_head.weight"),
+        },
+        layer_names=_SANDWICH,
+        base="language_model.",
+        layers="language_model.model.layers.",
+        ignored=r"(vision_tower|multi_modal_projector)\..*",
     ),
     "Olmo2ForCausalLM": Architecture(
         _olmo2, {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}, layer_names=_SANDWICH

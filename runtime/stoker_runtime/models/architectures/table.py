@@ -1,4 +1,4 @@
-"""The table: every architecture that the decoder runs.
+"""The table: every architecture that the decoder runs, and what the models that have it are called.
 
 Knows nothing of how a row is read: that is in the module of its family.
 """
@@ -16,4 +16,49 @@ ARCHITECTURES: dict[str, Architecture] = {
     **MOE_ROWS,
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
+}
+
+# For people, in docs/reference/models.md.
+MODELS = {
+    "ArceeForCausalLM": "Arcee AFM",
+    "BaichuanForCausalLM": "Baichuan 7B of the first generation",
+    "Cohere2ForCausalLM": "Command R7B, Command A",
+    "CohereForCausalLM": "Command-R, Command-R+, Aya 23 and Expanse",
+    "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
+    "Exaone4ForCausalLM": "EXAONE 4",
+    "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
+    "GPT2LMHeadModel": "GPT-2, DistilGPT-2",
+    "GPTNeoXForCausalLM": "Pythia, GPT-NeoX-20B, Dolly 2, RedPajama-INCITE",
+    "Gemma2ForCausalLM": "Gemma 2",
+    "Gemma3ForCausalLM": "Gemma 3 1B and 270M",
+    "Gemma3ForConditionalGeneration": "Gemma 3 4B, 12B and 27B, MedGemma; text alone",
+    "GemmaForCausalLM": "Gemma, CodeGemma",
+    "Glm4ForCausalLM": "GLM-4 (0414), GLM-Z1",
+    "Glm4MoeForCausalLM": "GLM-4.5 and its Air",
+    "GlmForCausalLM": "GLM-4 9B of 2024 (hf), GLM-Edge",
+    "GptOssForCausalLM": "gpt-oss 20B and 120B",
+    "GraniteForCausalLM": "Granite 3 dense",
+    "GraniteMoeForCausalLM": "Granite 3 MoE",
+    "GraniteMoeSharedForCausalLM": "Granite MoE with a shared expert",
+    "InternLM2ForCausalLM": "InternLM 2 and 2.5",
+    "InternLM3ForCausalLM": "InternLM 3",
+    "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
+    "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
+    "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
+    "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",
+    "NemotronForCausalLM": "Nemotron-4 Minitron",
+    "Olmo2ForCausalLM": "OLMo 2",
+    "Olmo3ForCausalLM": "OLMo 3",
+    "OlmoeForCausalLM": "OLMoE",
+    "Phi3ForCausalLM": "Phi-3 mini and medium, Phi-3.5 mini, Phi-4, Phi-4-mini",
+    "PhiForCausalLM": "Phi-1.5, Phi-2",
+    "PhimoeForCausalLM": "Phi-3.5-MoE",
+    "Qwen2ForCausalLM": "Qwen 1.5, 2 and 2.5, QwQ, DeepSeek-R1-Distill-Qwen",
+    "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2 57B-A14B",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "SmolLM3ForCausalLM": "SmolLM3",
+    "StableLmForCausalLM": "StableLM 3B, StableLM 2",
+    "Starcoder2ForCausalLM": "StarCoder 2",
 }

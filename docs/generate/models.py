@@ -1,0 +1,35 @@
+"""Every architecture that is served, and the models that have it.
+
+Invariants: read from the tables that a server reads.
+Knows nothing of what a row says.
+"""
+
+from __future__ import annotations
+
+from docs.generate.markdown import code, heading, table
+
+from stoker_runtime.models.architectures.table import ARCHITECTURES, MODELS
+from stoker_runtime.models.encoder_architectures import ENCODERS
+from stoker_runtime.models.gguf_config import ARCHITECTURES as GGUF
+
+INTRODUCTION = """
+What `architectures` of a model's config.json may say. Models are examples: whatever has the architecture is served,
+whatever it is called, and a setting that is not understood is refused by name. GGUF names `general.architecture`.
+"""
+
+
+def page() -> str:
+    """docs/reference/models.md."""
+    ggufs: dict[str, list[str]] = {}
+    for spoken, name in GGUF.items():
+        ggufs.setdefault(name, []).append(spoken)
+    rows = [
+        (code(name), MODELS.get(name, ""), ", ".join(map(code, ggufs.get(name, ())))) for name in sorted(ARCHITECTURES)
+    ]
+    return (
+        heading("Models", INTRODUCTION)
+        + "\n## Decoders\n"
+        + table(("architecture", "models", "GGUF"), rows)
+        + "\n## Encoders\n"
+        + table(("architecture",), [(code(name),) for name in sorted(ENCODERS)])
+    )
