@@ -100,7 +100,8 @@ def _seeded(seed: int, **spec: Any) -> dict[str, Any]:
 
 IN_PLACE = {"strategy": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1}
 ONE_MORE = {"strategy": "Auto", "maxSurge": None, "maxUnavailable": None, "progressDeadline": "30s"}
-BAD = {"runtime": {"args": ["--no-such-flag"]}, "rollout": ONE_MORE}
+# What only the engine can find out: a typo in a flag's name is refused before a pod is made.
+BAD = {"runtime": {"args": ["--tokenizer", "/no/such/tokenizer"]}, "rollout": ONE_MORE}
 # In this order: the last ones come to nothing, and leave the revision before.
 UPDATE = {
     "a new ReplicaSet is made": Step(_seeded(1), _new_set),

@@ -75,10 +75,10 @@ def test_a_revision_that_never_becomes_ready_is_rolled_back(place: Kube, gpus: i
     good = place.get("infsvc", "model")["status"]["revisions"]["current"]
     with streaming(stoker.url(place, "model"), "model", clients=4) as streams:
         streams.wait_running(4)
-        place.merge("infsvc", "model", {"spec": {"runtime": {"args": ["--no-such-flag"]}}})
+        place.merge("infsvc", "model", {"spec": {"runtime": {"args": ["--tokenizer", "/no/such/tokenizer"]}}})
         condition = stoker.wait_reason(place, "model", "RolledBack", 300)
         streams.wait_more(4)
-    assert "no-such-flag" in condition["message"], condition["message"]
+    assert "/no/such/tokenizer" in condition["message"], condition["message"]
     eventually("all pods are of the good revision", lambda: _all_of(place, good, gpus), 180)
     status = place.get("infsvc", "model")["status"]
     assert status["revisions"]["current"] == good
