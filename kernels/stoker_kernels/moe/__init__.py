@@ -1,7 +1,7 @@
 """Mixtures of experts: choosing each token's experts (`route`), and running them (`experts`).
 
 `triton_route.py` chooses and sorts, `triton_experts.py` multiplies, `tiles.py` holds their sizes by rule,
-`variants.py` what of it is compiled ahead, `reference.py` is the oracle.
+`variants.py` what of it is compiled ahead, `reference.py` is the oracle, `bench.py` checks and times.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 
@@ -13,6 +13,7 @@ from stoker_kernels.moe.types import (
     Plan,
     Routes,
     Routing,
+    Scoring,
     expert_scale_shapes,
     quantize_experts,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "Routes",
     "Routing",
+    "Scoring",
     "expert_scale_shapes",
     "experts",
     "quantize_experts",

@@ -207,21 +207,34 @@ def experts(
     out: Tensor | None = None,
 ) -> Tensor:
     """`moe.experts` on CUDA; `routes` has the plan of this package's `route`."""
-    tokens = x.shape[0]
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if tokens == 0:
+    if x.shape[0] == 0:
         return y
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit)
+    return sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
+
+
+def pair_rows(
+    x: Tensor, routes: Routes, weights: ExpertWeights, *, activation: ExpertActivation = "silu", limit: float = 0.0
+) -> Tensor:
+    """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written."""
     if routes.plan is None:
         raise ValueError("experts on CUDA read the plan of route on CUDA: --kernel route=reference has none")
     inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit)
-    rows = _down(inner, routes.plan, weights)
-    top_k = routes.ids.shape[1]
-    sum_kernel[(tokens, triton.cdiv(weights.hidden, SUM_COLUMNS))](
-        rows, routes.ids, routes.weights, shared, shared_gate, y, weights.hidden,
-        weights.hidden if shared is None else shared.stride(0), TOP_K=top_k, BLOCK=SUM_COLUMNS,
-        num_warps=SUM_WARPS, **launch_options(x.device),
+    return _down(inner, routes.plan, weights)
+
+
+def sum_pairs(
+    rows: Tensor, routes: Routes, out: Tensor, *, shared: Tensor | None = None, shared_gate: Tensor | None = None
+) -> Tensor:
+    """out [T, H] = the weighted sum of each token's rows, and what is shared."""
+    tokens, hidden = out.shape
+    sum_kernel[(tokens, triton.cdiv(hidden, SUM_COLUMNS))](
+        rows, routes.ids, routes.weights, shared, shared_gate, out, hidden,
+        hidden if shared is None else shared.stride(0), TOP_K=routes.ids.shape[1], BLOCK=SUM_COLUMNS,
+        num_warps=SUM_WARPS, **launch_options(out.device),
     )  # fmt: skip
-    return y
+    return out
 
 
 def _gate_up(

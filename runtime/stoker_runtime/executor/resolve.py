@@ -155,7 +155,7 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
     """The padded shapes of this model's steps; `config` is resolved."""
-    weights = spec.part.step_parameters if spec.part else spec.parameter_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
+    weights = spec.part.step_parameters if spec.part else spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
     return ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, weights, padded=config.device == "cuda")
 
 

@@ -329,9 +329,11 @@ class ModelSpec:
 
     def active_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of the weights that one token reads: of experts those of as many as are chosen for it, of the embedding
-        one row, unless it is the head, too.
+        one row, unless it is the head, too. Of a dense model all.
         """
-        read = {Role.EXPERTS: self.moe.top_k / self.moe.experts} if self.moe is not None else {}
+        if self.moe is None:
+            return self.parameter_bytes(dtype, quantization)
+        read = {Role.EXPERTS: self.moe.top_k / self.moe.experts}
         if not self.tie_embeddings:
             read[Role.EMBEDDING] = 0.0
         parts = ((stored_bytes(each, dtype, quantization), each.role) for each in self.parameters())

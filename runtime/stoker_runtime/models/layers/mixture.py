@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import linear
-from stoker_kernels.moe import Routing, experts, route
-from stoker_kernels.moe.types import Scoring
+from stoker_kernels.moe import Routing, Scoring, experts, route
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
