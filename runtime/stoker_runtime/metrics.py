@@ -187,6 +187,9 @@ class ServerMetrics(Collector):
             counters = CounterMetricFamily(counter.name, counter.help, labels=labels)
             counters.add_metric([self.model_name], counter.read(stats))
             yield counters
+        idle = GaugeMetricFamily("stoker:idle_seconds", "Time since the last request; 0 while one runs", labels=labels)
+        idle.add_metric([self.model_name], self.board.idle_seconds(time.monotonic()))
+        yield idle
         yield self._success()
         rejected = CounterMetricFamily("stoker:requests_rejected", "Requests refused by a full queue", labels=labels)
         rejected.add_metric([self.model_name], self.board.total(self._rejected))

@@ -3,7 +3,7 @@
 Invariants: a process writes its own row only, without locks: a cell is eight aligned bytes, which are written at once.
 Whoever reads adds up the rows, so every process tells of the whole server. A process that replaces a dead one goes on
 with the dead one's row, so counters never fall.
-Knows nothing of what the cells mean, but for those that the life of a server needs: WARM and ACTIVE.
+Knows nothing of what the cells mean, but for those that the life of a server needs: WARM, ACTIVE and LAST.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ WARM = 0
 """1 once this process has answered its warm-up."""
 ACTIVE = 1
 """Client requests under way in this process."""
-FIRST_FREE = 2
+LAST = 2
+"""When a client request last began or ended in this process, or it became warm, by the monotonic clock; 0 = never."""
+FIRST_FREE = 3
 
 
 class Board:
@@ -55,6 +57,13 @@ class Board:
     def total(self, at: int) -> float:
         """The sum of a cell over all processes."""
         return sum(row[at] for row in self._rows)
+
+    def idle_seconds(self, now: float) -> float:
+        """Seconds since a request of the server last began or ended, or it became warm; 0 while one is under way or
+        before. `now` is by the monotonic clock, which all processes of a machine share.
+        """
+        latest = max(row[LAST] for row in self._rows)
+        return max(0.0, now - latest) if latest and not self.total(ACTIVE) else 0.0
 
     @property
     def all_warm(self) -> bool:

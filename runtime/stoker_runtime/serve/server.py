@@ -39,7 +39,7 @@ from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
-from stoker_runtime.process.board import WARM, Board
+from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
@@ -250,6 +250,7 @@ class Server:
         with phases.measure("warm-up"):
             await asyncio.wait_for(warm_up(service), WARM_UP_SECONDS)
         self._board.cells[WARM] = 1.0
+        self._board.cells[LAST] = time.monotonic()
         while not self._board.all_warm:
             await asyncio.sleep(POLL_SECONDS)
         # What lives now lives for ever: the collector need not look at it again in the middle of a stream.

@@ -123,6 +123,20 @@ def test_metrics_have_vllms_names_and_count(server: Running, http: httpx.Client)
     assert after[f"vllm:cache_config_info{sizes}"] == 1
 
 
+def test_idle_is_counted_from_the_last_request(server: Running, http: httpx.Client) -> None:
+    http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    after = samples(http)["stoker:idle_seconds"]
+    assert after > 0
+    http.get("/v1/models")
+    later = samples(http)["stoker:idle_seconds"]
+    assert later > after, "what makes no work is no request"
+    server.engine.delay = 0.2
+    with http.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 200, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert samples(http)["stoker:idle_seconds"] == 0
+
+
 def test_openapi_document_lists_the_routes_and_their_bodies(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     post = document["paths"]["/v1/completions"]["post"]

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from stoker_runtime.metrics import ServerMetrics
-from stoker_runtime.process.board import ACTIVE, CELLS, ROW_BYTES, WARM, Board
+from stoker_runtime.process.board import ACTIVE, CELLS, LAST, ROW_BYTES, WARM, Board
 from stoker_runtime.request import FinishReason
 
 
@@ -40,6 +40,20 @@ def test_warm_means_all() -> None:
         assert not parent.all_warm
         Board.mapped(file, 2, row).cells[WARM] = 1.0
     assert parent.all_warm
+    os.close(file)
+
+
+def test_a_server_is_idle_since_the_last_of_its_processes_was() -> None:
+    file, parent = Board.create(3)
+    assert parent.idle_seconds(1000.0) == 0.0, "before any process is warm"
+    for row, when in enumerate((811.5, 903.25, 640.0)):
+        Board.mapped(file, 3, row).cells[LAST] = when
+    assert parent.idle_seconds(1000.0) == 96.75
+    other = Board.mapped(file, 3, 2)
+    other.cells[ACTIVE] = 1.0
+    assert parent.idle_seconds(1000.0) == 0.0, "one is under way in another process"
+    other.cells[ACTIVE] = 0.0
+    assert parent.idle_seconds(903.0) == 0.0, "a process wrote since `now` was read"
     os.close(file)
 
 

@@ -25,7 +25,7 @@ from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
-from stoker_runtime.process.board import ACTIVE
+from stoker_runtime.process.board import ACTIVE, LAST
 from stoker_runtime.request import Adapter
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
@@ -189,10 +189,16 @@ class ServerState:
     def under_way(self, running: Running) -> Iterator[None]:
         """Count `running` among what is under way, and abort it if it is left before its end."""
         self.active.add(running)
-        self.metrics.board.cells[ACTIVE] = len(self.active)
+        self._count()
         try:
             yield
         finally:
             self.active.discard(running)
-            self.metrics.board.cells[ACTIVE] = len(self.active)
+            self._count()
             running.abort()
+
+    def _count(self) -> None:
+        """Tell all processes what is under way in this one, and that it changed now."""
+        cells = self.metrics.board.cells
+        cells[LAST] = time.monotonic()
+        cells[ACTIVE] = len(self.active)
