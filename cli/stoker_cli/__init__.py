@@ -30,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "fetch": Command("stoker_runtime.fetch.cli:main", "runtime", "fetch and verify a model's files once"),
     "up": Command("stoker_operator.local.up:main", "operator", "run a manifest on this machine, without a cluster"),
     "operator": Command("stoker_operator.__main__:main", "operator", "run the Kubernetes operator"),
+    "activator": Command("stoker_operator.activator.main:main", "operator", "hold requests of services that sleep"),
 }
 
 

@@ -6,11 +6,13 @@ Knows nothing of what a setting does beyond its line of help.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 from docs.generate.markdown import code, heading, table
 
 from stoker_operator import settings as operator
+from stoker_operator.activator import settings as activator
 from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flags import DEFAULTS, FLAGS, Flag, spell
 
@@ -30,6 +32,12 @@ OPERATOR = """
 
 Flags, or the variable of the same name; the chart sets them from its values.
 """
+ACTIVATOR = """
+## `stoker activator`
+
+As the operator's. What may be held for a service is said in its spec.
+"""
+Row = tuple[str, str, str, str]
 
 
 def page() -> str:
@@ -39,7 +47,9 @@ def page() -> str:
         rows = [_serve_row(flag) for flag in FLAGS if flag.group == group]
         parts.append(f"\n### {group}\n" + table(("flag", "variable", "default", "what it does"), rows))
     parts.append(VLLM + table(("flag", "values", "why"), _vllm_rows()))
-    parts.append(OPERATOR + table(("flag", "variable", "default", "what it does"), _operator_rows()))
+    columns = ("flag", "variable", "default", "what it does")
+    parts.append(OPERATOR + table(columns, _rows(operator.Settings, operator.HELP)))
+    parts.append(ACTIVATOR + table(columns, _rows(activator.ActivatorSettings, activator.HELP)))
     return "".join(parts)
 
 
@@ -63,13 +73,13 @@ def _vllm_rows() -> list[tuple[str, str, str]]:
     return sorted(rows)
 
 
-def _operator_rows() -> list[tuple[str, str, str, str]]:
+def _rows(settings: type[operator.Settings | activator.ActivatorSettings], words: Mapping[str, str]) -> list[Row]:
     return [
         (
             code("--" + item.name.replace("_", "-")),
             code("STOKER_" + item.name.upper()),
             "" if item.default in ("", ()) else code(str(item.default)),
-            operator.HELP[item.name],
+            words[item.name],
         )
-        for item in fields(operator.Settings)
+        for item in fields(settings)
     ]

@@ -17,9 +17,9 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import EngineStats
 
 INTRODUCTION = """
-The server answers at `/metrics` of its port, without a key; the operator at `/metrics` of `--http-port`. A counter's
-series ends in `_total`, a histogram's in `_bucket`, `_count` and `_sum`. Seconds and tokens are the units; a share is
-of 1.
+The server answers at `/metrics` of its port, without a key; operator and activator at `/metrics` of `--http-port`. A
+counter's series ends in `_total`, a histogram's in `_bucket`, `_count` and `_sum`. Seconds and tokens are the units; a
+share is of 1.
 """
 
 
@@ -29,14 +29,12 @@ def page() -> str:
     server.attach(EngineStats, page_size=16, num_pages=1)
     server.attach_adapters(dict, max_loras=1)
     own = [found for each in vars(operator).values() if isinstance(each, MetricWrapperBase) for found in each.collect()]
-    labels = {
-        each._name: each._labelnames for each in vars(operator).values() if isinstance(each, MetricWrapperBase)
-    }
+    labels = {each._name: each._labelnames for each in vars(operator).values() if isinstance(each, MetricWrapperBase)}
     return (
         heading("Metrics", INTRODUCTION)
         + "\n## The server\n"
         + _families(server.collect(), {})
-        + "\n## The operator\n"
+        + "\n## The operator and the activator\n"
         + _families(own, labels)
     )
 

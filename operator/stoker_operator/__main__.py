@@ -32,6 +32,7 @@ from stoker_operator.cluster.queue import Key, WorkQueue
 from stoker_operator.cluster.turns import Turns
 from stoker_operator.metrics_adapter.registration import Registration
 from stoker_operator.metrics_adapter.server import Adapter
+from stoker_operator.observe.activators import Activators
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.mounts import Mounts
 from stoker_operator.observe.pod_http import PodClient
@@ -127,7 +128,12 @@ async def lead(
     turns = Turns(settings.rollout_parallel)
     pods = PodClient(settings.pod_timeout_seconds)
     mounts = Mounts(mirror, settings.namespaces, wake)
-    reconciler = Reconciler(mirror, pods, settings, unmounted=mounts.failed, turns=turns, wake=wake)
+    activators = None
+    if settings.activator_service:
+        activators = Activators(cluster, mirror, settings.lease_namespace, settings.activator_service, wake)
+    reconciler = Reconciler(
+        mirror, pods, settings, unmounted=mounts.failed, turns=turns, wake=wake, activators=activators
+    )
     if registration is not None:
         reconciler = replace(reconciler, metrics_api=lambda: registration.state)
     queue = WorkQueue(reconciler.reconcile, workers=settings.workers, per_second=settings.reconciles_per_second)
@@ -141,6 +147,7 @@ async def lead(
         asyncio.create_task(resync(cluster, queue, settings)),
         asyncio.create_task(stop.wait()),
         *([asyncio.create_task(registration.keep())] if registration is not None else []),
+        *([asyncio.create_task(activators.run())] if activators is not None else []),
     ]
     watches = asyncio.create_task(
         kopf.operator(

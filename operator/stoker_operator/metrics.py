@@ -13,3 +13,18 @@ LEADER = Gauge("stoker_leader", "1 on the replica that leads.")
 API_REQUESTS = Counter("stoker_api_requests", "Requests to the API server.", ["verb", "kind", "code"])
 WATCH_ERRORS = Counter("stoker_watch_errors", "Watches that the API server ended with an error.", ["kind", "code"])
 API_SECONDS = Histogram("stoker_api_request_seconds", "Duration of requests to the API server.", ["verb"])
+# Of the activator's process.
+_SERVICE = ("service_namespace", "inferenceservice")
+ACTIVATOR_HELD = Gauge("stoker_activator_held_requests", "Requests that wait for a pod now.", _SERVICE)
+ACTIVATOR_BYTES = Gauge("stoker_activator_held_bytes", "Bytes of all requests' bodies that are kept now.")
+ACTIVATOR_REQUESTS = Counter(
+    "stoker_activator_requests",
+    "Requests by what became of them: forwarded, or full, expired, gone, refused, large, failed, left.",
+    (*_SERVICE, "result"),
+)
+ACTIVATOR_WAKES = Counter("stoker_activator_wakes", "Sleeps that this replica asked to end.", _SERVICE)
+ACTIVATOR_WAIT = Histogram(
+    "stoker_activator_wait_seconds",
+    "How long a request that reached a pod had waited for it.",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800, 3600),
+)

@@ -8,6 +8,7 @@ Knows nothing of kopf, queues or leadership.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,13 @@ from stoker_operator.apply.children import carry_out
 from stoker_operator.apply.status import write_status
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.kinds import ENDPOINT_SLICE
+from stoker_operator.cluster.ports import Ports, PortsTaken
 from stoker_operator.cluster.queue import Key
 from stoker_operator.cluster.turns import Turns
-from stoker_operator.observe.observe import gpu_to_get, load, observe, observe_pods, room_for
+from stoker_operator.manifests.activation import PORTS, slice_addresses, slice_name, slice_port
+from stoker_operator.observe.activators import Activators
+from stoker_operator.observe.observe import gpu_to_get, idle, load, observe, observe_pods, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Finding
@@ -53,6 +58,8 @@ class Reconciler:
     metrics_api: Callable[[], str] = lambda: ""
     unmounted: Callable[[], Mapping[str, str]] = dict
     turns: Turns = field(default_factory=lambda: Turns(0))
+    activators: Activators | None = None
+    ports: Ports = field(default_factory=lambda: Ports(PORTS))
     wake: Callable[[Key], Awaitable[None]] = _nobody
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -65,6 +72,7 @@ class Reconciler:
         started = time.monotonic()
         raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
         if raw is None or "deletionTimestamp" in raw["metadata"]:
+            self.ports.forget((namespace, name))
             await self._next(self.turns.forget((namespace, name)))
         if raw is None:
             return None
@@ -82,8 +90,9 @@ class Reconciler:
             await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
             return None
         # 2. observe
-        observed = await observe(self.cluster, self.pods, service, frozenset(self.settings.without))
+        observed = await observe(self.cluster, self.pods, service, self._without())
         observed = replace(observed, metrics_api=self.metrics_api(), unmounted=self.unmounted())
+        observed = self._with_activator(service, observed)
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
         for _ in range(3):  # whether a change waits decides whether it asks for a GPU
@@ -101,8 +110,28 @@ class Reconciler:
         metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
         return _FOLLOW_UP_SECONDS if plan.actions else plan.requeue_after
 
+    def _without(self) -> frozenset[str]:
+        """The kinds that nobody has a right to: with no activator, nothing leads to it."""
+        off = () if self.activators is not None else (ENDPOINT_SLICE.kind,)
+        return frozenset((*self.settings.without, *off))
+
+    def _with_activator(self, service: InferenceService, observed: Observed) -> Observed:
+        """Who would hold this service's requests, and at which port; before the first look, as the slice says."""
+        scaling = service.autoscaling
+        if self.activators is None or scaling is None or scaling.scale_to_zero is None:
+            return observed
+        live = observed.children.get((ENDPOINT_SLICE.kind, slice_name(service)))
+        port = slice_port(live) if live is not None else 0
+        if not port:
+            with contextlib.suppress(PortsTaken):
+                port = self.ports.of((service.namespace, service.name), self.activators.ports())
+        known = self.activators.addresses
+        return replace(observed, port=port, activators=slice_addresses(live or {}) if known is None else known)
+
     async def _look_closer(self, service: InferenceService, observed: Observed, plan: Plan) -> Observed:
         """What only some plans depend on. Nodes are none of our business where single namespaces are watched."""
+        if plan.sleep.asks_idle:
+            observed = replace(observed, idle=await idle(self.pods, observed))
         if plan.asks_load:
             observed = replace(observed, load=await load(self.pods, observed))
         if plan.asks_turn:

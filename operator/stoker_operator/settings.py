@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from stoker_operator.spec.quantity import is_quantity
@@ -62,6 +62,7 @@ class Settings:
     metrics_adapter_secret: str = ""
     metrics_adapter_issuer: str = "operator"
     metrics_adapter_owner: str = ""
+    activator_service: str = ""
     log_level: str = "info"
 
 
@@ -94,27 +95,39 @@ HELP = {
     "metrics_adapter_secret": "Secret there with tls.crt, tls.key and ca.crt of the custom metrics API",
     "metrics_adapter_issuer": "operator: it fills and renews that Secret itself; given: somebody else does",
     "metrics_adapter_owner": "ClusterRole with which the API's registration goes",
+    "activator_service": "Service of the activator, in the Lease's namespace; empty: there is none, and nothing sleeps",
     "log_level": "debug, info, warning or error",
 }
 
 
 def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
     """Settings from flags, then `STOKER_*` variables, then defaults. Raises SettingsError; `--help` exits."""
-    parser = argparse.ArgumentParser(prog="stoker operator", description="Run the Stoker operator.")
-    for item in fields(Settings):
+    values = read_values(Settings, HELP, "operator", argv, environment)
+    values.setdefault("identity", socket.gethostname())
+    return _checked(Settings(**values))  # type: ignore[arg-type]
+
+
+def read_values(
+    kind: type, words: Mapping[str, str], command: str, argv: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, object]:
+    """What flags and variables say of the fields of `kind`, a dataclass; `words` is the help of each.
+
+    Raises SettingsError; `--help` exits.
+    """
+    parser = argparse.ArgumentParser(prog=f"stoker {command}", description=f"Run the Stoker {command}.")
+    for item in fields(kind):
         shown = item.default if item.default not in ("", ()) else "none"
         parser.add_argument(
-            "--" + item.name.replace("_", "-"), metavar="VALUE", help=f"{HELP[item.name]} (default: {shown})"
+            "--" + item.name.replace("_", "-"), metavar="VALUE", help=f"{words[item.name]} (default: {shown})"
         )
     given = vars(parser.parse_args(list(argv)))
     values: dict[str, object] = {}
-    for item in fields(Settings):
+    for item in fields(kind):
         text = given[item.name]
         text = environment.get("STOKER_" + item.name.upper()) if text is None else text
         if text is not None:
             values[item.name] = _convert(item.name, item.default, text)
-    values.setdefault("identity", socket.gethostname())
-    return _checked(Settings(**values))  # type: ignore[arg-type]
+    return values
 
 
 def _convert(name: str, default: object, text: str) -> object:
@@ -146,9 +159,7 @@ def _checked(settings: Settings) -> Settings:
         ("pod_timeout_seconds", settings.pod_timeout_seconds, 0.1, 300),
         ("read_rate_mb", settings.read_rate_mb, 1, 100000),
     ]
-    for name, value, least, most in limits:
-        if not least <= value <= most:
-            raise SettingsError(f"{name} is {value}; it must be between {least} and {most}.")
+    check_limits(limits)
     if not is_quantity(settings.cache_size):
         raise SettingsError(f"cache_size is {settings.cache_size!r}; it must be a quantity such as 50Gi.")
     if settings.log_level not in ("debug", "info", "warning", "error"):
@@ -173,3 +184,10 @@ def _checked(settings: Settings) -> Settings:
     if not settings.runtime_image:
         raise SettingsError("runtime_image is empty; it must name an image.")
     return settings
+
+
+def check_limits(limits: Iterable[tuple[str, float, float, float]]) -> None:
+    """Each a name, its value, the least and the most. Raises SettingsError."""
+    for name, value, least, most in limits:
+        if not least <= value <= most:
+            raise SettingsError(f"{name} is {value}; it must be between {least} and {most}.")

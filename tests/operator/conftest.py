@@ -27,7 +27,7 @@ from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.rollout import read
-from stoker_operator.observe.snapshot import Answer, Observed
+from stoker_operator.observe.snapshot import Answer, Idle, Observed
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
@@ -144,6 +144,9 @@ class World:
         self.unmounted: dict[str, str] = {}
         self.load: int | None = None
         self.gpu: Gpu | None = None
+        self.idle: Idle | None = None
+        self.activators: tuple[str, ...] = ()
+        self.port = 0
         self.record("new", 1, served=True)
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
@@ -186,12 +189,15 @@ class World:
             room=self.room,
             load=self.load,
             gpu=self.gpu,
+            idle=self.idle,
+            activators=self.activators,
+            port=self.port,
             answer=self.answer,
         )
 
     def _floor(self) -> int | None:
         scaling = self.service.autoscaling
-        return scaling.least if scaling is not None and scaling.ours else None
+        return scaling.floor if scaling is not None and scaling.ours else None
 
     def record(
         self, template_hash: str, number: int, *, key: str = "", served: bool = False, failed: str = ""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from stoker_operator.activator.settings import from_arguments as activator_arguments
+from stoker_operator.manifests.activation import PORTS
 from stoker_operator.settings import Settings, from_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,3 +335,33 @@ def test_the_schema_covers_every_value(helm: str) -> None:
 def test_a_single_replica_has_no_budget(render: Render) -> None:
     assert of_kind(render(), "PodDisruptionBudget")
     assert not of_kind(render("--set", "replicas=1"), "PodDisruptionBudget")
+
+
+def test_the_activator_comes_with_its_switch_and_the_least_rights(render: Render) -> None:
+    assert "activator" not in {item["metadata"]["name"].rpartition("-")[2] for item in render()}
+    assert told(render()).activator_service == ""
+    manifests = render("--set=activator.enabled=true,networkPolicy.enabled=true,monitoring.kind=PodMonitor")
+    mine = [item for item in manifests if item["metadata"]["name"].startswith("stoker-activator")]
+    kinds = {"ServiceAccount", "Service", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"}
+    assert kinds <= {item["kind"] for item in mine}
+    [operator, deployment] = sorted(of_kind(manifests, "Deployment"), key=lambda item: len(item["metadata"]["name"]))
+    said = from_arguments(operator["spec"]["template"]["spec"]["containers"][0]["args"][1:], {})
+    assert said.activator_service in {item["metadata"]["name"] for item in of_kind(mine, "Service")}
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert deployment["spec"]["replicas"] == 2
+    assert container["args"][0] == "activator"
+    assert activator_arguments(container["args"][1:], {}).held_mib == 256
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["terminationGracePeriodSeconds"] == 660
+    [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-activator")]
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        (["endpointslices"], ["list", "watch"]),
+        (["inferenceservices/status"], ["patch"]),
+    ]
+    [policy] = of_kind(mine, "NetworkPolicy")
+    ports = [part for rule in policy["spec"]["ingress"] for part in rule["ports"]]
+    assert {"port": PORTS.start, "endPort": PORTS.stop - 1, "protocol": "TCP"} in ports
+    inside = render("--set=activator.enabled=true,watchNamespaces={a,b}")
+    assert not of_kind(inside, "ClusterRoleBinding")
+    assert {item["metadata"]["namespace"] for item in of_kind(inside, "Role")} == {"stoker-system", "a", "b"}

@@ -25,6 +25,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- define "stoker.activator" -}}
+{{- printf "%s-activator" (include "stoker.name" .) -}}
+{{- end -}}
+
+{{- define "stoker.activatorSelector" -}}
+app.kubernetes.io/name: stoker-activator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "stoker.activatorLabels" -}}
+{{ include "stoker.activatorSelector" . }}
+app.kubernetes.io/component: activator
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
 {{- define "stoker.image" -}}
 {{- if .Values.image.digest -}}
 {{- .Values.image.repository }}@{{ .Values.image.digest -}}

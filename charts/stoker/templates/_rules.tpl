@@ -39,6 +39,16 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
+{{- if .Values.activator.enabled }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]   # lead to the activator while a service sleeps
+  verbs: [get, list, watch, create, patch, delete]
+{{- if include "stoker.openshift" . }}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices/restricted]   # where the API server guards the addresses of pods
+  verbs: [create]
+{{- end }}
+{{- end }}
 {{- with .Values.features }}
 {{- if .horizontalPodAutoscaler }}
 - apiGroups: [autoscaling]
@@ -71,4 +81,14 @@
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* What the activator may do: learn who sleeps, and ask that it wakes. */}}
+{{- define "stoker.activatorRules" -}}
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
+- apiGroups: [stoker.dev]
+  resources: [inferenceservices/status]
+  verbs: [patch]
 {{- end -}}

@@ -17,6 +17,8 @@ from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.plan.conditions import STAGES, TYPES
 
 log = logging.getLogger("stoker.operator")
+# The activator's wish that a service wakes.
+OTHERS = ("wake",)
 
 
 async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
@@ -55,8 +57,8 @@ def _news(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tup
 
 
 def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether ours differs from what is there; conditions of other writers are not ours to compare."""
-    there = dict(earlier)
+    """Whether ours differs from what is there; what other writers say there is not ours to compare."""
+    there = {key: value for key, value in earlier.items() if key not in OTHERS}
     if "conditions" in there:
         kept = (item for item in there["conditions"] if item["type"] in TYPES)
         there["conditions"] = sorted(kept, key=lambda item: str(item["type"]))

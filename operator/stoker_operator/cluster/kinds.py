@@ -44,6 +44,7 @@ NODE = Kind("v1", "Node", "nodes")
 JOB = Kind("batch/v1", "Job", "jobs")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+ENDPOINT_SLICE = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -63,6 +64,6 @@ BY_NAME = {
     kind.kind: kind
     for kind in (
         SERVICE_ACCOUNT, SERVICE, CLAIM, POD, DEPLOYMENT, REPLICA_SET, JOB, DISRUPTION_BUDGET, AUTOSCALER,
-        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, CONFIG_MAP, *OPTIONAL,
+        CONTROLLER_REVISION, NETWORK_POLICY, INGRESS, CONFIG_MAP, ENDPOINT_SLICE, *OPTIONAL,
     )
 }  # fmt: skip

@@ -36,7 +36,18 @@ def prometheus_rule(service: InferenceService) -> Manifest:
         _alert(service, "StokerKvCacheFull", f"avg(vllm:kv_cache_usage_perc{pods}) > 0.95",
                "the KV cache is full, so sequences are preempted: lower runtime.maxConcurrency or add pods"),
     ]  # fmt: skip
-    if not service.suspend and service.replicas != 0:
+    scaling = service.autoscaling
+    sleeps = scaling is not None and scaling.scale_to_zero is not None
+    if sleeps:
+        turned_away = (
+            f'stoker_activator_requests_total{{service_namespace="{service.namespace}",'
+            f'inferenceservice="{service.name}",result=~"full|expired"}}'
+        )
+        alerts.append(
+            _alert(service, "StokerHeldTooLong", f"sum(increase({turned_away}[10m])) > 0",
+                   "requests were turned away while no pod ran: see kubectl describe infsvc")
+        )  # fmt: skip
+    if not service.suspend and service.replicas != 0 and not sleeps:
         alerts.append(
             _alert(service, "StokerNoPodAnswers", f"absent(vllm:num_requests_running{pods})",
                    "no pod is there to be scraped: see kubectl describe infsvc")

@@ -42,7 +42,7 @@ def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling) -> Manif
     ]
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
-        "minReplicas": autoscaling.least,
+        "minReplicas": autoscaling.floor,
         "maxReplicas": autoscaling.most,
         "metrics": metrics,
         "behavior": _behavior(autoscaling),
@@ -50,12 +50,17 @@ def pod_autoscaler(service: InferenceService, autoscaling: Autoscaling) -> Manif
     return stamped(scaler | {"spec": spec})
 
 
-def scaled_object(service: InferenceService, autoscaling: Autoscaling, prometheus_url: str) -> Manifest:
-    """KEDA's ScaledObject on the sums that Prometheus has of the pods' gauges."""
+def scaled_object(
+    service: InferenceService, autoscaling: Autoscaling, prometheus_url: str, *, paused: bool = False
+) -> Manifest:
+    """KEDA's ScaledObject on the sums that Prometheus has of the pods' gauges. `paused`: it leaves the scale alone."""
     scaled = child(service, SCALED_OBJECT, service.name, "engine")
     if service.suspend:
         # KEDA itself raises a scale of 0 to the minimum, unless it is told to pause.
         scaled["metadata"]["annotations"] = {"autoscaling.keda.sh/paused-replicas": "0"}
+    elif paused:
+        # Not by a number: whoever scales a sleeping service by hand wakes it, and KEDA would take that back.
+        scaled["metadata"]["annotations"] = {"autoscaling.keda.sh/paused": "true"}
     pods = f'{{namespace="{service.namespace}",pod=~"{service.name}-[a-z0-9]+-[a-z0-9]+"}}'
     triggers = [
         {
@@ -66,7 +71,7 @@ def scaled_object(service: InferenceService, autoscaling: Autoscaling, prometheu
     ]
     spec = {
         "scaleTargetRef": {"name": service.name},
-        "minReplicaCount": autoscaling.least,
+        "minReplicaCount": autoscaling.floor,
         "maxReplicaCount": autoscaling.most,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(autoscaling)}},
         "triggers": triggers,

@@ -20,17 +20,19 @@ from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
 from stoker_operator.observe import capacity, rollout
 from stoker_operator.observe.capacity import Room
+from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import Answer, Observed, Progress
+from stoker_operator.observe.snapshot import Answer, Idle, Observed, Progress
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 CHILDREN = (
     kinds.SERVICE_ACCOUNT, kinds.SERVICE, kinds.DEPLOYMENT, kinds.REPLICA_SET, kinds.POD, kinds.JOB,
     kinds.DISRUPTION_BUDGET, kinds.AUTOSCALER, kinds.CONTROLLER_REVISION, kinds.NETWORK_POLICY, kinds.INGRESS,
+    kinds.ENDPOINT_SLICE,
 )  # fmt: skip
 
 
@@ -59,7 +61,7 @@ async def observe(
     verify_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "verify")
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
-    floor = scaling.least if scaling is not None and scaling.ours else None
+    floor = scaling.floor if scaling is not None and scaling.ours else None
     words = await pod_words(pods, engine_pods)
     silent = frozenset(name for name, word in words.items() if word is None)
     state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
@@ -168,6 +170,28 @@ async def load(pods: PodClient, observed: Observed) -> int:
     addresses = [pod_address(pod, "http") for pod in ready]
     pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in addresses if address))
     return sum(map(_requests, pages)) + addresses.count(None)
+
+
+async def idle(pods: PodClient, observed: Observed) -> Idle:
+    """For how long every pod has had no request. A pod that is not ready, or does not say, is not idle."""
+    live = [pod for pod in observed.engine_pods if not rollout.is_terminating(pod) and not rollout.is_finished(pod)]
+    addresses = {str(pod["metadata"]["name"]): pod_address(pod, "http") for pod in live if rollout.is_ready(pod)}
+    asked = {name: address for name, address in addresses.items() if address is not None}
+    if not live or len(asked) < len(live):
+        return Idle(0.0, "not all of its pods are ready")
+    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in asked.values()))
+    said = {name: _idle(page) for name, page in zip(asked, pages, strict=True)}
+    silent = next((name for name, seconds in said.items() if seconds is None), "")
+    if silent:
+        return Idle(0.0, f"pod {silent} does not say for how long it has had no request")
+    return Idle(min(seconds for seconds in said.values() if seconds is not None))
+
+
+def _idle(page: str) -> float | None:
+    try:
+        return idle_seconds(parse_gauges(page))
+    except ValueError:
+        return None
 
 
 def _requests(page: str) -> int:

@@ -37,6 +37,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """For how many seconds every pod has had no request; 0 where one has, or does not say: then `why` tells which."""
+
+    seconds: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
 
@@ -45,6 +53,8 @@ class Observed:
     nobody looked. `served` names the optional kinds that this API server knows, `without` those that the operator was
     not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off; `turn`
     whether a new default may reach this service now (None = nobody looked), `ahead` the services that it reaches now.
+    `idle` says how long the pods have had no request (None = nobody looked); `activators` are the addresses of the
+    activator's pods, and `port` is the one at which they answer for this service, 0 = it has none.
     `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong; `unmounted`
     is why pods, by uid, could not have their keys mounted anew.
     """
@@ -59,6 +69,9 @@ class Observed:
     revisions: tuple[Object, ...] = ()
     room: Room | None = None
     load: int | None = None
+    idle: Idle | None = None
+    activators: tuple[str, ...] = ()
+    port: int = 0
     gpu: Gpu | None = None
     served: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()

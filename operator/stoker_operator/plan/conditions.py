@@ -23,18 +23,18 @@ TYPES = frozenset(
     {
         "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
         "CacheVerified", "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
-        "Understood",
+        "Understood", "ScaleToZero",
     }
 )  # fmt: skip
 # Reasons of Ready that are a stage on the way, not a failure.
 STAGES = frozenset(
     {
         "Serving", "CreatingVolume", "Fetching", "RollingOut", "PodsStarting", "PodsStopping", "WaitingForIdle",
-        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused", "Deleting",
+        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused", "Deleting", "Asleep", "Waking",
     }
 )  # fmt: skip
 # Not ready by choice: nothing is being done about it and nothing is wrong.
-IDLE = ("Suspended", "ScaledToZero", "RolloutPaused")
+IDLE = ("Suspended", "ScaledToZero", "RolloutPaused", "Asleep")
 # Not ready although the newest revision was rolled out, or because it was given up.
 _SETBACKS = ("RolledBack", "CacheCorrupt")
 

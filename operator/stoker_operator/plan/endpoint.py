@@ -55,16 +55,18 @@ def converge(
     return actions
 
 
-def endpoint_conditions(service: InferenceService, observed: Observed) -> list[Condition]:
-    """EndpointReady and Monitored."""
-    return [_endpoint_ready(service, observed), _monitored(service, observed)]
+def endpoint_conditions(service: InferenceService, observed: Observed, *, held: bool = False) -> list[Condition]:
+    """EndpointReady and Monitored. `held`: requests are held while no pod is ready."""
+    return [_endpoint_ready(service, observed, held), _monitored(service, observed)]
 
 
-def _endpoint_ready(service: InferenceService, observed: Observed) -> Condition:
+def _endpoint_ready(service: InferenceService, observed: Observed, held: bool) -> Condition:
     found = _published(service, observed)
-    if found.status == "True" and not observed.rollout.ready:
-        return no_pod_ready(found.message)
-    return found
+    if found.status != "True" or observed.rollout.ready:
+        return found
+    if held:
+        return _ready("True", "Held", f"The activator holds requests until a pod is ready. {found.message}")
+    return no_pod_ready(found.message)
 
 
 def no_pod_ready(where: str) -> Condition:

@@ -51,6 +51,11 @@ def _look_again(
     return max(soonest, min(_unready_for(service, now) / 10, rarest))
 
 
+def sooner(one: float | None, other: float | None) -> float | None:
+    """The earlier of two looks; None = never."""
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
 def _unready_for(service: InferenceService, now: datetime) -> float:
     """Seconds since the service was last ready, or was made; 0 where its status does not say."""
     for item in service.status.get("conditions") or ():

@@ -10,7 +10,7 @@ Knows nothing of how actions are carried out or how a status is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,10 +31,12 @@ from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.left import left_behind
-from stoker_operator.plan.pace import look_again
+from stoker_operator.plan.pace import look_again, sooner
 from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, rotten, silence, warned
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
+from stoker_operator.plan.sleep.decide import SleepPlan, plan_sleep
+from stoker_operator.plan.sleep.words import sleep_finding
 from stoker_operator.plan.turn import reached_before
 from stoker_operator.plan.wording import counted
 from stoker_operator.settings import Settings
@@ -71,11 +73,13 @@ class Plan:
     generation: int = 0
     rolling: bool = False
     troubled: bool = False
+    sleep: SleepPlan = field(default_factory=SleepPlan)
 
     @property
     def asks_more(self) -> bool:
         """Whether something was not looked at on which this plan depends."""
-        return self.asks_room is not None or self.asks_load or self.asks_gpu or self.asks_turn
+        asked = self.asks_load or self.asks_gpu or self.asks_turn or self.sleep.asks_idle
+        return self.asks_room is not None or asked
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
@@ -84,10 +88,11 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     gpu = observed.gpu or remembered_gpu(service)
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
+    sleep = plan_sleep(service, observed, now)
     if cache.model is not None and not too_large and cache.rot is None:
-        rolling = plan_rollout(service, observed, settings, cache.model, now)
+        rolling = plan_rollout(service, observed, settings, cache.model, now, sleep.no_pods)
     else:
-        rolling = plan_held(service, observed)
+        rolling = plan_held(service, observed, sleep.no_pods)
     state = observed.rollout
     answered = _answered(service, observed)
     trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(service, observed)
@@ -96,6 +101,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
+    blocking = sleep_finding(service, observed, sleep.sleep, blocking, now)
     scaling = scaling_condition(service, observed, settings)
     released = left_behind(service, observed, cache) if blocking is None else []
     waits_turn = bool(rolling.waits) and blocking is None
@@ -103,9 +109,11 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         actions=(
             *_fixed(service, observed),
             *cache.actions,
+            # Requests have another way before pods go.
+            *sleep.actions,
             *rolling.workload,
             *rolling.records,
-            *scaling_actions(service, observed, settings),
+            *scaling_actions(service, observed, settings, paused=sleep.paused),
             *endpoint_actions(service, observed),
             *released,
         ),
@@ -114,11 +122,14 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *pod_conditions(observed, blocking, trouble or rotten(cache), done, rolling.waits),
             *cache.conditions(),
             *([fit_condition(fit)] if fit else []),
-            *endpoint_conditions(service, observed),
+            *endpoint_conditions(service, observed, held=sleep.held(observed)),
+            *([sleep.condition] if sleep.condition else []),
             *([scaling] if scaling else []),
             *([understood_condition(service.unknown)] if service.unknown else []),
         ),
-        requeue_after=TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
+        requeue_after=sooner(
+            TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now), sleep.again
+        ),
         cache=cache,
         rollout=state,
         fit=fit,
@@ -134,6 +145,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         generation=service.generation if rolling.reached else reached_before(service),
         rolling=bool(rolling.previous and not done and blocking and blocking.reason not in IDLE),
         troubled=trouble is not None,
+        sleep=sleep,
     )
 
 

@@ -53,7 +53,7 @@ class RolloutPlan:
     reached: bool = False
 
 
-def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
+def plan_held(service: InferenceService, observed: Observed, no_pods: bool | None = None) -> RolloutPlan:
     """What to do while the model that the spec asks for is not there (or may not run): what runs stays, in the number
     that the spec asks for, so that `suspend`, a resumption and `replicas` never wait for a download.
     """
@@ -63,7 +63,7 @@ def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
     live = observed.children.get(("Deployment", service.name))
     if live is None or "deletionTimestamp" in live["metadata"]:
         return held
-    wanted = wanted_replicas(service, live)
+    wanted = wanted_replicas(service, live, no_pods)
     # Nobody's wish any more while we still hold the field, as after a suspension: it is let go.
     unchanged = not sets_replicas(live) if wanted is None else wanted == live["spec"].get("replicas", 1)
     if unchanged:
@@ -77,9 +77,14 @@ def plan_held(service: InferenceService, observed: Observed) -> RolloutPlan:
 
 
 def plan_rollout(
-    service: InferenceService, observed: Observed, settings: Settings, model: FetchedModel, now: datetime
+    service: InferenceService,
+    observed: Observed,
+    settings: Settings,
+    model: FetchedModel,
+    now: datetime,
+    no_pods: bool | None = None,
 ) -> RolloutPlan:
-    """Decide on the Deployment, given its model."""
+    """Decide on the Deployment, given its model. `no_pods`: whether the service is to sleep, None = it never does."""
     live = observed.children.get(("Deployment", service.name))
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
     wanted = manifests.engine_template(service, settings, model)
@@ -90,14 +95,15 @@ def plan_rollout(
     template = back.template if back is not None else wanted
     changes = live is not None and manifests.live_template_key(live) != manifests.template_key(template)
     if changes and back is None:
-        waiting = _wait_for_idle(service, observed, now)
+        waiting = _wait_for_idle(service, observed, now, no_pods)
         if waiting is not None:
             return waiting
         if live is not None and waits(service, observed):
             words = waiting_words(observed, cause(service, live, settings))
-            return replace(plan_held(service, observed), waits=words, asks_turn=observed.turn is None)
+            held = plan_held(service, observed, no_pods)
+            return replace(held, waits=words, asks_turn=observed.turn is None)
     surge, unavailable = strategy(service, observed, live, changes, template)
-    variant = manifests.Variant(wanted_replicas(service, live), surge, unavailable, template)
+    variant = manifests.Variant(wanted_replicas(service, live, no_pods), surge, unavailable, template)
     manifest = manifests.deployment(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
     if changes and back is None and live is not None and is_default(service):
@@ -115,7 +121,9 @@ def plan_rollout(
     )
 
 
-def _wait_for_idle(service: InferenceService, observed: Observed, now: datetime) -> RolloutPlan | None:
+def _wait_for_idle(
+    service: InferenceService, observed: Observed, now: datetime, no_pods: bool | None
+) -> RolloutPlan | None:
     """The plan while a change waits for a moment without requests; None when it need not wait any longer."""
     longest = service.rollout.wait_for_idle
     if not longest or service.suspend or service.rollout.paused or not observed.rollout.ready or observed.load == 0:
@@ -126,7 +134,7 @@ def _wait_for_idle(service: InferenceService, observed: Observed, now: datetime)
         return None
     text = f"A change waits until the pods have no request, at most until {until:%H:%M:%S} UTC"
     finding = Finding("WaitingForIdle", f"{text}; they have {observed.load} now." if observed.load else f"{text}.")
-    held = plan_held(service, observed)
+    held = plan_held(service, observed, no_pods)
     return replace(held, finding=finding, asks_load=observed.load is None, waiting_since=since)
 
 

@@ -27,18 +27,24 @@ _ADVICE = (
 )
 
 
-def wanted_replicas(service: InferenceService, live: Object | None) -> int | None:
-    """What the operator writes into the Deployment's `replicas`; None leaves it to others."""
-    if service.suspend:
+def wanted_replicas(service: InferenceService, live: Object | None, no_pods: bool | None = None) -> int | None:
+    """What the operator writes into the Deployment's `replicas`; None leaves it to others.
+
+    `no_pods`: whether the service is to sleep, None = it never does.
+    """
+    if service.suspend or no_pods:
         return 0
     scaling = service.autoscaling
-    if service.replicas is not None or scaling is None or not scaling.ours:
+    if scaling is None or not (scaling.ours or (no_pods is False and not service.replicas)):
+        return service.replicas
+    if scaling.ours and service.replicas is not None:
         return service.replicas
     if live is None:
-        return scaling.least
-    if not sets_replicas(live):
+        return scaling.floor
+    there = int(live["spec"].get("replicas", 1))
+    if not sets_replicas(live) and (there or no_pods is None):
         return None
-    return min(max(int(live["spec"].get("replicas", 1)), scaling.least), scaling.most)
+    return min(max(there, scaling.floor), scaling.most)
 
 
 def sets_replicas(deployment: Object) -> bool:
@@ -49,14 +55,18 @@ def sets_replicas(deployment: Object) -> bool:
     )
 
 
-def scaling_actions(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
-    """The autoscaler's object, and the end of those that are not wanted any more."""
-    wanted = _wanted(service, observed, settings)
+def scaling_actions(
+    service: InferenceService, observed: Observed, settings: Settings, *, paused: bool = False
+) -> list[Action]:
+    """The autoscaler's object, and the end of those that are not wanted any more. `paused`: it is to rest."""
+    wanted = _wanted(service, observed, settings, paused)
     listed = [(wanted, "it sets the number of pods by their queue")] if wanted is not None else []
     return converge(observed, listed, _KINDS, "spec.autoscaling does not ask for it any more")
 
 
-def _wanted(service: InferenceService, observed: Observed, settings: Settings) -> manifests.Manifest | None:
+def _wanted(
+    service: InferenceService, observed: Observed, settings: Settings, paused: bool
+) -> manifests.Manifest | None:
     scaling = service.autoscaling
     # Two autoscalers on one Deployment fight: ours comes when the Deployment is there and goes with the spec.
     if scaling is None or ("Deployment", service.name) not in observed.children:
@@ -64,7 +74,7 @@ def _wanted(service: InferenceService, observed: Observed, settings: Settings) -
     if scaling.engine == "HPA" and "HorizontalPodAutoscaler" not in observed.without:
         return manifests.pod_autoscaler(service, scaling)
     if scaling.engine == "KEDA" and "ScaledObject" in observed.served and settings.prometheus_url:
-        return manifests.scaled_object(service, scaling, settings.prometheus_url)
+        return manifests.scaled_object(service, scaling, settings.prometheus_url, paused=paused)
     return None
 
 
@@ -91,7 +101,7 @@ def scaling_condition(service: InferenceService, observed: Observed, settings: S
     if verdict is None:
         return _active("Unknown", "Pending", f"{kind} {service.name} has not been looked at by its controller yet.")
     if verdict["status"] == "True":
-        return _active("True", "SeriesFound", _follows(scaling.least, scaling.most, said))
+        return _active("True", "SeriesFound", _follows(scaling.floor, scaling.most, said))
     if verdict.get("reason") == "ScalingDisabled":
         return _active("False", "ScaledToZero", "The Deployment's scale is 0, which autoscalers leave alone.")
     if not observed.rollout.ready:

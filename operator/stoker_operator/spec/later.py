@@ -17,7 +17,6 @@ LATER = {
     "spec.model.updatePolicy": "not supported yet: the revision is resolved once and stays; name another to change it",
     "spec.runtime.warmup": "not supported yet: a pod is ready after a warm-up completion, always",
     "spec.resources.nodes": "not supported yet: a pod runs on one node",
-    "spec.autoscaling.scaleToZero": "not supported yet: min is 1 or more; suspend: true runs no pods",
     "spec.endpoint.inferencePool": "not supported yet: use httpRoute",
     "spec.endpoint.rateLimit": "not supported yet: limit the rate where requests enter the cluster",
     "spec.observability.otlpEndpoint": "not supported yet: metrics are scraped from /metrics",

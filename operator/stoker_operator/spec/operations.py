@@ -31,6 +31,17 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleToZero:
+    """When no pods run, and what becomes of requests then. Seconds: `idle_after` the last request, and `max_wait` of a
+    request that is held; `max_queued` are held at most.
+    """
+
+    idle_after: int = 900
+    max_queued: int = 100
+    max_wait: int = 600
+
+
+@dataclass(frozen=True, slots=True)
 class Autoscaling:
     """Who sets the number of pods: HPA and KEDA (objects of ours), or External (whoever writes the scale)."""
 
@@ -40,6 +51,12 @@ class Autoscaling:
     targets: Targets
     scale_up: ScalingRate
     scale_down: ScalingRate
+    scale_to_zero: ScaleToZero | None = None
+
+    @property
+    def floor(self) -> int:
+        """The fewest pods while any run."""
+        return max(self.least, 1)
 
     @property
     def ours(self) -> bool:
@@ -52,7 +69,7 @@ def read_autoscaling(r: Reader) -> Autoscaling:
     targets = r.mapping("targets")
     autoscaling = Autoscaling(
         engine=r.choice("engine", ("HPA", "KEDA", "External")),
-        least=r.integer("min", default=1, least=1, most=1000),
+        least=r.integer("min", default=1, least=0, most=1000),
         most=r.integer("max", default=1, least=1, most=1000, required=True),
         targets=Targets(
             targets.integer("queued", default=1, least=0, most=10000),
@@ -61,12 +78,23 @@ def read_autoscaling(r: Reader) -> Autoscaling:
         ),
         scale_up=_rate(r.mapping("scaleUp"), 0, 2, 60),
         scale_down=_rate(r.mapping("scaleDown"), 300, 1, 120),
+        scale_to_zero=_scale_to_zero(r.mapping("scaleToZero")) if "scaleToZero" in r.raw else None,
     )
     if not autoscaling.ours and {"targets", "scaleUp", "scaleDown"} & r.raw.keys():
         r.problems.append(f"{r.path}: targets, scaleUp and scaleDown are of the engines HPA and KEDA")
     targets.finish()
     r.finish()
     return autoscaling
+
+
+def _scale_to_zero(r: Reader) -> ScaleToZero:
+    found = ScaleToZero(
+        r.duration("idleAfter", 900, least=1, most=604800),
+        r.integer("maxQueued", default=100, least=1, most=10000),
+        r.duration("maxWait", 600, least=1, most=3600),
+    )
+    r.finish()
+    return found
 
 
 def _rate(r: Reader, stabilization: int, pods: int, period: int) -> ScalingRate:
@@ -89,6 +117,10 @@ def autoscaling_problems(autoscaling: Autoscaling, replicas: int | None) -> list
         found.append(f"spec.replicas: must be 0 or from {autoscaling.least} to {autoscaling.most}, as autoscaling says")
     if autoscaling.least > autoscaling.most:
         found.append(f"spec.autoscaling.min: is {autoscaling.least}, more than max, {autoscaling.most}")
+    if not autoscaling.least and autoscaling.scale_to_zero is None:
+        found.append("spec.autoscaling.min: 0 needs scaleToZero, which says when no pods run")
+    if autoscaling.least and autoscaling.scale_to_zero is not None:
+        found.append("spec.autoscaling.scaleToZero: needs min: 0")
     if not (targets.queued or targets.running or targets.kv_percent):
         found.append("spec.autoscaling.targets: at least one must be more than 0")
     return found

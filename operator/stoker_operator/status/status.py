@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator import manifests
+from stoker_operator.manifests.activation import WAKING, Sleep
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
@@ -20,6 +21,7 @@ from stoker_operator.plan.endpoint import no_pod_ready
 from stoker_operator.plan.fit import Fit
 from stoker_operator.plan.plan import Plan
 from stoker_operator.plan.scaling import scaling_status
+from stoker_operator.plan.sleep.words import eta_seconds, waking_step
 from stoker_operator.spec.service import FetchedModel, InferenceService, remembered_model
 from stoker_operator.status.startup import startup
 
@@ -59,9 +61,19 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     scaling = scaling_status(service, observed)
     if scaling:
         status["scaling"] = scaling
+    sleep = plan.sleep.sleep
+    if sleep is not None and sleep.since:
+        status["sleep"] = _sleep(service, observed, sleep, now)
     if plan.fit is not None:
         status["fit"] = _fit(plan.fit)
     return status
+
+
+def _sleep(service: InferenceService, observed: Observed, sleep: Sleep, now: datetime) -> Status:
+    found: Status = {"state": sleep.state, "since": sleep.since, "why": sleep.why}
+    if sleep.state == WAKING:
+        found |= {"step": waking_step(observed), "etaSeconds": eta_seconds(service, sleep, now)}
+    return {key: value for key, value in found.items() if value != ""}
 
 
 def _counts(state: Rollout) -> Status:
@@ -106,7 +118,8 @@ def refused(earlier: Mapping[str, Any], generation: int, finding: Finding, state
         for item in earlier.get("conditions") or ()
         if item["type"] not in {condition.type for condition in fresh}
     ]
-    return dict(earlier) | {
+    ours = {key: value for key, value in earlier.items() if key != "wake"}
+    return ours | {
         "observedGeneration": generation,
         **_counts(state),
         "conditions": conditions(earlier, [*fresh, *kept], generation, now),

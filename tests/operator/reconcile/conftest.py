@@ -22,7 +22,13 @@ Object = dict[str, Any]
 
 
 @pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Object]]:
+def gauges() -> dict[str, float]:
+    """What every engine says of itself at /metrics."""
+    return {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0, "stoker:idle_seconds": 0}
+
+
+@pytest.fixture
+async def engine(monkeypatch: pytest.MonkeyPatch, gauges: dict[str, float]) -> AsyncIterator[list[Object]]:
     """What engines and prefetches would answer, from one server whose port the manifests name; the requests it got."""
     asked: list[Object] = []
 
@@ -34,8 +40,13 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Object]]
         answer = {"phase": "download", "bytesDone": 25_000_000, "bytesTotal": 100_000_000, "etaSeconds": 9}
         return web.json_response(answer)
 
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text="".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()))
+
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.get("/progress", progress)])
+    app.add_routes(
+        [web.post("/v1/completions", complete), web.get("/progress", progress), web.get("/metrics", metrics)]
+    )
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,0 +1,137 @@
+"""The activator's process: settings → health endpoint → the services' ports. `stoker activator`.
+
+Invariants: it is ready once it knows the services, so nobody is led here before; after SIGTERM it takes requests for as
+long as anybody may still be led here, then ends with the last one that it has.
+Exit status: 0 after a signal, 2 for a bad setting.
+Knows nothing of what becomes of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from stoker_operator.activator.bodies import MIB, Bodies
+from stoker_operator.activator.directory import Directory, Sleeper
+from stoker_operator.activator.doors import Doors
+from stoker_operator.activator.forward import make_session
+from stoker_operator.activator.handler import Handler
+from stoker_operator.activator.line import Line
+from stoker_operator.activator.settings import ActivatorSettings, from_arguments
+from stoker_operator.activator.wake import Waker
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.queue import Key
+from stoker_operator.settings import SettingsError
+
+log = logging.getLogger("stoker.activator")
+_API_REQUESTS = 8
+_LOOK_SECONDS = 0.2
+
+
+class Activator:
+    """One replica. `run` it until `stop` is set."""
+
+    def __init__(self, cluster: Cluster, settings: ActivatorSettings) -> None:
+        self._settings = settings
+        self._waker = Waker(cluster)
+        self._lines: dict[Key, Line] = {}
+        self._by_port: dict[int, Line] = {}
+        self._leaving = False
+        self.directory = Directory(cluster, settings.namespaces, self._service_changed)
+        self.doors: Doors | None = None
+        self.health_port = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve; the caller closes the cluster."""
+        settings = self._settings
+        bodies = Bodies(settings.body_mib * MIB, settings.held_mib * MIB)
+        async with make_session() as session:
+            handler = Handler(self._by_port, session, bodies, settings.heartbeat_seconds)
+            self.doors = Doors(handler.handle, settings.http_host)
+            health = await self._serve_health()
+            work = [asyncio.create_task(self.doors.run()), asyncio.create_task(self.directory.run())]
+            stopping = asyncio.create_task(stop.wait())
+            try:
+                done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                await self._leave(handler)
+            finally:
+                for task in (*work, stopping):
+                    task.cancel()
+                await asyncio.gather(*work, self._waker.close(), return_exceptions=True)
+                await health.cleanup()
+
+    async def _leave(self, handler: Handler) -> None:
+        self._leaving = True
+        await asyncio.sleep(self._settings.leave_seconds)
+        while handler.under_way:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _service_changed(self, key: Key, sleeper: Sleeper | None) -> None:
+        line = self._lines.get(key)
+        if line is not None:
+            self._by_port.pop(line.sleeper.port, None)
+            line.update(sleeper)
+        if sleeper is None:
+            self._lines.pop(key, None)
+            self._waker.forget(key)
+        else:
+            line = line or Line(sleeper, self._waker.call)
+            self._lines[key] = self._by_port[sleeper.port] = line
+        if self.doors is not None:
+            self.doors.want(frozenset(self._by_port))
+
+    async def _serve_health(self) -> web.AppRunner:
+        """Start /healthz, /readyz and /metrics."""
+
+        async def healthz(_: web.Request) -> web.Response:
+            return web.Response(text="ok\n")
+
+        async def readyz(_: web.Request) -> web.Response:
+            wanted = frozenset(self._by_port)
+            ready = self.directory.synced.is_set() and self.doors is not None and wanted <= self.doors.open
+            ready = ready and not self._leaving
+            return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting or leaving\n")
+
+        async def read_metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        app = web.Application()
+        app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, self._settings.http_host or None, self._settings.http_port).start()
+        self.health_port = runner.addresses[0][1]
+        return runner
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`stoker activator`: parse the settings and run."""
+    try:
+        settings = from_arguments(sys.argv[1:] if argv is None else argv)
+    except SettingsError as error:
+        sys.stderr.write(f"stoker activator: {error}\n")
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+
+    async def until_signal() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        cluster = await Cluster.connect(_API_REQUESTS)
+        try:
+            await Activator(cluster, settings).run(stop)
+        finally:
+            await cluster.close()
+
+    asyncio.run(until_signal())
+    return 0
