@@ -11,8 +11,8 @@ from stoker_runtime.bench.engine_mode import experts_touched
 from stoker_runtime.bench.rounds import Work, run_round
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.executor.build import build_executor
 from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.ranks.build import build_executor
 from stoker_runtime.terminal.info import describe_model
 
 SHAPE: dict[str, Any] = SHAPES["tiny"] | {
