@@ -14,7 +14,16 @@ from typing import Any
 from stoker_runtime.checkpoint.gguf_header import GGUFHeader
 from stoker_runtime.errors import ModelError
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
 
 # config.json's key → the GGUF key after "<architecture>."; the first group is required.
 REQUIRED = {
@@ -30,6 +39,23 @@ OPTIONAL = {
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
 }
+# The same of single architectures.
+OWN = {
+    "gemma2": {
+        "sliding_window": "attention.sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "gemma3": {"sliding_window": "attention.sliding_window", "final_logit_softcapping": "final_logit_softcapping"},
+    "granite": {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    },
+}
+# Layers of the one size of Gemma 2 and of Gemma 3 whose queries are scaled by hidden / heads; no key says so.
+GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
@@ -49,7 +75,7 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         if f"{architecture}.{name}" not in metadata:
             raise ModelError(f"{path}: the metadata lacks {architecture}.{name}.")
         config[key] = metadata[f"{architecture}.{name}"]
-    for key, name in OPTIONAL.items():
+    for key, name in {**OPTIONAL, **OWN.get(architecture, {})}.items():
         if f"{architecture}.{name}" in metadata:
             config[key] = metadata[f"{architecture}.{name}"]
     config["vocab_size"] = _vocab_size(header, architecture)
@@ -58,6 +84,10 @@ def config_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
     config["rope_scaling"] = _rope_scaling(header, architecture, config)
     config["eos_token_id"] = _end_tokens(metadata)
+    if architecture in GEMMA_27B:
+        by_hidden = config["num_hidden_layers"] == GEMMA_27B[architecture] or "head_dim" not in config
+        by_heads = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = by_heads if by_hidden else config["head_dim"]
     window = metadata.get(f"{architecture}.attention.sliding_window")
     if architecture == "llama" and window:
         config["architectures"] = ["MistralForCausalLM"]

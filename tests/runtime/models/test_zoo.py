@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.models.mixture_rows import MIXTURES
 from torch import Tensor
 
+from stoker_runtime.bench.reference_model import reference_logits
 from stoker_runtime.models.architectures import ARCHITECTURES
 
 SEED = random.SystemRandom().randrange(1 << 30)
@@ -136,6 +137,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+ONE_KV_HEAD = {"num_key_value_heads": 1}
 HYBRID = {"sliding_window": 9, "num_hidden_layers": 5}
 
 ROWS: dict[str, Row] = {
@@ -155,6 +157,7 @@ ROWS: dict[str, Row] = {
     "SmolLM3ForCausalLM": Row("SmolLM3Config", _fixed(no_rope_layer_interval=2, attention_bias=True)),
     "GlmForCausalLM": Row("GlmConfig", _fixed(head_dim=20)),
     "ArceeForCausalLM": Row("ArceeConfig", _fixed(mlp_bias=True)),
+    "HeliumForCausalLM": Row("HeliumConfig", _fixed(hidden_size=60, num_attention_heads=5, head_dim=12, **ONE_KV_HEAD)),
     "SeedOssForCausalLM": Row("SeedOssConfig", _fixed(attention_out_bias=True)),
     "Ernie4_5ForCausalLM": Row("Ernie4_5Config", _fixed(use_bias=True)),
     "GemmaForCausalLM": Row("GemmaConfig"),
@@ -322,6 +325,9 @@ def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_m
         expected = [theirs(torch.tensor([prompt])).logits[0] for prompt in prompts]
     for got, wanted in zip(ours.step(list(enumerate(prompts)), all_logits=True), expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+    # By what a benchmark checks its tokens, too.
+    plain = reference_logits(ours.spec, ours.decoder.weights, prompts[0], 0)
+    torch.testing.assert_close(plain, expected[0], atol=2e-4, rtol=2e-4)
     ours.forget()
     assert ours.greedy(prompts[:1], 64)[0] == _greedy(theirs, prompts[0], 64)
     ours.forget()
@@ -363,6 +369,27 @@ def test_narrower_numbers_stay_near(name: str, tmp_path: Path, paged_model: Any)
     exact, half, eighth = logits.values()
     assert 0 < (half - exact).norm() < 0.15 * exact.norm()
     assert 0 < (eighth - half).norm() < 0.6 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=["bf16-kv", "fp8-kv"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_gpu_gives_the_logits_of_the_reference(
+    name: str, kv_dtype: torch.dtype | None, tmp_path: Path, paged_model: Any
+) -> None:
+    """Every kind of layer through the kernels, in bf16: whole prompts, decodes, and chunks among decodes."""
+    print(f"seed {SEED}")
+    _checkpoint(name, tmp_path)
+    rng = random.Random(SEED)
+    gpu, host = (
+        paged_model(str(tmp_path), dtype=torch.bfloat16, kv_dtype=kv_dtype, device=torch.device(device))
+        for device in ("cuda", "cpu")
+    )
+    prompts = [[rng.randrange(3, 90) for _ in range(count)] for count in (40, 1, 150)]
+    tolerance = 0.1 if kv_dtype is None else 0.2
+    for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, prompts[0])]):
+        for ours, expected in zip(gpu.step(work), host.step(work), strict=True):
+            assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
 
 
 def test_every_row_of_the_table_is_tested() -> None:

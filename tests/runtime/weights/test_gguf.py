@@ -17,6 +17,7 @@ from stoker_runtime.checkpoint.gguf_header import TENSOR_TYPES, read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.spec import ModelSpec, Role
 from stoker_runtime.weights import copy_lanes
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.routing import Vocabulary, tensor_names
@@ -25,6 +26,9 @@ CPU = torch.device("cpu")
 Checkpoint = Callable[[str], Path]
 Kind = gguf.GGMLQuantizationType
 NAMES = {"llama": "llama", "llama-tied": "llama", "mistral-window": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+NAMES |= {name: name for name in ("gemma", "gemma2", "gemma3", "granite", "smollm3")}
+# Those whose converter orders the rows of Q and K for pairs of neighbours.
+PERMUTED = ("llama", "granite", "smollm3")
 
 
 def _permute(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -50,6 +54,7 @@ def write_gguf(checkpoint: Path, path: Path, architecture: str, kind: Kind = Kin
     writer.add_rope_freq_base(spec.rope.theta)
     if spec.windows[0]:
         writer.add_sliding_window(spec.windows[0])
+    _add_own_keys(writer, spec, architecture)
     writer.add_eos_token_id(2)
     writer.add_token_list(["a", "b\xe4", "c"])
     if spec.rope.kind == "llama3":
@@ -60,7 +65,9 @@ def write_gguf(checkpoint: Path, path: Path, architecture: str, kind: Kind = Kin
         names = tensor_names(spec, parameter.name, Vocabulary.GGUF)
         for position, (hf, name) in enumerate(zip(theirs, names, strict=True)):
             data = tensors[hf].numpy()
-            if architecture == "llama" and ".qkv" in parameter.name and position < 2:
+            if parameter.role is Role.NORM:
+                data = data + np.float32(spec.norm_offset)
+            if architecture in PERMUTED and ".qkv" in parameter.name and position < 2:
                 data = _permute(data, (spec.heads, spec.kv_heads)[position])
             encoded = kind if data.ndim == 2 else Kind.F32
             writer.add_tensor(name, gguf.quantize(data, encoded), raw_dtype=encoded)
@@ -69,6 +76,21 @@ def write_gguf(checkpoint: Path, path: Path, architecture: str, kind: Kind = Kin
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_own_keys(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: str) -> None:
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(spec.attention_softcap)
+    if spec.logit_softcap:
+        writer.add_final_logit_softcapping(spec.logit_softcap)
+    if spec.rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope.factor)
+    if architecture == "granite":
+        writer.add_embedding_scale(spec.embedding_multiplier)
+        writer.add_residual_scale(spec.residual_multiplier)
+        writer.add_attention_scale(spec.attention_multiplier)
+        writer.add_logit_scale(1 / spec.logit_scale)
 
 
 def _llama3_divisors(dim: int) -> np.ndarray[Any, Any]:

@@ -130,6 +130,11 @@ def _arcee(config: Mapping[str, Any]) -> ModelSpec:
     return replace(_llama(config), gated=False)
 
 
+def _helium(config: Mapping[str, Any]) -> ModelSpec:
+    spec = _llama(config)
+    return replace(spec, rope=replace(spec.rope, interleaved=True), output_bias=False)
+
+
 def _seed(config: Mapping[str, Any]) -> ModelSpec:
     return replace(
         read_base(config),
@@ -241,6 +246,9 @@ LLAMA_ROWS: dict[str, Architecture] = {
         {"max_position_embeddings": 4096, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
         gguf_interleaved=True,
         layer_names={**LAYER_NAMES, **UP_ALONE},
+    ),
+    "HeliumForCausalLM": Architecture(
+        _helium, {"max_position_embeddings": 4096, "head_dim": 128, "rms_norm_eps": 1e-8}
     ),
     "SeedOssForCausalLM": Architecture(
         _seed, {"max_position_embeddings": 524288, "attention_bias": True, "attention_out_bias": False, "head_dim": 128}

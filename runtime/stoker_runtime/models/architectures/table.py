@@ -40,6 +40,7 @@ MODELS = {
     "GraniteForCausalLM": "Granite 3 dense",
     "GraniteMoeForCausalLM": "Granite 3 MoE",
     "GraniteMoeSharedForCausalLM": "Granite MoE with a shared expert",
+    "HeliumForCausalLM": "Helium 1",
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
