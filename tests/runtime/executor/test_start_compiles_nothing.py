@@ -26,6 +26,8 @@ from stoker_kernels.pages import copy_pages
 from stoker_kernels.quant import LinearWeight, Quantized, quantize_fp8
 from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
+from stoker_runtime.adapters.memory import AdapterMemory
+from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.executor import KV_TORCH_DTYPES, MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
@@ -159,18 +161,23 @@ def make_spec(model: str) -> ModelSpec:
         return build_spec(read_source("shape:traced"))
 
 
-def make_body(model: str, page: int, quantization: str, kv: str) -> tuple[StepBody, ShapeTable]:
+def make_body(
+    model: str, page: int, quantization: str, kv: str, **adapters: Any
+) -> tuple[StepBody, ShapeTable]:
+    """`adapters` are settings of a server that serves some."""
     spec = make_spec(model)
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        kv_cache_dtype=kv, max_model_len=spec.max_position,
+        kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
     weights = WeightArena(spec, device, dtype, quantization).assemble()
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
     shape = (spec.num_layers, 2, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
-    body = StepBody(config, decoder, torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype]), device)
+    step = AdapterStep(config, AdapterMemory(config, spec, dtype, device), device) if adapters else None
+    arena = torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype])
+    body = StepBody(config, decoder, arena, device, adapters=step)
     table = ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2,
                        padded=True)
     return body, table
@@ -234,6 +241,29 @@ def test_every_launch_has_a_precompiled_variant(
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert len(recorder.wanted) > 20
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "slots", "rank"),
+    [("Danube3-4B", "none", 3, 16), ("Llama-2-7B", "fp8", 9, 24), ("TinyLlama-1.1B", "none", 40, 5)],
+)
+def test_steps_with_adapters_have_precompiled_variants(
+    model: str, quantization: str, slots: int, rank: int, recorder: Recorder, index: Index
+) -> None:
+    asked = {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank, "lora_embeddings": quantization == "none"}
+    body, table = make_body(model, 64, quantization, "auto", **asked)
+    assert body.adapters is not None
+    recorder.take()
+    for shape in table.planned((GREEDY,), adapters=True):
+        body(shape)
+    for decodes, prefills, tokens in ((0, 1, 8192), (3, 1, 4099), (1000, 1, 1)):
+        body(StepShape(decodes, prefills, tokens, GREEDY, adapters=True))
+    body.mixed(StepShape(1, 2, 300, GREEDY, adapters=True), 200, torch.arange(5))
+    launched = recorder.take().values()
+    names = {wanted.kernel.partition(".")[2] for wanted in launched}
+    assert {"gather_adapters_kernel", "group_tokens_kernel", "lora_shrink_kernel", "lora_expand_kernel"} <= names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert not missing, "\n".join(sorted(missing))
 
 

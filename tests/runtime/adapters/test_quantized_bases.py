@@ -1,0 +1,42 @@
+"""Adapters beside base weights in 8 and 4 bits: what they add is not rounded as the base is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.adapters.peft_folders import make_adapter, merged
+
+from stoker_runtime import LLM, LoRARequest, SamplingParams
+
+PROMPT = [5, 17, 99, 23, 64, 3, 41, 77, 8, 120, 61, 15]
+SIZES: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 2, "num_gpu_blocks": 16,
+    "enable_lora": True, "generation_config": "none",
+}  # fmt: skip
+
+
+def scores(llm: LLM, lora: LoRARequest | None) -> torch.Tensor:
+    """Log-probabilities of the prompt's own tokens but the first."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    told = llm.generate([{"prompt_token_ids": PROMPT}], params, lora_request=lora)[0].prompt_logprobs
+    assert told is not None
+    return torch.tensor([entry[token].logprob for entry, token in zip(told[1:], PROMPT[1:], strict=True) if entry])
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "w4"])
+def test_an_adapter_moves_a_quantized_base_as_it_moves_the_model(
+    quantization: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = tiny_checkpoint("llama")
+    lora = LoRARequest("strong", 1, str(make_adapter(base, tmp_path / "strong", 5, r=8, lora_alpha=16)))
+    with torch.no_grad():
+        logits = merged(base, tmp_path / "strong")(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    expected = logits[range(len(PROMPT) - 1), PROMPT[1:]]
+    with LLM(str(base), **SIZES, quantization=quantization) as llm:
+        adapted, plain = scores(llm, lora), scores(llm, None)
+    error, effect = (adapted - expected).abs().mean(), (plain - expected).abs().mean()
+    assert error < 0.35 * effect, f"off by {error:.3f}, where the adapter changes {effect:.3f}"
