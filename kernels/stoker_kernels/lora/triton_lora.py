@@ -25,7 +25,7 @@ from stoker_kernels.quant import Quantized
 UNIT = tl.constexpr(16)
 """Elements in which strides of slots, ranks and pieces are counted."""
 _ROWS = 128
-_COLUMNS = {SMALL_TILE: 256, LARGE_TILE: 64}
+_COLUMNS = {SMALL_TILE: 256, LARGE_TILE: 64}  # of 16 bits a step; of 32 half as many, for the shared memory of sm_75
 _ROW_COUNTS = ("rows_0", "rows_1", "rows_2")
 _INTEGERS = (
     "slot_units",
@@ -151,7 +151,7 @@ def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPla
     _, max_rank, pieces, columns = target.a.shape
     slot_stride, rank_stride, piece_stride, _ = target.a.stride()
     splits = splits_of(y.shape[0], columns)
-    step = _COLUMNS[plan.tile]
+    step = _COLUMNS[plan.tile] // (y.element_size() // 2)
     ranks = ranks_of(max_rank)
     lora_shrink_kernel[(pieces * triton.cdiv(max_rank, ranks), plan.adapters.shape[0], splits)](
         data, scale, target.a, target.ranks, plan.order, plan.adapters, scratch, columns, data.stride(0),
@@ -211,9 +211,10 @@ def _register() -> None:
             types |= {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
             types |= {"x_scale": f"*{FP32}"} if quantized else {}
             scale = {} if quantized else {"x_scale": None}
+            wide = 2 if dtype == FP32 else 1
             register_aot(
                 lora_shrink_kernel, _taken(lora_shrink_kernel, common | types),
-                [each | {"COLUMNS": _COLUMNS[each["TILE"]], "WIDEN": False} | scale for each in sizes],
+                [each | {"COLUMNS": _COLUMNS[each["TILE"]] // wide, "WIDEN": False} | scale for each in sizes],
                 min_sm=89 if quantized else min_sm, compact=dtype == BF16,
             )  # fmt: skip
 

@@ -48,18 +48,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def adapted(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two API processes; of three adapters one is there from the start."""
+    """Of three adapters one is there from the start."""
     module = json.dumps({"name": "sql", "path": str(folders["sql"]), "base_model_name": "tiny-base"})
     server = ServerProcess(
         [sys.executable, "-m", "stoker_cli", "serve", "shape:tiny"],
-        *("--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny", "--api-server-count", "2"),
+        *("--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny"),
         *("--enable-lora", "--allow-runtime-lora-updating", "--max-loras", "2", "--lora-modules", module),
         *("--chat-template", "{% for message in messages %}[{{ message.content }}]{% endfor %}"),
         *("--max-num-seqs", "4", "--batch-dir", str(tmp_path_factory.mktemp("batches"))),
     )  # fmt: skip
     try:
-        # Its sockets are there before the processes behind them answer.
-        assert wait_until(lambda: server.log.count("ready in") == 2, 180), server.log
+        # Its socket is there before what answers.
+        assert wait_until(lambda: "ready in" in server.log, 180), server.log
         yield server
     finally:
         server.close()
@@ -111,8 +111,7 @@ def test_an_adapter_is_a_model_in_every_route(
     assert (models["sql"]["parent"], models["sql"]["root"]) == ("tiny-base", str(folders["sql"]))
     assert models["tiny"]["parent"] is None
     assert CLIENT.get(f"{adapted.url}/v1/models/sql", headers=FRESH).json()["id"] == "sql"
-    # Over new connections, so that both API processes are met.
-    for model in ("tiny", "sql") * 3:
+    for model in ("tiny", "sql", "tiny"):
         answer = complete(adapted, model)
         assert said(answer) == expected[model]
         assert answer.json()["model"] == model
@@ -136,7 +135,7 @@ def test_an_adapter_is_a_model_in_every_route(
 def test_adapters_come_and_go_while_streams_run(
     adapted: ServerProcess, expected: dict[str, list[int]], folders: dict[str, Path]
 ) -> None:
-    body = {"model": "sql", "prompt": PROMPT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": "sql", "prompt": PROMPT, "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
     options = {"return_token_ids": True, "stream_options": {"include_usage": True}}
     url = f"{adapted.url}/v1/completions"
     with CLIENT.stream("POST", url, json=body | options, headers=FRESH, timeout=120) as stream:
@@ -145,13 +144,12 @@ def test_adapters_come_and_go_while_streams_run(
         assert first.startswith("data: {")
         assert wait_until(lambda: "sql" in running_adapters(adapted), 20)
         assert load(adapted, "law", folders["law"]).text == "Success: LoRA adapter 'law' added successfully."
-        for _ in range(4):
-            assert said(complete(adapted, "law")) == expected["law"]
+        assert said(complete(adapted, "law")) == expected["law"]
         assert unload(adapted, "sql").text == "Success: LoRA adapter 'sql' removed successfully."
         assert complete(adapted, "sql").status_code == 404
         assert "sql" not in listed(adapted)
         rest = [json.loads(line[6:]) for line in events if line.startswith("data: {")]
-    assert rest[-1]["usage"]["completion_tokens"] == 1500, "the stream of the adapter that left goes on to its end"
+    assert rest[-1]["usage"]["completion_tokens"] == 1000, "the stream of the adapter that left goes on to its end"
     tokens = [
         token for event in [json.loads(first[6:]), *rest] for each in event["choices"] for token in each["token_ids"]
     ]

@@ -1,6 +1,7 @@
 """An engine process that builds the uniform executor: what `AsyncEngine.start(command=…)` runs in these tests.
 
-The first argument picks how it behaves: `ok`, `slow` (20 ms a step), `fails-at-N` (the executor breaks in step N),
+The first argument picks how it behaves: `ok`, `adapters` (`ok` with room for some), `slow` (20 ms a step),
+`fails-at-N` (the executor breaks in step N),
 `stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes), `late`
 (the start takes a minute).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 
-from uniform_executor import UniformExecutor, UniformLaunched
+from uniform_executor import UniformAdapters, UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import run
@@ -45,6 +46,8 @@ def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
     sizes = {"num_pages": 512, "page_size": 16, "max_model_len": 4096, "max_num_batched_tokens": 256}
     if mode in ("ok", "late"):
         return UniformExecutor(**sizes)
+    if mode == "adapters":
+        return UniformExecutor(**sizes, adapters=UniformAdapters(2, 3))
     if mode == "slow":
         return UniformExecutor(**sizes, step_seconds=0.02)
     executor = FailingExecutor(**sizes, step_seconds=0.001)

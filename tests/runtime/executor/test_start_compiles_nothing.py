@@ -251,7 +251,8 @@ def test_every_launch_has_a_precompiled_variant(
 def test_steps_with_adapters_have_precompiled_variants(
     model: str, quantization: str, slots: int, rank: int, recorder: Recorder, index: Index
 ) -> None:
-    asked = {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank, "lora_embeddings": quantization == "none"}
+    asked: dict[str, Any] = {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
+    asked["lora_embeddings"] = quantization == "none"
     body, table = make_body(model, 64, quantization, "auto", **asked)
     assert body.adapters is not None
     recorder.take()
