@@ -13,6 +13,7 @@ import yaml
 
 from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import INFERENCE_SERVICE
+from stoker_operator.spec.engine_table import VLLM_UNSUPPORTED
 from stoker_operator.spec.service import SpecError, parse
 
 pytestmark = pytest.mark.apiserver
@@ -45,10 +46,11 @@ def named(body: Object, namespace: str, name: str = "demo") -> Object:
     return body | {"metadata": {"name": name, "namespace": namespace}}
 
 
+UNSUPPORTED = min(VLLM_UNSUPPORTED)
 REFUSED: list[tuple[Object, str]] = [
     ({"args": ["--max-num-batched-token", "9"]}, "'--max-num-batched-token' is no flag of the engine"),
     ({"args": ["--seed=3", "--no-such_thing=--x"]}, "'--no-such-thing' is no flag of the engine"),
-    ({"args": ["--enable-lora"]}, "'--enable-lora' is not supported by the engine"),
+    ({"args": [f"--{UNSUPPORTED}"]}, f"'--{UNSUPPORTED}' is not supported by the engine"),
     ({"env": [{"name": "STOKER_SEEED", "value": "1"}]}, "'STOKER_SEEED' is no variable of the engine"),
 ]
 

@@ -15,7 +15,8 @@ LATER = {
     "spec.parallelism": "not supported yet: the engine runs on one GPU",
     "spec.model.adapters": "not supported yet: serve a model into which the adapter is merged",
     "spec.model.updatePolicy": "not supported yet: the revision is resolved once and stays; name another to change it",
-    "spec.runtime.warmup": "not supported yet: a pod is ready after a warm-up completion, always",
+    "spec.runtime.warmup": "not supported: a pod is ready after a warm-up completion, always, so that no client waits "
+    "for what it finds out",
     "spec.resources.nodes": "not supported yet: a pod runs on one node",
     "spec.endpoint.inferencePool": "not supported yet: use httpRoute",
     "spec.endpoint.rateLimit": "not supported yet: limit the rate where requests enter the cluster",
