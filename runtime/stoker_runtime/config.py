@@ -15,9 +15,10 @@ from stoker_runtime.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
-# What weights are quantized to at load, or the method that a checkpoint was quantized by, which has to be that.
+# What weights are quantized to at load, "gguf" to keep a file's blocks on a CPU, or the method that a checkpoint was
+# quantized by, which has to be that.
 CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8")
-QUANTIZATIONS = ("auto", "none", "fp8", "w4", *CHECKPOINT_METHODS)
+QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")

@@ -14,7 +14,7 @@ import torch
 
 from stoker_kernels.gemm.reference import linear as plain_linear
 from stoker_kernels.launch.dispatch import Target
-from stoker_kernels.quant import AnyWeight, IntegerWeight, LinearWeight, Quantized
+from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 
 # Any number of rows runs at about the same speed over a weight that was packed for these.
 PACKED_FOR_ROWS = 16
@@ -31,7 +31,7 @@ def supports(target: Target) -> str | None:
 
 def pack(weight: AnyWeight) -> AnyWeight:
     """The same weight with its packed form beside it; as it is where `supports` says no."""
-    if isinstance(weight, IntegerWeight) or weight.kind != "dense":
+    if not isinstance(weight, LinearWeight) or weight.kind != "dense":
         return weight
     data = weight.data
     if supports(Target(data.device.type, 0, data.dtype)) is not None:

@@ -3,6 +3,7 @@
 Must never know: how a product is computed (`gemm`). A new kind of weight: `linear_weight.py`.
 """
 
+from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
     Layout,
@@ -15,21 +16,25 @@ from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearW
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
 
-AnyWeight = LinearWeight | IntegerWeight
+AnyWeight = LinearWeight | IntegerWeight | BlockWeight
 """The weight of a linear layer in any form that `gemm.linear` multiplies."""
 
 __all__ = [
     "BLOCK",
+    "BLOCK_FORMATS",
     "FP8",
     "FP8_MAX",
     "MIN_SCALE",
     "WEIGHT_KINDS",
     "AnyWeight",
+    "BlockRows",
+    "BlockWeight",
     "IntegerWeight",
     "Layout",
     "LinearWeight",
     "Quantized",
     "WeightKind",
+    "block_row_bytes",
     "dequantize",
     "integer_scale_shape",
     "pack_rows",

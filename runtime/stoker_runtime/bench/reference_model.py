@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stoker_kernels.block_gemm import decode_blocks
 from stoker_kernels.integer_gemm import dequantize_integers
-from stoker_kernels.quant import AnyWeight, IntegerWeight, dequantize, quantize_fp8
+from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, dequantize, quantize_fp8
 from stoker_runtime.bench.reference_mixture import mixture
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
@@ -24,9 +25,10 @@ HEAD_ROWS = 16384
 
 def reference_logits(spec: ModelSpec, weights: DecoderWeights, ids: list[int], first: int) -> Tensor:
     """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence."""
-    device = weights.embed.device
+    table, head = _rows_of(weights.embed), _rows_of(weights.head)
+    device = table.device
     tokens = torch.tensor(ids, device=device)
-    hidden = weights.embed[tokens].float() * spec.embedding_multiplier
+    hidden = table[tokens].float() * spec.embedding_multiplier
     if weights.positions is not None:
         hidden = hidden + weights.positions[: len(ids)].float()
     tables: dict[RopeSpec, Tensor] = {}
@@ -36,10 +38,7 @@ def reference_logits(spec: ModelSpec, weights: DecoderWeights, ids: list[int], f
             tables[rope] = rope_table(rope, len(ids), device)[: len(ids)]
         hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index])
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
-    rows = [
-        hidden @ weights.head.data[at : at + HEAD_ROWS].float().t()
-        for at in range(0, weights.head.out_features, HEAD_ROWS)
-    ]
+    rows = [hidden @ head[at : at + HEAD_ROWS].float().t() for at in range(0, head.shape[0], HEAD_ROWS)]
     logits = torch.cat(rows, dim=1)
     if weights.head_bias is not None:
         logits = logits + weights.head_bias.float()
@@ -77,8 +76,17 @@ def _capped(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
+def _rows_of(weight: Tensor | AnyWeight) -> Tensor:
+    """The values of a table or a weight [N, K]; those in blocks in fp32."""
+    if isinstance(weight, BlockWeight):
+        return torch.cat([decode_blocks(piece.data, piece.format) for piece in weight.pieces])
+    return weight if isinstance(weight, Tensor) else weight.data
+
+
 def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
     """A product by definition; an FP8 weight takes activations quantized per token, as its definition says."""
+    if isinstance(weight, BlockWeight):
+        return F.linear(x, _rows_of(weight), None if bias is None else bias.float())
     if isinstance(weight, IntegerWeight):
         placed = x if weight.order is None else x[:, weight.order.long()]
         value = dequantize_integers(weight, weight.scale.dtype).float()

@@ -39,6 +39,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
+from stoker_runtime.weights.block_plan import keep_blocks
 from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead
@@ -107,6 +108,7 @@ def _build(
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
+        spec = keep_blocks(spec, source, config.quantization, device.type)
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     with phase("supply", seconds):
         supply_cuda(device)

@@ -21,6 +21,7 @@ from stoker_runtime.executor.resolve import (
 from stoker_runtime.models.encoder_spec import EncoderSpec
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+from stoker_runtime.weights.block_plan import KEPT
 
 # cuBLAS's workspace and what Triton's kernels take.
 RESERVE_BYTES = 256 * 1024**2
@@ -47,6 +48,10 @@ def resolve_pooling(
                 f"A model that pools keeps no KV cache; leave --{name.replace('_', '-')} out.", param=name
             )
     encoder = isinstance(spec, EncoderSpec)
+    if config.quantization == KEPT:
+        raise ConfigError(
+            f"quantization is {KEPT}, which keeps blocks for models that generate; leave it out.", param="quantization"
+        )
     if encoder and config.quantization not in ("auto", "none"):
         raise ConfigError(
             f"Encoders are not quantized; leave --quantization {config.quantization} out.", param="quantization"

@@ -125,7 +125,8 @@ def _gpu_dtype(spec: ModelSpec) -> str:
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
-    """"none", "fp8" or "w4" for weights to be quantized at load, "fp8" or the method's name for a quantized checkpoint.
+    """"none", "fp8" or "w4" for weights to be quantized at load, "gguf" for those that stay in blocks, "fp8" or the
+    method's name for a quantized checkpoint.
 
     Raises ConfigError where the checkpoint is not what was asked for.
     """
@@ -141,7 +142,7 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
                 f"quantization is {asked}, but the checkpoint is not quantized; w4 and fp8 quantize it at load.",
                 param="quantization",
             )
-        return "none" if asked == "auto" else asked
+        return "none" if asked == "auto" or (asked == "gguf" and not spec.blocks) else asked
     integers = isinstance(checkpoint, IntegerCheckpoint)
     if asked not in ("auto", checkpoint.method, *(() if integers else ("fp8",))):
         kind = f"integers of {checkpoint.scheme.bits} bits" if isinstance(checkpoint, IntegerCheckpoint) else "FP8"

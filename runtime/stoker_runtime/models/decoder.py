@@ -27,10 +27,11 @@ from stoker_kernels.activation import (
     silu_and_mul_quant,
 )
 from stoker_kernels.attention import paged_attention
+from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.gemm import linear, linear_silu_mul
 from stoker_kernels.norm import rms_norm_columns
-from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
+from stoker_kernels.quant import AnyWeight, BlockWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
@@ -153,10 +154,12 @@ class Decoder:
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
-        placed = self.weights.positions
+        placed, table = self.weights.positions, self.weights.embed
+        if isinstance(table, BlockWeight):
+            return block_rows(inputs.ids, table, self.dtype)
         return embed(
             inputs.ids,
-            self.weights.embed,
+            table,
             scale=self._embedding_multiplier,
             positions=None if placed is None else inputs.positions,
             position_table=placed,
@@ -173,7 +176,7 @@ class Decoder:
     def _linear(self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None) -> Tensor:
         if isinstance(x, Quantized):
             # Quantized input has lost the model's dtype; the output's place says it again.
-            out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=weight.data.device)
+            out = torch.empty((x.data.shape[0], weight.out_features), dtype=self.dtype, device=x.data.device)
             return linear(x, weight, bias=bias, out=out)
         return linear(x, weight, bias=bias)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
-from stoker_kernels.quant import AnyWeight, LinearWeight
+from stoker_kernels.quant import AnyWeight, BlockWeight, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DecoderWeights:
     `positions` `[P, H]` are learned ones, that are added to the embedding.
     """
 
-    embed: Tensor
+    embed: Tensor | BlockWeight
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: AnyWeight

@@ -7,11 +7,13 @@ Knows nothing of checkpoints, of devices, or of how a parameter is computed with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
+from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.integer_scheme import IN_SITU, IntegerScheme
@@ -69,7 +71,7 @@ class Parameter:
 
     `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
     to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int4, int8, the last
-    two with their `scheme`.
+    two with their `scheme`; or blocks, with the parts of it.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Parameter:
     kind: str = ""
     scheme: IntegerScheme | None = None
     dtype: str = ""
+    blocks: tuple[BlockPart, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -131,7 +134,8 @@ class ModelSpec:
     """A decoder-only transformer with grouped-query attention and a feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
-    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`. `dtype`
+    `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `blocks`:
+    the matrices that stay as their GGUF file has them. `dtype`
     is that of the rest. `max_position` is the longest context the rotary table is right for.
 
     Norms: `pre_norms` stand before attention and feed-forward, `post_norms` norm what these give before it is added to
@@ -189,6 +193,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
+    blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
 
     @property
@@ -304,6 +309,12 @@ class ModelSpec:
 
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""
+        for each in self._unkept():
+            parts = self.blocks.get(each.name)
+            yield replace(each, kind="blocks", blocks=parts) if parts else each
+
+    def _unkept(self) -> Iterator[Parameter]:
+        """Every final tensor as if none stayed in blocks."""
         begins, ends = (self.part.begins, self.part.ends) if self.part else (True, True)
         if begins or (ends and self.tie_embeddings):
             yield Parameter("embed", (self.vocab_rows, self.hidden), Role.EMBEDDING)
@@ -350,7 +361,7 @@ class ModelSpec:
 
 
 def stored_kind(parameter: Parameter, quantization: str) -> str:
-    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4 or int8.
+    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4, int8 or blocks.
 
     Embedding and output head keep 16 bits.
     """
@@ -382,6 +393,8 @@ def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
     kind = stored_kind(parameter, quantization)
     if kind == "dense":
         return aligned(parameter.elements * ITEM_BYTES[parameter.dtype or dtype])
+    if kind == "blocks":
+        return sum(aligned(part.num_bytes) for part in parameter.blocks)
     if kind.startswith("int"):
         n, k = parameter.shape
         return sum(map(aligned, stored_scheme(parameter).sizes(n, k, ITEM_BYTES[dtype])))

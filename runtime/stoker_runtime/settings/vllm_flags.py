@@ -78,7 +78,7 @@ SPELLINGS = {
     "dtype": {"half": "float16", "float": "float32"},
     "kv-cache-dtype": {"fp8_e4m3": "fp8"},
     "generation-config": {"vllm": "none"},
-    "quantization": {"gguf": "auto", "awq_marlin": "awq", "gptq_marlin": "gptq"},
+    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq"},
 }
 """vLLM's words for values of our own flags."""
 

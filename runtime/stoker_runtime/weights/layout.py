@@ -19,6 +19,8 @@ from stoker_kernels.moe import ExpertKind, ExpertWeights
 from stoker_kernels.quant import (
     WEIGHT_KINDS,
     AnyWeight,
+    BlockRows,
+    BlockWeight,
     IntegerWeight,
     LinearWeight,
     pack_rows,
@@ -40,7 +42,8 @@ class WeightArena:
     """One block of device memory with a view per parameter.
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
-    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through `integers[name]`.
+    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through `integers[name]`,
+    or, as a GGUF file has them, `blocks[name]`.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -52,6 +55,7 @@ class WeightArena:
         self.dense: dict[str, Tensor] = {}
         self.quantized: dict[str, LinearWeight] = {}
         self.integers: dict[str, IntegerWeight] = {}
+        self.blocks: dict[str, BlockWeight] = {}
         dtype_name = str(dtype).removeprefix("torch.")
         self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
@@ -107,6 +111,12 @@ class WeightArena:
 
     def _place(self, parameter: Parameter) -> None:
         stored = stored_kind(parameter, self.quantization)
+        if stored == "blocks":
+            parts = parameter.blocks
+            views = (self._take((part.rows, part.row_bytes), torch.uint8, part.num_bytes) for part in parts)
+            rows = tuple(BlockRows(part.format, view) for part, view in zip(parts, views, strict=True))
+            self.blocks[parameter.name] = BlockWeight(rows, parameter.shape[1])
+            return
         if stored.startswith("int"):
             self.integers[parameter.name] = self._place_integers(parameter, stored_scheme(parameter))
             return
@@ -137,6 +147,8 @@ class WeightArena:
         return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
 
     def _linear(self, name: str) -> AnyWeight:
+        if name in self.blocks:
+            return self.blocks[name]
         if name in self.integers:
             return self.integers[name]
         if name in self.quantized:
@@ -195,10 +207,10 @@ class WeightArena:
         absent = torch.empty((0, self.spec.hidden), dtype=self.dtype, device=self.device)
         head = "embed" if self.spec.tie_embeddings else "head"
         return DecoderWeights(
-            embed=self.dense.get("embed", absent),
+            embed=self.blocks["embed"] if "embed" in self.blocks else self.dense.get("embed", absent),
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             final_norm=self.dense.get("final_norm", absent),
-            head=self._linear(head) if head in self.dense else LinearWeight(absent, None, "dense"),
+            head=self._linear(head) if head in self.dense or head in self.blocks else LinearWeight(absent, None, "dense"),
             positions=self.dense.get("positions"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),

@@ -164,6 +164,11 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     for parameter in arena.spec.parameters():
         if parameter.scheme is not None:
             continue
+        if parameter.blocks:
+            places = arena.blocks[parameter.name].pieces
+            for piece, place in zip(routes[parameter.name], places, strict=True):
+                copies += _submit_blocks(lanes, piece, place.data)
+            continue
         target = _target(arena, parameter)
         lanes.fence()
         futures = [future for piece in routes[parameter.name] for future in _submit(lanes, piece, target)]
@@ -183,6 +188,17 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
         _quantize(arena, lanes, *pending.popleft())
     lanes.join(copies)
     scale_copies.finish()
+
+
+def _submit_blocks(lanes: CopyLanes, piece: Route, place: Tensor) -> list[Future[None]]:
+    """Copy a piece's rows as they lie in the file, in this decoder's order."""
+    half = piece.head_rows // 2
+
+    def in_order(raw: Tensor) -> Tensor:
+        rows = raw.view(-1, place.shape[1])
+        return rows.view(-1, half, 2, place.shape[1]).transpose(1, 2).reshape(rows.shape) if half else rows
+
+    return lanes.submit_decoded(piece.entry, place, piece.head_rows or 1, in_order)
 
 
 def _target(arena: WeightArena, parameter: Parameter) -> Tensor:

@@ -1,0 +1,91 @@
+"""Which matrices of a GGUF file stay in its blocks: those whose formats are multiplied as they are.
+
+Invariants: decided from headers, before memory is taken; what is decoded instead is named with its format.
+Knows nothing of how blocks are multiplied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from stoker_kernels.launch import cc
+from stoker_kernels.quant import BLOCK_FORMATS, block_row_bytes
+from stoker_runtime.checkpoint.gguf_header import read_gguf_header
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.models.block_parts import BlockPart
+from stoker_runtime.models.config_source import ModelSource, SourceKind
+from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.weights.routing import Route, Vocabulary, route
+
+KEPT = "gguf"
+"""The value of `--quantization` that keeps blocks."""
+MATRICES = (Role.LINEAR, Role.HEAD, Role.EMBEDDING)
+SHOWN = 4
+
+log = logging.getLogger(__name__)
+
+
+def keep_blocks(spec: ModelSpec, source: ModelSource, asked: str, device: str) -> ModelSpec:
+    """The spec with the parts of each matrix that stays in blocks; as it is unless `asked` is "gguf".
+
+    On a GPU nothing stays so, which the log says. Raises ConfigError for a model that is no GGUF file.
+    """
+    if asked != KEPT:
+        return spec
+    if source.kind is not SourceKind.GGUF or source.path is None:
+        raise ConfigError(
+            f"quantization is {KEPT}, but {source.name} is no .gguf file; leave --quantization out.",
+            param="quantization",
+        )
+    if device != "cpu":
+        log.info("weights: GGUF's blocks are multiplied on CPUs only; on this device they become the model's type")
+        return spec
+    reason = cc.refusal("cpu_blocks")
+    if reason is not None:
+        raise ConfigError(f"quantization is {KEPT}, but its kernel {reason}.", param="quantization")
+    routes = route(spec, read_gguf_header(source.path).tensors, Vocabulary.GGUF)
+    blocks: dict[str, tuple[BlockPart, ...]] = {}
+    decoded: dict[str, list[str]] = defaultdict(list)
+    for parameter in spec.parameters():
+        if parameter.role not in MATRICES:
+            continue
+        pieces = routes[parameter.name]
+        others = {piece.entry.encoding for piece in pieces if not _stays(piece)}
+        looked_up = parameter.role is Role.EMBEDDING
+        if others or (looked_up and (parameter.name != "embed" or _is_scaled(spec))):
+            decoded[", ".join(sorted(others)) or "a table that is scaled"].append(parameter.name)
+        else:
+            blocks[parameter.name] = _parts(pieces, parameter.shape[1])
+    _announce(blocks.values(), decoded)
+    return replace(spec, blocks=blocks)
+
+
+def _stays(piece: Route) -> bool:
+    return piece.entry.encoding in BLOCK_FORMATS and not (piece.transposed or piece.offset)
+
+
+def _is_scaled(spec: ModelSpec) -> bool:
+    return spec.embedding_multiplier != 1.0 or spec.learned_positions
+
+
+def _parts(pieces: Iterable[Route], columns: int) -> tuple[BlockPart, ...]:
+    formats = ((piece.entry.encoding, piece.shape[0]) for piece in pieces)
+    return tuple(BlockPart(name, rows, block_row_bytes(name, columns)) for name, rows in formats)
+
+
+def _announce(blocks: Iterable[tuple[BlockPart, ...]], decoded: dict[str, list[str]]) -> None:
+    sizes: dict[str, int] = defaultdict(int)
+    for parts in blocks:
+        for part in parts:
+            sizes[part.format] += part.num_bytes
+    held = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in sorted(sizes.items()))
+    log.info("weights: kept in the file's blocks: %s", held or "none")
+    for name, parameters in decoded.items():
+        more = f" and {len(parameters) - SHOWN} more" if len(parameters) > SHOWN else ""
+        log.warning(
+            "weights: %s is not multiplied as it is; decoded to the model's type: %s%s",
+            name, ", ".join(parameters[:SHOWN]), more,
+        )  # fmt: skip
