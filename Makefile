@@ -70,6 +70,7 @@ docs: $(VENV)/.dev  ## write docs/reference from the code
 
 wheel: $(VENV)/.dev  ## build dist/*.whl with every kernel compiled for every GPU (SMS="90 100" for some); takes minutes a GPU
 	$(RUN) -m stoker_kernels.launch.nvcc
+	$(RUN) -m stoker_kernels.launch.cc
 	$(RUN) -m stoker_kernels.launch.aot $(SMS:%=--sm %)
 	$(PIP) wheel -q --no-deps --wheel-dir dist .
 	@ls -l dist/*.whl

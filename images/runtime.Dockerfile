@@ -36,6 +36,7 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.crt \
 COPY kernels /src/kernels
 RUN cd kernels \
  && /opt/stoker/bin/python -m stoker_kernels.launch.nvcc --out /aot \
+ && /opt/stoker/bin/python -m stoker_kernels.launch.cc --out /aot \
  && /opt/stoker/bin/python -m stoker_kernels.launch.aot --out /aot
 
 FROM docker.io/library/python:${PYTHON} AS base

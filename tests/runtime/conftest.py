@@ -19,6 +19,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.weights.block_plan import keep_blocks
 from stoker_runtime.weights.load import load_weights
 
 CPU = torch.device("cpu")
@@ -159,7 +160,7 @@ class PagedModel:
         device: torch.device = CPU,
     ) -> None:
         source = read_source(model)
-        self.spec = build_spec(source)
+        self.spec = keep_blocks(build_spec(source), source, quantization, device.type)
         if layers is not None:
             self.spec = self.spec.of_layers([layer % self.spec.num_layers for layer in range(layers)])
         weights = load_weights(source, self.spec, device, dtype, quantization)

@@ -31,13 +31,19 @@ log = logging.getLogger(__name__)
 def keep_blocks(spec: ModelSpec, source: ModelSource, asked: str, device: str) -> ModelSpec:
     """The spec with the parts of each matrix that stays in blocks; as it is unless `asked` is "gguf".
 
-    On a GPU nothing stays so, which the log says. Raises ConfigError for a model that is no GGUF file.
+    On a GPU nothing stays so, which the log says. Raises ConfigError for a model that is no GGUF file, and
+    for one that several ranks share.
     """
     if asked != KEPT:
         return spec
     if source.kind is not SourceKind.GGUF or source.path is None:
         raise ConfigError(
             f"quantization is {KEPT}, but {source.name} is no .gguf file; leave --quantization out.",
+            param="quantization",
+        )
+    if spec.part is not None:
+        raise ConfigError(
+            f"quantization is {KEPT}, whose blocks are not shared among ranks; leave it out, or serve on one rank.",
             param="quantization",
         )
     if device != "cpu":

@@ -165,9 +165,9 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
         if parameter.scheme is not None:
             continue
         if parameter.blocks:
-            places = arena.blocks[parameter.name].pieces
-            for piece, place in zip(routes[parameter.name], places, strict=True):
-                copies += _submit_blocks(lanes, piece, place.data)
+            kept = arena.blocks[parameter.name].pieces
+            for piece, rows in zip(routes[parameter.name], kept, strict=True):
+                copies += _submit_blocks(lanes, piece, rows.data)
             continue
         target = _target(arena, parameter)
         lanes.fence()

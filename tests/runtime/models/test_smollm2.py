@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from tests import real_models
 
+from stoker_kernels.launch import cc
+
 PROMPTS = [
     [504, 3575, 282, 4649, 314],
     [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198],
@@ -23,6 +25,10 @@ def test_smollm2_equals_transformers_token_for_token(paged_model: Any) -> None:
         file.parent, gguf_file=file.name, dtype=torch.float32
     ).eval()
     ours = paged_model(str(file), max_len=64).greedy(PROMPTS, STEPS)
+    if cc.refusal("cpu_blocks") is None:
+        kept = paged_model(str(file), max_len=64, quantization="gguf")
+        assert kept.spec.parameter_bytes("float32") <= 1.1 * file.stat().st_size
+        assert kept.greedy(PROMPTS, STEPS) == ours
     for prompt, tokens in zip(PROMPTS, ours, strict=True):
         generated = reference.generate(
             torch.tensor([prompt]),

@@ -1,0 +1,163 @@
+"""GGUF kept in its blocks: the same logits as decoded, no more memory than the file, and what is decoded is named."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from stoker_kernels.launch import cc
+from stoker_kernels.quant import BLOCK_FORMATS, BlockWeight
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
+from stoker_runtime.executor.build import build_model
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.weights.block_plan import keep_blocks
+
+Kind = gguf.GGMLQuantizationType
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 211, 256, 512, 4, 2, 64, 2
+# Where each format's fp16 numbers stand in a block, and how large they are for weights of a few hundredths.
+NUMBERS = {
+    **dict.fromkeys(("Q8_0", "IQ4_NL"), ((0, 5e-4),)),
+    **dict.fromkeys(("Q4_0", "Q5_0"), ((0, 5e-3),)),
+    "Q4_1": ((0, 5e-3), (2, -0.04)),
+    "Q5_1": ((0, 2e-3), (2, -0.03)),
+    "IQ4_XS": ((0, 2e-5),),
+    "Q2_K": ((80, 1e-3), (82, 1e-3)),
+    "Q3_K": ((108, 4e-4),),
+    **dict.fromkeys(("Q4_K", "Q5_K"), ((0, 1e-4), (2, 5e-4))),
+    "Q6_K": ((208, 1e-5),),
+}
+needs_compiler = pytest.mark.skipif(cc.refusal("cpu_blocks") is not None, reason=f"{cc.refusal('cpu_blocks')}")
+
+
+def blocks(draw: np.random.Generator, name: str, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    width, size = BLOCK_FORMATS[name]
+    found = draw.integers(0, 256, (rows * columns // width, size), dtype=np.uint8)
+    for at, scale in NUMBERS[name]:
+        numbers = (scale * draw.uniform(0.5, 1.5, len(found))).astype(np.float16)
+        found[:, at : at + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    return found.reshape(rows, -1)
+
+
+def write(path: Path, kinds: dict[str, str], default: str, *, tied: bool = True) -> Path:
+    """A Llama of random blocks; `kinds` by the tensor's word, F16 and F32 among them."""
+    draw = np.random.default_rng()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_context_length(512)
+    writer.add_token_list([f"t{at}" for at in range(VOCAB)])
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes = {"attn_q": (q, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN), "attn_output": (HIDDEN, q)}
+    shapes |= {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
+    tensors = {f"blk.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in shapes.items()}
+    tensors |= {"token_embd": (VOCAB, HIDDEN)} | ({} if tied else {"output": (VOCAB, HIDDEN)})
+    for name, (rows, columns) in tensors.items():
+        kind = kinds.get(name.rpartition(".")[2], default)
+        if kind in BLOCK_FORMATS:
+            writer.add_tensor(f"{name}.weight", blocks(draw, kind, rows, columns), raw_dtype=Kind[kind])
+        else:
+            numbers = (0.04 * draw.standard_normal((rows, columns))).astype(np.float32)
+            writer.add_tensor(f"{name}.weight", gguf.quantize(numbers, Kind[kind]), raw_dtype=Kind[kind])
+    for name in ("output_norm", *(f"blk.{at}.{norm}_norm" for at in range(LAYERS) for norm in ("attn", "ffn"))):
+        writer.add_tensor(f"{name}.weight", draw.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def both(file: Path, paged_model: Any, **more: Any) -> tuple[Any, Any]:
+    """The model with its blocks kept, and decoded."""
+    return paged_model(str(file), quantization="gguf", **more), paged_model(str(file), **more)
+
+
+def agree(kept: Any, decoded: Any, prompt: list[int]) -> None:
+    ours, expected = (model.step([(0, prompt)], all_logits=True)[0] for model in (kept, decoded))
+    torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_each_format_gives_the_logits_of_its_numbers(name: str, tmp_path: Path, paged_model: Any) -> None:
+    file = write(tmp_path / "m.gguf", {}, name)
+    kept, decoded = both(file, paged_model)
+    assert isinstance(kept.decoder.weights.embed, BlockWeight)
+    agree(kept, decoded, [random.randrange(VOCAB) for _ in range(5)])
+    # Beyond the tokens from which on blocks are unpacked first.
+    kept.forget(), decoded.forget()
+    agree(kept, decoded, [random.randrange(VOCAB) for _ in range(50)])
+
+
+@needs_compiler
+def test_a_mixed_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path, paged_model: Any) -> None:
+    kinds = {"attn_v": "Q6_K", "ffn_down": "Q5_K", "token_embd": "Q4_0", "output": "Q6_K", "attn_k": "Q8_0"}
+    file = write(tmp_path / "m.gguf", kinds, "Q4_K", tied=False)
+    kept, decoded = both(file, paged_model)
+    held = kept.spec.parameter_bytes("float32")
+    assert held <= 1.1 * file.stat().st_size
+    assert held < decoded.spec.parameter_bytes("float32") / 4
+    assert [piece.format for piece in kept.decoder.weights.layers[1].qkv.pieces] == ["Q4_K", "Q8_0", "Q6_K"]
+    agree(kept, decoded, [random.randrange(VOCAB) for _ in range(40)])
+
+
+@needs_compiler
+def test_what_is_decoded_is_named(tmp_path: Path, paged_model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / "m.gguf", {"attn_v": "F16", "ffn_down": "BF16"}, "Q4_0")
+    with caplog.at_level(logging.INFO):
+        kept, decoded = both(file, paged_model)
+    assert "F16 is not multiplied as it is; decoded to the model's type: layers.0.qkv, layers.1.qkv" in caplog.text
+    assert "BF16 is not multiplied as it is; decoded to the model's type: layers.0.down" in caplog.text
+    assert "kept in the file's blocks: Q4_0" in caplog.text
+    assert not isinstance(kept.decoder.weights.layers[0].qkv, BlockWeight)
+    assert isinstance(kept.decoder.weights.layers[0].gate_up, BlockWeight)
+    agree(kept, decoded, [3, 5, 8])
+
+
+@needs_compiler
+def test_the_engine_keeps_blocks_when_it_is_told_to(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", {}, "Q6_K")
+    config = EngineConfig(str(file), device="cpu", quantization="gguf", max_model_len=128, cpu_kv_gb=0.05)
+    executor = build_model(config)
+    try:
+        assert executor.config.quantization == "gguf"
+        assert executor.kernels()["block_linear"].startswith("compiled")
+    finally:
+        executor.close()
+
+
+def test_what_cannot_be_kept_is_refused(
+    tmp_path: Path, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = read_source(str(tiny_checkpoint("llama")))
+    with pytest.raises(ConfigError, match=r"is no \.gguf file"):
+        keep_blocks(build_spec(source), source, "gguf", "cpu")
+    source = read_source(str(write(tmp_path / "m.gguf", {}, "Q4_0")))
+    spec = build_spec(source)
+    assert keep_blocks(spec, source, "auto", "cpu") is spec
+    with caplog.at_level(logging.INFO):
+        assert keep_blocks(spec, source, "gguf", "cuda") is spec
+    assert "on CPUs only" in caplog.text
+    monkeypatch.setattr(cc, "refusal", lambda _: "needs a C compiler (cc), which is not installed")
+    with pytest.raises(ConfigError, match="gguf, but its kernel needs a C compiler"):
+        keep_blocks(spec, source, "gguf", "cpu")
+    with pytest.raises(ConfigError, match="not shared among ranks"):
+        keep_blocks(replace(spec, part=object()), source, "gguf", "cpu")  # type: ignore[arg-type]
+    pooling = EngineConfig(str(source.path), device="cpu", quantization="gguf", runner="pooling")
+    with pytest.raises(ConfigError, match="keeps blocks for models that generate"):
+        build_model(pooling)
