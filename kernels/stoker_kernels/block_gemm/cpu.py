@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cc
-from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight
+from stoker_kernels.quant import BLOCK_FORMATS, BlockRows, BlockWeight
 
 # From so many tokens on a matrix that was unpacked is multiplied faster than blocks are.
 UNPACKED_TOKENS = 32

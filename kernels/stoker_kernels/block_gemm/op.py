@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import cc
 from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
-from stoker_kernels.quant.block_weight import BlockWeight
+from stoker_kernels.quant import BlockWeight
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockWeight
+from stoker_kernels.quant import BLOCK_FORMATS, BlockWeight
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 

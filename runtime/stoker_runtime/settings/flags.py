@@ -73,7 +73,7 @@ FLAGS: tuple[Flag, ...] = (
         "quantization",
         choice(QUANTIZATIONS),
         MODEL,
-        "quantize weights at load (fp8, w4), keep GGUF's blocks (gguf), or how the checkpoint is quantized",
+        "weights: fp8, w4 at load; gguf: keep its blocks; or METHOD it has",
         "auto|none|fp8|w4|gguf|METHOD",
         aliases=("q",),
     ),

@@ -22,7 +22,8 @@ from stoker_runtime.weights.routing import Route, Vocabulary, route
 
 KEPT = "gguf"
 """The value of `--quantization` that keeps blocks."""
-MATRICES = (Role.LINEAR, Role.HEAD, Role.EMBEDDING)
+FIELDS = ("embed", "head", "qkv", "output", "gate_up", "down", "shared_gate_up", "shared_down")
+"""The matrices that are multiplied one by one; experts and routers are not."""
 SHOWN = 4
 
 log = logging.getLogger(__name__)
@@ -56,12 +57,11 @@ def keep_blocks(spec: ModelSpec, source: ModelSource, asked: str, device: str) -
     blocks: dict[str, tuple[BlockPart, ...]] = {}
     decoded: dict[str, list[str]] = defaultdict(list)
     for parameter in spec.parameters():
-        if parameter.role not in MATRICES:
+        if parameter.name.rpartition(".")[2] not in FIELDS:
             continue
         pieces = routes[parameter.name]
         others = {piece.entry.encoding for piece in pieces if not _stays(piece)}
-        looked_up = parameter.role is Role.EMBEDDING
-        if others or (looked_up and (parameter.name != "embed" or _is_scaled(spec))):
+        if others or (parameter.role is Role.EMBEDDING and _is_scaled(spec)):
             decoded[", ".join(sorted(others)) or "a table that is scaled"].append(parameter.name)
         else:
             blocks[parameter.name] = _parts(pieces, parameter.shape[1])

@@ -169,7 +169,7 @@ class WeightArena:
         return LayerWeights(qkv, output, gate_up, down, mixture, **others)
 
     def _holds(self, name: str) -> bool:
-        return name in self.dense or name in self.quantized or name in self.integers
+        return name in self.dense or name in self.quantized or name in self.integers or name in self.blocks
 
     def _mixture(self, layer: int) -> MixtureWeights:
         assert self.spec.moe is not None, "a sparse layer has a mixture"
@@ -206,11 +206,12 @@ class WeightArena:
         # Of several ranks, those in the middle have neither end of the model.
         absent = torch.empty((0, self.spec.hidden), dtype=self.dtype, device=self.device)
         head = "embed" if self.spec.tie_embeddings else "head"
+        here = head in self.dense or head in self.blocks
         return DecoderWeights(
             embed=self.blocks["embed"] if "embed" in self.blocks else self.dense.get("embed", absent),
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             final_norm=self.dense.get("final_norm", absent),
-            head=self._linear(head) if head in self.dense or head in self.blocks else LinearWeight(absent, None, "dense"),
+            head=self._linear(head) if here else LinearWeight(absent, None, "dense"),
             positions=self.dense.get("positions"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
@@ -232,5 +233,5 @@ def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
         )
         for each in weights.layers
     )
-    head = pack(weights.head) if weights.head.data.numel() else weights.head
+    head = pack(weights.head) if weights.head.out_features else weights.head
     return replace(weights, layers=layers, head=head)
