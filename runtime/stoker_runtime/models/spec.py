@@ -310,8 +310,7 @@ class ModelSpec:
     def parameters(self) -> Iterator[Parameter]:
         """Every final tensor, in the order the forward pass uses them."""
         for each in self._unkept():
-            parts = self.blocks.get(each.name)
-            yield replace(each, kind="blocks", blocks=parts) if parts else each
+            yield replace(each, kind="blocks", blocks=parts) if (parts := self.blocks.get(each.name)) else each
 
     def _unkept(self) -> Iterator[Parameter]:
         """Every final tensor as if none stayed in blocks."""
