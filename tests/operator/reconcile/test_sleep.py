@@ -47,6 +47,12 @@ class Clock:
 
 
 @pytest.fixture
+def gauges() -> dict[str, float]:
+    """Engines that tell of their load, and have had a request a moment ago."""
+    return {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0, "stoker:idle_seconds": 0}
+
+
+@pytest.fixture
 def clock() -> Clock:
     return Clock()
 
