@@ -1,7 +1,7 @@
 """The table of decoders: Hugging Face architecture → how its spec is read and where its checkpoint's tensors go.
 
-A new architecture: a row in the module of its family (`llama.py`, `post_norm.py`, `layer_norm.py`), which
-`table.py` gathers. What the spec cannot say yet is a field of `models/spec.py` first.
+A new architecture: a row in the module of its family (`llama.py`, `post_norm.py`, `layer_norm.py`,
+`moe.py`), which `table.py` gathers. What the spec cannot say yet is a field of `models/spec.py` first.
 Must never know: bytes, devices, how a parameter is computed with.
 """
 
