@@ -28,8 +28,11 @@ _CPU_KV_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """GiB of a pod. `pool`: the KV pages; `weights`: where no GPU holds them; `limit`: resources.memory, 0 = unset."""
+    """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them; `limit`:
+    resources.memory, 0 = unset.
+    """
 
+    engine: float
     pool: float
     shm: float
     weights: float
@@ -38,7 +41,7 @@ class HostMemory:
     @property
     def required(self) -> float:
         """All of it together."""
-        return ENGINE_GIB + self.shm + self.weights + self.pool
+        return self.engine + self.shm + self.weights + self.pool
 
     @property
     def request(self) -> str:
@@ -49,7 +52,7 @@ class HostMemory:
     def sums(self) -> str:
         """The addition, for a message."""
         weights = f" + weights {self.weights:.1f}" if self.weights else ""
-        parts = f"engine {ENGINE_GIB:.1f} + /dev/shm {self.shm:.1f}{weights} + KV pages in host memory {self.pool:.1f}"
+        parts = f"engine {self.engine:.1f} + /dev/shm {self.shm:.1f}{weights} + KV pages in host memory {self.pool:.1f}"
         return f"{parts}: {self.required:.1f} GiB"
 
 
@@ -60,6 +63,7 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
         return None
     limit = service.resources.memory
     return HostMemory(
+        engine=ENGINE_GIB * service.parallelism.ranks,
         pool=pool / GIB,
         shm=float(quantity(service.runtime.shm_size)) / GIB,
         weights=0.0 if service.resources.on_gpu else model.bytes / GIB,
@@ -71,7 +75,7 @@ def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:
     said = given(service)
     space = number(said.get("swap-space", ""))
     if space:
-        return space * GIB
+        return space * GIB * service.parallelism.ranks
     on_cpu, dtype = not service.resources.on_gpu, service.model.kv_cache_dtype
     item = _CPU_KV_BYTES if on_cpu and dtype == "Auto" else KV_BYTES[dtype]
     tokens = count(said.get("block-size", "")) or (_CPU_PAGE_TOKENS if on_cpu else PAGE_TOKENS)

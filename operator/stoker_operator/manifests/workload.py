@@ -203,6 +203,9 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--quantization", QUANTIZATIONS[service.model.quantization]]
     if service.model.kv_cache_dtype != "Auto":
         arguments += ["--kv-cache-dtype", KV_CACHE_DTYPES[service.model.kv_cache_dtype]]
+    if service.parallelism.ranks > 1:
+        arguments += ["--tensor-parallel-size", str(service.parallelism.tensor)]
+        arguments += ["--pipeline-parallel-size", str(service.parallelism.pipeline)]
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
@@ -244,8 +247,9 @@ def _threads(service: InferenceService) -> list[dict[str, str]]:
     wanted = service.resources
     if wanted.on_gpu or not wanted.cpu or any(item["name"] == THREADS for item in service.runtime.env):
         return []
-    # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours.
-    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu))))}]
+    # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours. Each of its
+    # ranks computes with so many.
+    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.parallelism.ranks))}]
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:

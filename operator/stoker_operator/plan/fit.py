@@ -125,10 +125,13 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     share, reserve = _share(said), number(said.get("gpu-memory-reserve-gb", ""))
     context = service.runtime.context_length or model.max_context
     tokens = count(said.get("num-gpu-blocks", "")) * (count(said.get("block-size", "")) or PAGE_TOKENS) or context
-    kv = 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
+    # On each GPU: its layers' keys and values, and of the heads its own, or one that others have too.
+    tensor, pipeline = service.parallelism.tensor, service.parallelism.pipeline
+    layers, heads = -(-model.layers // pipeline), -(-model.kv_heads // tensor)
+    kv = 2 * layers * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
     # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
     # too low, and nothing is blocked by it.
-    weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1)
+    weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1) / service.parallelism.ranks
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
     taken = weights + kv + workspace
@@ -138,8 +141,9 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
         "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(required, 1), round(gpu.gib, 1),
         round(usable, 3), context, certain,
     )  # fmt: skip
+    each = f"on each of {service.parallelism.ranks} GPUs " if service.parallelism.ranks > 1 else ""
     sums = (
-        f"weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}, "
+        f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
     if required > gpu.gib:

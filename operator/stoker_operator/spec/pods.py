@@ -18,6 +18,7 @@ SPREAD: tuple[Mapping[str, Any], ...] = tuple(
     {"topologyKey": key, **_SOFT} for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 )
 """Pods go to other zones and nodes where they can, and beside each other where they cannot."""
+MOST_RANKS = 16
 LONGEST_RETAIN_SECONDS = 365 * 86400
 LONGEST_VERIFY_SECONDS = 365 * 86400
 CLAIM_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -43,6 +44,19 @@ class Resources:
     def on_gpu(self) -> bool:
         """Whether a pod has a GPU, by whatever way."""
         return bool(self.gpus or self.claims)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How a pod's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the engine that compute, one a GPU."""
+        return self.tensor * self.pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ class Cache:
 def read_resources(r: Reader) -> Resources:
     """spec.resources."""
     resources = Resources(
-        gpus=r.integer("gpus", least=0, most=1, required="claims" not in r.raw),
+        gpus=r.integer("gpus", least=0, most=MOST_RANKS, required="claims" not in r.raw),
         claims=_claims(r),
         gpu_resource=r.text(
             "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
@@ -118,6 +132,25 @@ def _claims(r: Reader) -> tuple[Mapping[str, str], ...]:
     if "claims" in r.raw and not found:
         r.problems.append(f"{r.path}.claims: is empty; name a claim, or give gpus")
     return tuple(found)
+
+
+def read_parallelism(r: Reader) -> Parallelism:
+    """spec.parallelism."""
+    found = Parallelism(
+        tensor=r.integer("tensor", default=1, least=1, most=MOST_RANKS),
+        pipeline=r.integer("pipeline", default=1, least=1, most=MOST_RANKS),
+    )
+    r.finish()
+    return found
+
+
+def parallelism_problems(parallelism: Parallelism, resources: Resources) -> list[str]:
+    """What of the two does not go together. A claim may hold any number of GPUs; on CPUs a rank is a process."""
+    if resources.gpus and parallelism.ranks != resources.gpus:
+        return ["spec.parallelism: tensor times pipeline must be resources.gpus"]
+    if parallelism.ranks > MOST_RANKS:
+        return [f"spec.parallelism: tensor times pipeline must be at most {MOST_RANKS}"]
+    return []
 
 
 def read_placement(r: Reader) -> Placement:

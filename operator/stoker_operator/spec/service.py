@@ -39,10 +39,13 @@ from stoker_operator.spec.operations import (
 from stoker_operator.spec.pod_template import PodTemplate, read_pod_template
 from stoker_operator.spec.pods import (
     Cache,
+    Parallelism,
     Placement,
     Resources,
     cache_problems,
+    parallelism_problems,
     read_cache,
+    read_parallelism,
     read_placement,
     read_resources,
 )
@@ -64,7 +67,7 @@ URI_PATTERN = (
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
-SHAPING = ("model", "runtime", "resources", "placement", "cache", "podTemplate", "drain")
+SHAPING = ("model", "runtime", "parallelism", "resources", "placement", "cache", "podTemplate", "drain")
 # As the spec says it: as `stoker serve` does.
 QUANTIZATIONS = {"Auto": "auto", "None": "none", "FP8": "fp8"}
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
@@ -143,6 +146,7 @@ class InferenceService:
     drain: Drain
     disruption: Disruption = field(default_factory=Disruption)
     pod_template: PodTemplate = field(default_factory=PodTemplate)
+    parallelism: Parallelism = field(default_factory=Parallelism)
     autoscaling: Autoscaling | None = None
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
     endpoint: Endpoint = field(default_factory=Endpoint)
@@ -214,6 +218,7 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         model=_model(spec.mapping("model", required=True)),
         runtime=_runtime(spec.mapping("runtime")),
         resources=read_resources(spec.mapping("resources", required=True)),
+        parallelism=read_parallelism(spec.mapping("parallelism")),
         placement=read_placement(spec.mapping("placement")),
         cache=read_cache(spec.mapping("cache")),
         drain=read_drain(spec.mapping("drain")),
@@ -313,6 +318,7 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    found.extend(parallelism_problems(service.parallelism, resources))
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))

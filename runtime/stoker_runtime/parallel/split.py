@@ -12,7 +12,7 @@ Knows nothing of files and of what is exchanged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from enum import StrEnum
 
 from stoker_runtime.errors import ConfigError, ModelError
@@ -184,7 +184,9 @@ def check_split(spec: ModelSpec, place: Place) -> None:
 def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
     """Raises ModelError for a parameter or a setting of which this module does not know how it is cut."""
     unknown = {field_of(each.name) for each in spec.parameters()} - SPLITS.keys()
-    given = {each.name for each in fields(spec) if getattr(spec, each.name) != each.default}
+    # What is empty or off changes nothing; a field without a default is one that every model has.
+    given = {each.name for each in fields(spec) if each.default is MISSING or getattr(spec, each.name) != each.default}
+    given = {name for name in given if getattr(spec, name) not in (None, False, {}, ())}
     unknown |= given - CUT_FIELDS - SAME_FIELDS
     unknown |= set(uncut(spec)) if tensors > 1 else set()
     if unknown:

@@ -19,7 +19,7 @@ from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 STEP, IDLE, STOP = 1, 2, 3
 """The first number of a message: run a batch; prepare something small; end."""
 SAME, GIVEN = 0, 1
-PAIR_FIELDS = ("copies", "swap_outs", "swap_ins")
+PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads")
 
 
 class Wire:

@@ -106,3 +106,11 @@ def test_the_sum_is_said(service: Build) -> None:
     assert found is not None
     assert found.required == ENGINE_GIB + 1 + 16
     assert found.sums == "engine 1.1 + /dev/shm 1.0 + KV pages in host memory 16.0: 18.1 GiB"
+
+
+def test_each_rank_has_a_pool_of_its_own_and_processes(service: Build) -> None:
+    spec = {"resources": {"gpus": 6}, "parallelism": {"tensor": 3, "pipeline": 2}}
+    found = host_memory(service(**spec, runtime={"args": ["--swap-space", "4"], "shmSize": "2Gi"}), SEVEN_B)
+    assert found is not None
+    assert found.required == pytest.approx(6 * (4 + ENGINE_GIB) + 2)
+    assert f"engine {6 * ENGINE_GIB:.1f} + /dev/shm 2.0" in found.sums

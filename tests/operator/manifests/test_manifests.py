@@ -15,6 +15,7 @@ from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.pod_template import OUR_CONTAINERS
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
 
@@ -45,8 +46,9 @@ EVERYTHING: dict[str, Any] = {
         "maxConcurrency": 64,
         "shmSize": "2Gi",
     },
+    "parallelism": {"tensor": 3, "pipeline": 2},
     "resources": {
-        "gpus": 1,
+        "gpus": 6,
         "gpuProducts": ["NVIDIA-L40S"],
         "cpu": "4",
         "memory": "32Gi",
@@ -433,3 +435,10 @@ def test_the_stamp_covers_everything_but_itself() -> None:
     first = stamped(bare)
     assert stamped(bare) == first
     assert manifests.applied_hash(stamped(bare | {"spec": {"b": 2}})) != manifests.applied_hash(first)
+
+
+def test_ranks_on_a_cpu_share_the_cores_of_their_pod(service: Build, settings: Settings, model: FetchedModel) -> None:
+    built = service(resources={"gpus": 0, "cpu": "7"}, parallelism={"tensor": 3})
+    [engine] = deployment(built, settings, model)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "OMP_NUM_THREADS", "value": "2"} in engine["env"]
+    assert parse_serve(engine["args"][1:], {}).engine.ranks == 3

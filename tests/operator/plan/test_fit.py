@@ -25,6 +25,8 @@ from stoker_runtime.executor.resolve import (
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.split import split_spec
 from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -223,3 +225,21 @@ def test_a_gpu_that_the_cluster_may_not_have_blocks_nothing_but_memory_does(serv
         return found.verdict, found.blocks
 
     assert (fit("32Gi"), fit("8Gi")) == (("TooLarge", False), ("TooLarge", True))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 2), (1, 3)])
+def test_several_gpus_are_checked_one_by_one(service: Build, tensor: int, pipeline: int) -> None:
+    """By the engine's own parts: the fullest rank's keys and values, and no less than its weights."""
+    spec = {
+        "resources": {"gpus": tensor * pipeline, "gpuProducts": ["NVIDIA-L4"]},
+        "parallelism": {"tensor": tensor, "pipeline": pipeline},
+    }
+    fit = assess(service(**spec), SEVEN_B)
+    assert fit is not None
+    whole = build_spec(read_source("shape:qwen2.5-7b"))
+    parts = [split_spec(whole, place) for place in places(tensor, pipeline)]
+    kv = max(part.kv_bytes_per_token("bfloat16") for part in parts) * 32768 / GIB
+    assert fit.kv_gib == pytest.approx(kv, abs=0.06)
+    assert fit.weights_gib == pytest.approx(14.185 / (tensor * pipeline), abs=0.06)
+    assert fit.message.startswith(f"The model fits: on each of {tensor * pipeline} GPUs weights")
+    assert fit.verdict == "Fits"

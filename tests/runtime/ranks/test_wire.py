@@ -47,6 +47,7 @@ class Some:
             self.pairs(),
             self.pairs(),
             self.pairs(),
+            self.pairs(),
         )
 
 
