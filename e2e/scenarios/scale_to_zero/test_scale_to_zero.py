@@ -23,7 +23,7 @@ from e2e.scenarios.scale_to_zero.clients import Asking, Engines
 pytestmark = pytest.mark.usefixtures("activator")
 SLEEPS = int(os.environ.get("STOKER_E2E_SLEEPS", "2"))
 BATCH = 8
-SCALING = {"min": 0, "max": 1, "scaleToZero": {"idleAfter": "3s", "maxQueued": 100, "maxWait": "3m"}}
+SCALING: dict[str, Any] = {"min": 0, "max": 1, "scaleToZero": {"idleAfter": "3s", "maxQueued": 100, "maxWait": "3m"}}
 
 
 def sleeper(name: str, **autoscaling: Any) -> dict[str, Any]:
@@ -53,7 +53,8 @@ def fetch(url: str) -> int:
 
 @pytest.mark.parametrize("engine", ["HPA", "External"])
 def test_a_request_wakes_and_a_probe_does_not(place: Kube, say: Say, engine: str) -> None:
-    place.apply(sleeper("model", engine=engine))
+    # Long enough to see it awake before it falls asleep again.
+    place.apply(sleeper("model", engine=engine, scaleToZero=SCALING["scaleToZero"] | {"idleAfter": "20s"}))
     stoker.wait_ready(place, "model")
     eventually("it sleeps", asleep(place), 120)
     assert stoker.conditions(place, "model")["EndpointReady"]["reason"] == "Held"
