@@ -112,7 +112,7 @@ class Engines:
 
     def _read(self, log: subprocess.Popen[str]) -> None:
         for line in log.stdout or ():
-            found = re.search(rf"({self._name}-\d+-\d+)\b.*received:", line)
+            found = re.search(rf"received:.*request_id=\S*?({self._name}-\d+-\d+)", line)
             if found:
                 self.begun[found[1]] += 1
 
