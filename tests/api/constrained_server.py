@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -13,9 +14,8 @@ import uvicorn
 from api_server import TEMPLATE, make_state
 from fake_engine import FakeEngine
 
-from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.app import Application
-from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
+from stoker_runtime.api.generate.sampling import Limits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.serve.server import open_port, uvicorn_config
@@ -44,7 +44,7 @@ async def client_of(
     service = state.service
     assert service is not None
     limits = Limits(engine.max_model_len, engine.vocab_size, False, engine.ready.eos_token_ids)
-    state.service = Service(engine, tokenizer, service.template, limits, SamplingDefaults(), dialect=service.dialect)
+    state.service = replace(service, engine=engine, tokenizer=tokenizer, limits=limits)
     listener = open_port("127.0.0.1", 0)
     web = uvicorn.Server(uvicorn_config(Application(state)))
     serving = asyncio.create_task(web.serve([listener]))

@@ -233,7 +233,7 @@ async def test_a_request_at_the_activator_wakes_it_and_is_answered_by_its_pod(
     await pod.setup()
     await web.TCPSite(pod, address, 0).start()
     stop = asyncio.Event()
-    settings = ActivatorSettings(namespaces=(namespace,), http_port=0, leave_seconds=0)
+    settings = ActivatorSettings(namespaces=(namespace,), http_port=0, http_host="127.0.0.1", leave_seconds=0)
     activator = Activator(cluster, settings)
     running = asyncio.create_task(activator.run(stop))
     try:
