@@ -10,8 +10,9 @@ PIP    := $(RUN) -m pip --disable-pip-version-check
 
 # make test TESTS=tests/operator runs a part. Without it two halves run side by side, each as long as the other.
 TESTS  ?=
-FIRST  ?= tests/api tests/cli tests/conformance tests/e2e tests/kernels
-SECOND ?= $(filter-out $(FIRST) tests/__pycache__ tests/conftest.py,$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
+FIRST  ?= tests/api tests/cli tests/conformance tests/e2e tests/kernels tests/runtime/models tests/runtime/parallel tests/runtime/ranks
+SECOND ?= $(filter-out $(FIRST) tests/__pycache__ tests/conftest.py,$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py)) \
+          $(patsubst %,--ignore=%,$(filter tests/runtime/%,$(FIRST)))
 # A test that fails beside the other half runs once more by itself: one that passes then has a race to be found, and is named.
 again   = echo "test: once more, by themselves, what failed above; what passes now has a race: mend it"; \
           $(RUN) -m pytest -o cache_dir=.pytest_cache/$1 --lf --lfnf=none --maxfail=1 -v $2

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.nn.functional import pad
 
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER, Place, even_part
 
 # A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
@@ -32,7 +33,16 @@ class Collectives:
     """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
 
     def __init__(self, place: Place, device: torch.device, store: Path) -> None:
-        """Meet the other ranks through the file `store`, which all can read; blocks until all are there."""
+        """Meet the other ranks through the file `store`, which all can read; blocks until all are there.
+
+        Raises ConfigError in a process that has ranks already: torch's groups are one set a process.
+        """
+        if dist.is_initialized():
+            raise ConfigError(
+                "This process has another model on several ranks, or has lost them; close that model, or start another "
+                "process.",
+                param="tensor_parallel_size",
+            )
         self.place = place
         self._device = device
         self._quiet = False
@@ -124,5 +134,5 @@ class Collectives:
         return int(value.item())
 
     def close(self) -> None:
-        """Leave. A group that has lost a rank is left behind instead: leaving it would wait for that rank."""
+        """Leave. On GPUs a group that has lost a rank is left behind instead: leaving it would wait for that rank."""
         dist.destroy_process_group()

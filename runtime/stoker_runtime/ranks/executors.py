@@ -108,13 +108,17 @@ class LeadingExecutor(RankExecutor):
         if self._closed:
             return
         self._closed = True
+        with_all = True
         try:
             self._others.check()
             self._others.write(command(STOP))
             self.decoder.collectives.close()
         except EngineDeadError:
-            pass  # There is nobody left to part from.
+            with_all = False
         self._others.close()
+        if not with_all and self.device.type == "cpu":
+            # The other ranks are dead, and gloo waits for none; NCCL would.
+            self.decoder.collectives.close()
         super().close()
 
 

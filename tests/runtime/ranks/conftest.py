@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ class Lent:
     def wait(self, timeout: float | None = None) -> int:
         """Its model is closed; a process that has died instead has said why."""
         assert self._process.stdout is not None
+        if timeout is not None and not select.select([self._process.stdout], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self._process.args, timeout)
         return 0 if self._process.stdout.readline() == b"done\n" else self._process.wait()
 
     def kill(self) -> None:

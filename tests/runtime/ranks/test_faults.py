@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
@@ -125,3 +126,5 @@ def test_an_exchange_that_never_answers_is_an_error() -> None:
         wait_for(lambda: not process_exists(rank), "a rank is left")
         with pytest.raises(EngineDeadError, match="no rank has computed"):
             llm.generate_tokens([[1, 2, 3]], [LONG])
+    # What the dead ranks left does not keep this process from starting others.
+    assert not torch.distributed.is_initialized()
