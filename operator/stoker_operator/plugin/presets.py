@@ -6,6 +6,7 @@ Knows nothing of clusters.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ _NUMBERS = {
     "weights-bytes": "bytes", "layers": "layers", "kv-heads": "kv_heads", "head-dim": "head_dim",
     "max-context": "max_context",
 }  # fmt: skip
-# In a wheel the catalog lies in the package, in a checkout where people look for it.
-_HOMES = (Path(__file__).parent / "catalog", Path(__file__).parents[3] / "crds" / "presets")
+# In a checkout the catalog lies where people look for it; a wheel brings it beside its packages.
+_HOMES = (Path(__file__).parents[3] / "crds" / "presets", Path(sys.prefix) / "share" / "stoker" / "presets")
 
 
 @dataclass(frozen=True, slots=True)
