@@ -301,8 +301,8 @@ class AsyncEngine:
         await asyncio.shield(self._ready)
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._death.is_set():
-                return  # silence of a dead process is no hang
+            if self._death.is_set() or self._closed:
+                return  # silence of a process that is dead, or ends, is no hang
             if self._process is None and not process_exists(self.ready.pid):
                 self._die("The engine process is gone.")
                 return

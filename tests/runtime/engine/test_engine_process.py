@@ -333,3 +333,15 @@ async def test_an_idle_engine_sends_heartbeats_and_sleeps(start: Starter) -> Non
     assert before is not None
     assert after is not None
     assert after - before < 0.2, "an idle engine spins"
+
+
+async def test_an_engine_that_is_slow_to_end_is_not_said_to_hang(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(front, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(front, "STOP_GRACE_SECONDS", 3.0)
+    engine = await start()
+    os.kill(engine.ready.pid, signal.SIGSTOP)
+    await engine.close()
+    assert not process_exists(engine.ready.pid)
+    assert "hangs" not in caplog.text
