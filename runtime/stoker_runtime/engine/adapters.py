@@ -126,7 +126,10 @@ class Adapters:
             self._read_held()
 
     def require(self, number: int) -> None:
-        """Raise NotFoundError unless new requests may name this adapter."""
+        """Raise NotFoundError unless new requests may name this adapter, RequestError for what is no number at all."""
+        given: object = number
+        if type(given) is not int:
+            raise RequestError(f"adapter must be the number of an adapter; got {given!r:.100}.", param="model")
         if number and all(adapter.number != number for adapter in self.served.values()):
             raise NotFoundError("The adapter of this request was unloaded.", param="model", code="model_not_found")
 

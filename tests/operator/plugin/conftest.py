@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.operator.reconcile.conftest import engine, look, node, serve
+from tests.operator.reconcile.conftest import engine, gauges, look, node, serve
 
-__all__ = ["engine", "look", "node", "serve"]
+__all__ = ["engine", "gauges", "look", "node", "serve"]
 SCRIPTS = {"kubectl-stoker": "main", "kubectl_complete-stoker": "complete"}
 Plugin = Callable[..., "subprocess.CompletedProcess[str]"]
 
