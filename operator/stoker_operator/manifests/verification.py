@@ -74,8 +74,18 @@ def verify_pod(service: InferenceService, settings: Settings, model: FetchedMode
     arguments = ["fetch", "--verify-only", "--path", f"{pod.MODELS}/{model.path}", "--digest", model.digest, "--full"]
     if service.in_place:
         arguments = ["fetch", *in_place_arguments(service), "--root", pod.MODELS, "--digest", model.digest]
-    tmp, tmp_mount = pod.scratch("100Mi")
-    container = {
+    tmp, _ = pod.scratch("100Mi")
+    container = verify_container(service, settings, arguments)
+    spec = pod.base_spec(service, settings)
+    placed = {"affinity": _beside_the_engine(service, spec.get("affinity") or {})}
+    return (
+        spec | placed | {"restartPolicy": "Never", "containers": [container], "volumes": [models_volume(service), tmp]}
+    )
+
+
+def verify_container(service: InferenceService, settings: Settings, arguments: list[str]) -> dict[str, Any]:
+    """A container that runs `stoker` with `arguments` over the model; its pod has the volumes of model and /tmp."""
+    return {
         "name": "verify",
         "image": pod.image(service, settings),
         "command": ["stoker"],
@@ -85,13 +95,8 @@ def verify_pod(service: InferenceService, settings: Settings, model: FetchedMode
         "securityContext": dict(pod.CONTAINER_SECURITY),
         "terminationMessagePath": pod.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [pod.models_mount(read_only=True), tmp_mount],
+        "volumeMounts": [pod.models_mount(read_only=True), {"name": "tmp", "mountPath": "/tmp"}],
     }
-    spec = pod.base_spec(service, settings)
-    placed = {"affinity": _beside_the_engine(service, spec.get("affinity") or {})}
-    return (
-        spec | placed | {"restartPolicy": "Never", "containers": [container], "volumes": [models_volume(service), tmp]}
-    )
 
 
 def _beside_the_engine(service: InferenceService, affinity: dict[str, Any]) -> dict[str, Any]:

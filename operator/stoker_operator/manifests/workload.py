@@ -19,6 +19,7 @@ from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.pod_template import merge_pod_template
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
+from stoker_operator.manifests.verification import verify_container
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
 from stoker_operator.spec.engine_guard import NEUTRAL
@@ -177,18 +178,7 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
         arguments = ["fetch", *in_place_arguments(service), "--digest", model.digest]
     elif service.cache.verify == "Always":
         arguments.append("--full")
-    return {
-        "name": "verify",
-        "image": pod.image(service, settings),
-        "command": ["stoker"],
-        "args": [*arguments, "--termination-log", pod.TERMINATION_LOG],
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": dict(pod.CONTAINER_SECURITY),
-        "terminationMessagePath": pod.TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [pod.models_mount(read_only=True), {"name": "tmp", "mountPath": "/tmp"}],
-    }
+    return verify_container(service, settings, arguments)
 
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:

@@ -79,15 +79,16 @@ def test_a_refused_launch_raises(driver: Driver) -> None:
 
 def test_a_launch_is_described_as_triton_specializes_it() -> None:
     x, weight = torch.empty(4, 64, dtype=torch.bfloat16), torch.empty(65, dtype=torch.bfloat16)[1:]
-    arguments = (x, None, weight, x, None, 64, 0, 63, 1e-6)
+    arguments = (x, None, weight, x, None, None, 0.5, 64, 0, 63, 1e-6)
     wanted = _rms_norm_kernel.wanted(
         _rms_norm_kernel.kinds(arguments), {"BLOCK": 64, "LAUNCH_PDL": True, "num_warps": 1, "launch_pdl": True}
     )
     assert wanted.kernel == "triton_rms_norm.rms_norm_kernel"
     assert wanted.arguments == {
         "x": ("*bf16", True), "residual": ("none", False), "weight": ("*bf16", False), "out": ("*bf16", True),
-        "scales": ("none", False), "x_stride": ("i32", True), "residual_stride": ("i32", True),
-        "hidden": ("i32", False), "eps": ("fp32", False),
+        "scales": ("none", False), "post": ("none", False), "multiplier": ("fp32", False),
+        "x_stride": ("i32", True), "residual_stride": ("i32", True), "hidden": ("i32", False),
+        "eps": ("fp32", False),
     }  # fmt: skip
     assert (wanted.constants, wanted.options) == ({"BLOCK": 64, "LAUNCH_PDL": True}, {"num_warps": 1})
 
