@@ -18,12 +18,19 @@ class LoadError(Exception):
     """An answer that is not what was asked for."""
 
 
-def _said(body: bytes) -> str:
-    """The server's own words, or the beginning of its answer."""
+def said_by(body: bytes) -> str:
+    """The server's own words of an error's body, or its beginning."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return body[:300].decode(errors="replace")
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """An answer's status and headers, their names in lower case. Raises what a closed connection raises."""
+    raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    pairs = (line.partition(":") for line in raw[1:] if line)
+    return int(raw[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
 
 @dataclass(slots=True)
@@ -54,9 +61,9 @@ class Connection:
             self._reader, self._writer = await asyncio.open_connection(*self._address)
         result = Result(time.perf_counter())
         self._writer.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
-        status, headers = await self._read_head(self._reader)
+        status, headers = await read_head(self._reader)
         if status != 200:
-            raise LoadError(f"status {status}: {_said(await self._read_plain(self._reader, headers))}")
+            raise LoadError(f"status {status}: {said_by(await self._read_plain(self._reader, headers))}")
         await self._read_events(self._reader, result)
         result.ended = time.perf_counter()
         return result
@@ -65,11 +72,6 @@ class Connection:
         """Drop the connection."""
         if self._writer is not None:
             self._writer.close()
-
-    async def _read_head(self, reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-        raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in raw[1:] if line)
-        return int(raw[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
     async def _read_plain(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         return await reader.readexactly(int(headers.get("content-length", "0")))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker_runtime.bench.figure import new_figure
 from stoker_runtime.bench.verify import Verdict
-from stoker_runtime.errors import ConfigError
 
 COLUMNS = (
     "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
@@ -95,13 +95,7 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--plot needs matplotlib; install it with: pip install 'stoker[bench]'", param="plot"
-        ) from error
-    figure = Figure(figsize=(7, 4.5))
+    figure = new_figure(7, 4.5)
     axes = figure.subplots()
     axes.plot([row.n for row in rows], [row.tok_s for row in rows], marker="o", label="Stoker")
     peers = [(row.n, row.peer["vllm_tok_s"]) for row in rows if "vllm_tok_s" in row.peer]

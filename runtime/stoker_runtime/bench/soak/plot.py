@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker_runtime.bench.figure import new_figure
 from stoker_runtime.bench.soak.tally import TENTHS, Tally
-from stoker_runtime.errors import ConfigError
 
 
 def save_plot(tally: Tally, path: Path) -> None:
@@ -17,13 +17,7 @@ def save_plot(tally: Tally, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--plot needs matplotlib; install it with: pip install 'stoker[bench]'", param="plot"
-        ) from error
-    figure = Figure(figsize=(7, 5))
+    figure = new_figure(7, 5)
     memory, gaps = figure.subplots(2, 1, sharex=True)
     places = [100 * sample.at for sample in tally.samples]
     memory.plot(places, [sample.rss_mib for sample in tally.samples], label="resident, all processes")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from stoker_runtime.bench.http_client import read_head, said_by
 from stoker_runtime.errors import ConfigError
 
 SMALL_BUFFER = 1024
@@ -37,10 +38,7 @@ class Answer:
     @property
     def said(self) -> str:
         """The server's own words, or the beginning of its answer."""
-        try:
-            return str(self.content["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            return self.body[:200].decode(errors="replace")
+        return said_by(self.body)
 
 
 class Wire:
@@ -90,10 +88,8 @@ class Wire:
     async def _send(self, data: bytes, slow: bool) -> Begun:
         reader, writer = await self._open(slow=slow)
         writer.write(data)
-        raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in raw[1:] if line)
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
-        return Begun(int(raw[0].split(" ")[1]), headers, reader, self)
+        status, headers = await read_head(reader)
+        return Begun(status, headers, reader, self)
 
     async def _open(self, *, slow: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if slow:
