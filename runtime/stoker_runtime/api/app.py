@@ -34,7 +34,7 @@ from stoker_runtime.api.http.keys import KeyRing
 from stoker_runtime.api.http.openapi import document_route
 from stoker_runtime.api.http.validation import query_error
 from stoker_runtime.api.messages import routes as messages
-from stoker_runtime.api.openai import chat, completions, lora, models
+from stoker_runtime.api.openai import chat, completions, lora, models, not_here, render
 from stoker_runtime.api.pooling import embeddings, scoring
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.background import Shelf
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 KEYED = (
     *(chat.router, completions.router, responses.router, messages.router, embeddings.router, scoring.router),
-    *(models.router, batch.router, lora.router, document_route),
+    *(models.router, render.router, batch.router, lora.router, not_here.router, document_route),
 )
 """What asks for a key. The first ones are found soonest."""
 OPEN = (probes.router, pages.router)

@@ -26,11 +26,11 @@ from stoker_runtime.api.answering.prompts import (
     fit,
     template_messages,
 )
-from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
 from stoker_runtime.api.constraints.structured import asked_constraints, checked
-from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
+from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
 from stoker_runtime.api.http.answers import JsonAnswer
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_line, json_text
@@ -53,8 +53,18 @@ router = APIRouter(route_class=Route)
 async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(ChatBody))]) -> Response:
     """Answer one request. Raises RequestError, CapacityError or EngineError."""
     state, caller, body = ask
-    model = state.check_model(body.model)
     service = state.require_service()
+    work, layout = await chat_work(state, service, body)
+    if body.stream:
+        return EventStream(state, service, work, partial(ChatStream, layout))
+    with state.generate(service, work) as generation:
+        deltas = await collect(caller.receive, generation)
+        return JsonAnswer(layout.whole(deltas, generation))
+
+
+async def chat_work(state: ServerState, service: Service, body: ChatBody) -> tuple[Work, ChatFormat]:
+    """What a body asks of the engine, checked whole, and how its answer looks. Raises RequestError."""
+    model = state.check_model(body.model)
     check_stream_options(body)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
@@ -69,12 +79,7 @@ async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     work = await make_work(service, body, [prompt], max_tokens, logprobs, answer_id, constraint)
     work = replace(work, visible=reading.visible(service.tokenizer))
-    layout = ChatFormat(body, answer_id, model, service.tokenizer, reading, _echoed(body))
-    if body.stream:
-        return EventStream(state, service, work, partial(ChatStream, layout))
-    with state.generate(service, work) as generation:
-        deltas = await collect(caller.receive, generation)
-        return JsonAnswer(layout.whole(deltas, generation))
+    return work, ChatFormat(body, answer_id, model, service.tokenizer, reading, _echoed(body))
 
 
 def _reading(service: Service, body: ChatBody, use: ToolUse, prompt: Prompt) -> Reading:

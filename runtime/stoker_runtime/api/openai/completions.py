@@ -22,7 +22,7 @@ from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.answering.streams import EventStream, collect
 from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
-from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, merge
+from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
 from stoker_runtime.api.http.answers import JsonAnswer
 from stoker_runtime.api.http.routing import Route
 from stoker_runtime.api.http.sse import event, json_text
@@ -41,6 +41,17 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
     state, caller, body = ask
     model = state.check_model(body.model)
     service = state.require_service()
+    work, asked = await completion_work(service, body)
+    layout = CompletionFormat(body, work.label, model, service.tokenizer, silent=asked == 0)
+    if body.stream:
+        return EventStream(state, service, work, partial(CompletionStream, layout))
+    with state.generate(service, work) as generation:
+        deltas = await collect(caller.receive, generation)
+        return JsonAnswer(layout.whole(deltas, generation))
+
+
+async def completion_work(service: Service, body: CompletionBody) -> tuple[Work, int]:
+    """What a body asks of the engine, checked whole, and how many tokens it asks for. Raises RequestError."""
     check_stream_options(body)
     constraint = await read_constraint(service.constraints, service.tokenizer, body)
     prompts, asked = await _prompts(service, body)
@@ -50,12 +61,7 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
     if body.echo and body.logprobs is not None:
         asked_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
         work = replace(work, params=replace(work.params, prompt_logprobs=asked_logprobs))
-    layout = CompletionFormat(body, answer_id, model, service.tokenizer, silent=asked == 0)
-    if body.stream:
-        return EventStream(state, service, work, partial(CompletionStream, layout))
-    with state.generate(service, work) as generation:
-        deltas = await collect(caller.receive, generation)
-        return JsonAnswer(layout.whole(deltas, generation))
+    return work, asked
 
 
 async def _prompts(service: Service, body: CompletionBody) -> tuple[list[Prompt], int]:
