@@ -56,7 +56,8 @@ class EngineConfig:
     wins over the model's own settings: pooling_type, normalize, matryoshka_dimensions.
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
     a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
-    which each rank holds its heads of its layers.
+    which each rank holds its heads of its layers. With `enable_expert_parallel` the ranks of a stage share a mixture's
+    experts whole, and not each of them.
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
@@ -96,6 +97,7 @@ class EngineConfig:
     kernels: tuple[tuple[str, str], ...] = ()
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
 
     @property
     def ranks(self) -> int:
@@ -142,6 +144,12 @@ class EngineConfig:
             )
         if self.page_size not in (0, 16, 32, 64, 128):
             raise ConfigError(f"page_size is {self.page_size}; it must be 16, 32, 64 or 128.", param="page_size")
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_expert_parallel shares experts among the ranks of tensor_parallel_size, which is 1; set it to "
+                "2 or more, or leave --enable-expert-parallel out.",
+                param="enable_expert_parallel",
+            )
         self._validate_lora()
         return self
 

@@ -1,11 +1,12 @@
 """Mixtures of experts: choosing each token's experts (`route`), and running them (`experts`).
 
-`triton_route.py` chooses and sorts, `triton_experts.py` multiplies, `tiles.py` holds their sizes by rule,
-`variants.py` what of it is compiled ahead, `reference.py` is the oracle, `bench.py` checks and times.
+`triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's, `triton_experts.py` multiplies, `tiles.py`
+holds their sizes by rule, `variants.py` what of it is compiled ahead, `reference.py` is the oracle, `bench.py` checks
+and times.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 
-from stoker_kernels.moe.op import experts, route
+from stoker_kernels.moe.op import experts, keep_experts, route
 from stoker_kernels.moe.types import (
     ExpertActivation,
     ExpertKind,
@@ -28,6 +29,7 @@ __all__ = [
     "Scoring",
     "expert_scale_shapes",
     "experts",
+    "keep_experts",
     "quantize_experts",
     "route",
 ]

@@ -18,6 +18,8 @@ from stoker_kernels.quant import FP8
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 register("route", "triton", "stoker_kernels.moe.triton_route:route", triton_supports(*_FLOATS))
 register("route", "reference", "stoker_kernels.moe.reference:route", reference_supports)
+register("keep_experts", "triton", "stoker_kernels.moe.triton_keep:keep_experts", triton_supports(torch.int32))
+register("keep_experts", "reference", "stoker_kernels.moe.reference:keep_experts", reference_supports)
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
 
@@ -45,6 +47,15 @@ def route(
     found: Routes = select("route", logits.device, logits.dtype)(
         logits, routing, bias=bias, slot_mapping=slot_mapping, counts=counts
     )
+    return found
+
+
+def keep_experts(routes: Routes, first: int, count: int) -> Routes:
+    """The routes to the experts [first, first + count), which have the numbers from 0 on in it; others are left out.
+
+    What a token's left-out experts would give is missing from its sum: for ranks that add up theirs.
+    """
+    found: Routes = select("keep_experts", routes.ids.device, routes.ids.dtype)(routes, first, count)
     return found
 
 

@@ -45,6 +45,12 @@ def route(
     return Routes(ids, weights * routing.scale)
 
 
+def keep_experts(routes: Routes, first: int, count: int) -> Routes:
+    """The routes to `count` experts from `first` on."""
+    here = (routes.ids >= first) & (routes.ids < first + count)
+    return Routes(torch.where(here, routes.ids - first, -1), routes.weights)
+
+
 def _in_groups(choice: Tensor, routing: Routing) -> Tensor:
     """`choice`, −inf outside of each token's best groups."""
     if routing.groups == 1:

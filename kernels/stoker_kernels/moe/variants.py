@@ -8,7 +8,7 @@ Knows nothing of compiling.
 from __future__ import annotations
 
 from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
-from stoker_kernels.moe import triton_experts, triton_route
+from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import FEW_TOKENS, TOKEN_TILES, RowTile, in_one_program, most_in_one, power_of_two
 
 # Experts, choices, renormalized, sigmoid with a bias, groups and best groups of published models, as in their configs.
@@ -72,6 +72,15 @@ def _register_sort() -> None:
     )  # fmt: skip
 
 
+def _register_keep() -> None:
+    types = dict.fromkeys(("ids", "tiles", "kept_ids", "kept_tiles"), f"*{I32}")
+    types |= dict.fromkeys(("pairs", "most", "first", "count"), I32)
+    register_aot(
+        triton_keep.keep_kernel, types, [{"BLOCK": triton_keep.BLOCK}], options={"num_warps": triton_keep.WARPS},
+        min_sm=80,
+    )  # fmt: skip
+
+
 def _register_products() -> None:
     plan = {"order": f"*{I32}", "tiles": f"*{I32}"}
     for kind, (weight, min_sm) in enumerate(((BF16, 80), ("fp8e4nv", 89), ("fp8e4nv", 89))):
@@ -116,5 +125,6 @@ def _register_sums() -> None:
 
 _register_routes()
 _register_sort()
+_register_keep()
 _register_products()
 _register_sums()

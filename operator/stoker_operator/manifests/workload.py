@@ -196,6 +196,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
     if service.parallelism.ranks > 1:
         arguments += ["--tensor-parallel-size", str(service.parallelism.tensor)]
         arguments += ["--pipeline-parallel-size", str(service.parallelism.pipeline)]
+        arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]

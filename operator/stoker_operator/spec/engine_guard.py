@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker_operator.spec.engine_arguments import VARIABLES, is_unknown_variable, nearest, read, variable
-from stoker_operator.spec.engine_table import ALIASES, SETTINGS, VLLM_UNSUPPORTED
+from stoker_operator.spec.engine_table import ALIASES, SETTINGS, SWITCHES, VLLM_UNSUPPORTED
 
 _TLS = "pods speak HTTP, as their probes do; endpoint.tls is the Ingress's"
 PROTECTED: Mapping[str, str] = {
@@ -33,6 +33,7 @@ PROTECTED: Mapping[str, str] = {
     "kv-cache-dtype": "set model.kvCacheDtype",
     "tensor-parallel-size": "set parallelism.tensor",
     "pipeline-parallel-size": "set parallelism.pipeline",
+    "enable-expert-parallel": "set parallelism.expert",
     "config": "a file's settings would not be seen; give them as runtime.args",
     "ssl-certfile": _TLS,
     "ssl-keyfile": _TLS,
@@ -47,6 +48,7 @@ NEUTRAL: Mapping[str, str] = {
     "kv-cache-dtype": "auto",
     "tensor-parallel-size": "1",
     "pipeline-parallel-size": "1",
+    "enable-expert-parallel": "false",
     "config": "",
     "revision": "",
     "api-key-file": "",
@@ -57,7 +59,11 @@ NEUTRAL: Mapping[str, str] = {
 }
 """Those that the operator may leave unsaid, as they are then: a variable of a whole Secret or ConfigMap must not set
 them. The operator's own flags come before any variable."""
-_SPELLINGS = sorted({*PROTECTED, *(alias for alias, name in ALIASES.items() if name in PROTECTED)})
+_SPELLINGS = sorted({
+    *PROTECTED,
+    *(alias for alias, name in ALIASES.items() if name in PROTECTED),
+    *(f"no-{name}" for name in SWITCHES if name in PROTECTED),
+})  # fmt: skip
 FLAG_PATTERN = f"^-+({'|'.join(name.replace('-', '[-_]') for name in _SPELLINGS)})(=|$)"
 VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{'|'.join(variable(name) for name in sorted(PROTECTED) if name != 'api-key')})$"
 

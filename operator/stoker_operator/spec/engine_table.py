@@ -27,6 +27,7 @@ SETTINGS: frozenset[str] = frozenset({
     "drain-seconds",
     "dtype",
     "enable-auto-tool-choice",
+    "enable-expert-parallel",
     "enable-log-requests",
     "enable-lora",
     "enable-prefix-caching",
@@ -82,6 +83,7 @@ SWITCHES: frozenset[str] = frozenset({
     "allow-credentials",
     "allow-runtime-lora-updating",
     "enable-auto-tool-choice",
+    "enable-expert-parallel",
     "enable-log-requests",
     "enable-lora",
     "enable-prefix-caching",
@@ -101,6 +103,7 @@ WORDS: frozenset[str] = frozenset({
 
 ALIASES: dict[str, str] = {
     "asc": "api-server-count",
+    "ep": "enable-expert-parallel",
     "kv-offloading-size": "swap-space",
     "num-gpu-blocks-override": "num-gpu-blocks",
     "override-pooler-config": "pooler-config",
@@ -128,7 +131,6 @@ OTHER_VARIABLES: tuple[str, ...] = (
 VLLM_UNSUPPORTED: frozenset[str] = frozenset({
     "code-revision",
     "download-dir",
-    "enable-expert-parallel",
     "enable-force-include-usage",
     "headless",
     "hf-overrides",

@@ -48,10 +48,14 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How a pod's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers."""
+    """How a pod's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
+
+    `expert`: they share a mixture's experts whole, and not each of them.
+    """
 
     tensor: int = 1
     pipeline: int = 1
+    expert: bool = False
 
     @property
     def ranks(self) -> int:
@@ -139,7 +143,10 @@ def read_parallelism(r: Reader) -> Parallelism:
     found = Parallelism(
         tensor=r.integer("tensor", default=1, least=1, most=MOST_RANKS),
         pipeline=r.integer("pipeline", default=1, least=1, most=MOST_RANKS),
+        expert=r.boolean("expert"),
     )
+    if found.expert and found.tensor == 1:
+        r.problems.append(f"{r.path}: expert needs tensor of at least 2, which share the experts")
     r.finish()
     return found
 

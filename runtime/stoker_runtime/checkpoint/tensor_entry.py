@@ -19,8 +19,8 @@ class TensorEntry:
     """`num_bytes` at `offset` of `file` encode a row-major tensor of `shape`.
 
     `encoding` is safetensors' word for the dtype (F32, F16, BF16, F8_E4M3, …) or the name of a GGUF block type.
-    Of a matrix that is some columns of a wider one, rows begin `stride` bytes apart (0: they follow each other), and
-    the first `lead` numbers of each row's blocks are not part of it.
+    Of a window of a larger tensor, as some columns of a matrix, runs of `run` bytes begin `stride` bytes apart (0: all
+    bytes follow each other), and the first `lead` numbers of each run's blocks are not part of it.
     """
 
     name: str
@@ -31,6 +31,7 @@ class TensorEntry:
     encoding: str
     stride: int = 0
     lead: int = 0
+    run: int = 0
 
 
 def find_entry(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], architecture: str) -> TensorEntry:

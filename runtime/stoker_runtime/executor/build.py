@@ -123,6 +123,8 @@ def _build(
     if rank is not None:
         with phase("ranks", seconds):
             rank.meet(whole, device, dtype)
+            # What the exchanges keep for themselves on a GPU is in use from now on.
+            plan = plan_memory(config, spec, device_memory(device), weights_bytes, state)
             # One scheduler counts for all.
             plan = replace(plan, pages=rank.collectives.least(plan.pages))
             host = replace(host, pages=rank.collectives.least(host.pages))

@@ -193,20 +193,35 @@ def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_num_seqs * spec.vocab * ITEM_BYTES[config.dtype]
 
 
+def gather_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:
+    """What bringing the logits of `rows` together takes beside their place: a rank's shard, once more where it is
+    narrower than others', and with the rank that gathers all of them.
+    """
+    part = spec.part
+    if part is None or part.tensors == 1 or not part.ends:
+        return 0
+    widest = -(-spec.vocab // part.tensors)
+    padded = widest if spec.vocab_rows < widest else 0
+    columns = spec.vocab_rows + padded + (part.tensors * widest if part.tensor == 0 else 0)
+    return rows * columns * ITEM_BYTES[config.dtype]
+
+
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak of the largest step without a graph, which may want log-probabilities: of its prompt tokens, a few rows of
     logits at a time, or of what it samples, for which the rows that ask are copied.
     """
     scored = SCORED_ROWS * spec.vocab * (ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
-    copied = logits_bytes(config, spec)
-    return max(activation_bytes(config, spec, config.max_num_batched_tokens), copied) + scored
+    scored += gather_bytes(config, spec, SCORED_ROWS)
+    sampled = max(logits_bytes(config, spec), gather_bytes(config, spec, config.max_num_seqs))
+    return max(activation_bytes(config, spec, config.max_num_batched_tokens), sampled) + scored
 
 
 def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak of the largest step that is a CUDA graph; graphs never run at the same time, so they share it."""
     if config.device == "cpu" or config.enforce_eager:
         return 0
-    return activation_bytes(config, spec, step_shapes(config, spec).most_graphed)
+    gathered = gather_bytes(config, spec, config.max_num_seqs)
+    return max(activation_bytes(config, spec, step_shapes(config, spec).most_graphed), gathered)
 
 
 def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:

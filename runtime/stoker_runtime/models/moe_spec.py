@@ -19,6 +19,7 @@ class MoeSpec:
     Beside them runs an expert of width `shared_ffn` (0: none) for every token, times a gate where `shared_gate`.
     limit: 0 is SwiGLU with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits,
     which become 16 when they are loaded.
+    held: of a rank among several that has whole experts, those; None: all.
     """
 
     layers: frozenset[int]
@@ -39,6 +40,12 @@ class MoeSpec:
     shared_gate: bool = False
     limit: float = 0.0
     packing: str = ""
+    held: range | None = None
+
+    @property
+    def here(self) -> range:
+        """The experts whose matrices are here."""
+        return range(self.experts) if self.held is None else self.held
 
     def of_layers(self, layers: Sequence[int]) -> MoeSpec:
         """The same for a model of these layers alone, in this order."""

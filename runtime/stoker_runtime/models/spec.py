@@ -115,17 +115,16 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank's spec leaves out of the whole model, beside what its sizes say (`parallel/split.py` makes them).
+    """Which part of each matrix a rank's spec has, and what it leaves out (`parallel/split.py` makes them).
 
-    `vocab_rows`: rows of embedding and output head. `begins`: it embeds tokens; `ends`: it has the final norm and the
-    head. `adds_bias`: the biases of sums over ranks are this rank's to add. `step_parameters`: weights of a rank by
-    which all ranks choose the shapes of their steps alike.
+    It is part `tensor` of `tensors`; the first adds the biases of sums over ranks. `begins`: it embeds tokens; `ends`:
+    it has the final norm and the head. All ranks choose the shapes of their steps by `step_parameters`, a rank's count.
     """
 
-    vocab_rows: int
+    tensor: int
+    tensors: int
     begins: bool
     ends: bool
-    adds_bias: bool
     step_parameters: int
 
 
@@ -199,7 +198,7 @@ class ModelSpec:
     @property
     def vocab_rows(self) -> int:
         """Rows of the embedding and of the output head that are there."""
-        return self.vocab if self.part is None else self.part.vocab_rows
+        return self.vocab if self.part is None else -(-(self.vocab - self.part.tensor) // self.part.tensors)
 
     @property
     def q_size(self) -> int:
@@ -246,7 +245,7 @@ class ModelSpec:
         qkv_size = self.q_size + 2 * self.kv_size
         up_size = 2 * self.ffn if self.gated else self.ffn
         stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
-        adds_bias = self.part is None or self.part.adds_bias
+        adds_bias = self.part is None or self.part.tensor == 0
         dense = not self.is_sparse(layer)
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
@@ -274,7 +273,8 @@ class ModelSpec:
 
     def _moe_rows(self, moe: MoeSpec) -> list[tuple[str, tuple[int, ...], Role, bool]]:
         """A mixture's parameters. Those of its experts are stacked: the rows of one lie behind the other's."""
-        up, down, shared = moe.experts * 2 * moe.ffn, moe.experts * self.hidden, bool(moe.shared_ffn)
+        up, down, shared = len(moe.here) * 2 * moe.ffn, len(moe.here) * self.hidden, bool(moe.shared_ffn)
+        adds_bias = moe.held is not None or self.part is None or self.part.tensor == 0
         return [
             ("router", (moe.experts, self.hidden), Role.ROUTER, True),
             ("router_bias", (moe.experts,), Role.BIAS, moe.router_bias),
@@ -282,7 +282,7 @@ class ModelSpec:
             ("experts_gate_up", (up, self.hidden), Role.EXPERTS, True),
             ("experts_gate_up_bias", (up,), Role.BIAS, moe.expert_bias),
             ("experts_down", (down, moe.ffn), Role.EXPERTS, True),
-            ("experts_down_bias", (down,), Role.BIAS, moe.expert_bias),
+            ("experts_down_bias", (down,), Role.BIAS, moe.expert_bias and adds_bias),
             ("shared_gate", (1, self.hidden), Role.ROUTER, shared and moe.shared_gate),
             ("shared_gate_up", (2 * moe.shared_ffn, self.hidden), Role.LINEAR, shared),
             ("shared_down", (self.hidden, moe.shared_ffn), Role.LINEAR, shared),

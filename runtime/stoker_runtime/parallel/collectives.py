@@ -101,7 +101,8 @@ class Collectives:
         vocab = out.shape[1]
         widths = [len(even_part(vocab, self.place.tensors, index)) for index in range(self.place.tensors)]
         # Shards of one width: a vocabulary that does not divide leaves the last ranks a row short.
-        shard = pad(shard, (0, widths[0] - shard.shape[1])).contiguous()
+        if shard.shape[1] < widths[0]:
+            shard = pad(shard, (0, widths[0] - shard.shape[1]))
         parts = [torch.empty_like(shard) for _ in widths] if self.place.leads else None
         dist.gather(shard, parts, dst=LEADER, group=self._tensors)
         at = 0

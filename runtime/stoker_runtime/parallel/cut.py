@@ -19,17 +19,29 @@ from torch import Tensor
 from stoker_runtime.checkpoint.gguf_header import BLOCK_SIZES
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.models.architectures import ARCHITECTURES
+from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.spec import ModelSpec, Parameter
+from stoker_runtime.parallel.mixture import cut_stacked, stacked_axis
 from stoker_runtime.parallel.place import Place
-from stoker_runtime.parallel.split import kv_heads, layer_of, piece_window, pieces_of, split_spec, whole_name
-from stoker_runtime.weights.routing import GGUF_LAYERS, Vocabulary, piece_rows, tensor_names
+from stoker_runtime.parallel.split import (
+    OF_EXPERTS,
+    SPLITS,
+    field_of,
+    kv_heads,
+    layer_of,
+    piece_window,
+    pieces_of,
+    split_spec,
+    whole_name,
+)
+from stoker_runtime.weights.routing import GGUF_LAYERS, Vocabulary, piece_rows, stored_form, tensor_names
 
 # Which dimension of a [n, k] weight each dimension of a tensor beside it follows, by the tensor's last name: of a
 # weight itself, of scales, of integers in words, of their groups. Others, as input scales, are the same on every rank.
 AXES = {
     "weight": "nk", "bias": "n", "weight_scale": "nk", "weight_scale_inv": "nk",
     "qweight": "kn", "qzeros": "kn", "scales": "kn", "g_idx": "k",
-    "weight_packed": "nk", "weight_zero_point": "nk", "weight_g_idx": "k",
+    "sinks": "n", "weight_packed": "nk", "weight_zero_point": "nk", "weight_g_idx": "k",
 }  # fmt: skip
 
 Entries = Mapping[str, TensorEntry]
@@ -56,7 +68,11 @@ class Cut:
         for parameter in self.spec.parameters():
             whole = self._whole(parameter.name)
             names = tensor_names(self.spec, parameter.name, vocabulary)
-            sizes = piece_rows(self.whole, whole, len(names))
+            stored = stored_form(self.spec, parameter.name, vocabulary)
+            if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+                found |= self._stacked(names[0], own, field_of(parameter.name), stored)
+                continue
+            sizes = piece_rows(self.whole, whole, len(tensor_names(self.whole, whole.name, vocabulary)))
             for piece, name in enumerate(names):
                 module, _, suffix = name.rpartition(".")
                 for last, entry in modules.get(module, {}).items():
@@ -66,6 +82,14 @@ class Cut:
                         shape = (sizes[piece], *whole.shape[1:])
                         found[entry.name] = window_of(entry, last, shape, window)
         return found
+
+    def _stacked(self, name: str, own: Entries, field: str, stored: Stored) -> dict[str, TensorEntry]:
+        """The rank's part of the tensor of all experts; in four bits there are two."""
+        moe = self.whole.moe
+        assert moe is not None, "experts are of a mixture"
+        axis = stacked_axis(moe, self.whole.hidden, self._place, field, stored)
+        names = (name, f"{name}_blocks", f"{name}_scales")
+        return {each: cut_stacked(own[each], axis) for each in names if each in own}
 
     def _is_mine(self, name: str, vocabulary: Vocabulary) -> bool:
         """Whether a tensor of no layer belongs to this rank's stage; those of its layers do."""
@@ -96,6 +120,9 @@ class Cut:
         return whole[layers.start : layers.stop, :, heads.start : heads.stop].contiguous()
 
     def _part(self, parameter: Parameter, whole: Tensor) -> Tensor:
+        if self.whole.moe is not None and SPLITS[field_of(parameter.name)] in OF_EXPERTS:
+            here = self._place.experts(self.whole.moe.experts) if self._place.whole_experts else None
+            return self._experts(parameter, whole, here or range(self.whole.moe.experts), self.whole.moe.experts)
         parts, at = [], 0
         for piece, rows in enumerate(piece_rows(self.whole, parameter, pieces_of(self.whole, parameter.name))):
             window, columns = piece_window(self.whole, self._place, parameter, piece)
@@ -103,6 +130,14 @@ class Cut:
             parts.append(part[:, columns.start : columns.stop] if part.dim() > 1 else part)
             at += rows
         return torch.cat(parts)
+
+    def _experts(self, parameter: Parameter, whole: Tensor, here: range, experts: int) -> Tensor:
+        """Of stacked experts those that are here, of each the rank's units."""
+        pieces = pieces_of(self.whole, parameter.name)
+        window, columns = piece_window(self.whole, self._place, parameter, 0)
+        each = whole.view(experts, pieces, -1, *whole.shape[1:])[here.start : here.stop, :, window.start : window.stop]
+        part = each[..., columns.start : columns.stop] if whole.dim() > 1 else each
+        return part.reshape(-1, *part.shape[3:])
 
     def local_name(self, parameter: str) -> str | None:
         """The rank's own name of a parameter of the whole model; None where it is another stage's."""
@@ -173,5 +208,6 @@ def columns_of(entry: TensorEntry, columns: range) -> TensorEntry:
         offset=entry.offset + first * block_bytes,
         num_bytes=count * (beyond - first) * block_bytes,
         stride=row_bytes,
+        run=(beyond - first) * block_bytes,
         lead=columns.start - first * block,
     )

@@ -16,11 +16,15 @@ LEADER = 0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Rank `rank` of `tensors · stages`. Ranks of one stage follow each other; stage 0 has the embedding."""
+    """Rank `rank` of `tensors · stages`. Ranks of one stage follow each other; stage 0 has the embedding.
+
+    `whole_experts`: each rank of a stage has some experts of a mixture, and not a part of each.
+    """
 
     rank: int
     tensors: int
     stages: int
+    whole_experts: bool = False
 
     @property
     def world(self) -> int:
@@ -66,6 +70,14 @@ class Place:
         """This rank's layers of a model with `count`: as even as can be, the last stages with one less."""
         return even_part(count, self.stages, self.stage)
 
+    def experts(self, count: int) -> range:
+        """This rank's whole experts of `count`: as even as can be."""
+        return even_part(count, self.tensors, self.tensor)
+
+    def units(self, count: int) -> range:
+        """This rank's feed-forward units, or heads, of a `count` that divides."""
+        return range(self.tensor * count // self.tensors, (self.tensor + 1) * count // self.tensors)
+
     def rows(self, count: int) -> range:
         """This rank's rows of a vocabulary of `count`: as even as can be."""
         return even_part(count, self.tensors, self.tensor)
@@ -78,6 +90,6 @@ def even_part(count: int, parts: int, index: int) -> range:
     return range(start, start + least + (index < more))
 
 
-def places(tensors: int, stages: int) -> list[Place]:
+def places(tensors: int, stages: int, *, whole_experts: bool = False) -> list[Place]:
     """All ranks, in their order."""
-    return [Place(rank, tensors, stages) for rank in range(tensors * stages)]
+    return [Place(rank, tensors, stages, whole_experts) for rank in range(tensors * stages)]

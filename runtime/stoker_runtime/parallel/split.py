@@ -6,7 +6,7 @@ are held by several.
 
 Invariants: torch-free. Every parameter of a spec has an entry in `SPLITS`; a model, or a setting, that is not known
 to be cut rightly is an error that names it and the sizes that work.
-Knows nothing of files and of what is exchanged.
+Knows nothing of files and of what is exchanged, nor of how experts are stored (`mixture.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, ModelSpec, Parameter, Part, QkNorm, Role
+from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm
+from stoker_runtime.parallel import mixture
+from stoker_runtime.parallel.mixture import check_whole_experts, part_of
 from stoker_runtime.parallel.place import Place
 
 MOST_TENSORS = 64
@@ -27,8 +30,9 @@ WORD_BITS = 32
 
 
 class Split(StrEnum):
-    """How a parameter is cut: not at all; by rows of heads; by rows of feed-forward units; by columns that follow
-    either; not, but it is the first rank's alone; by rows of the vocabulary.
+    """How a parameter is cut: not at all; by rows of heads, or a row for each; by rows of feed-forward units; by
+    columns that follow either; not, but it is the first rank's alone; by rows of the vocabulary. Those of experts, and
+    of what they share, are of widths of their own; with whole experts a rank they are cut by expert.
     """
 
     WHOLE = "whole"
@@ -38,6 +42,12 @@ class Split(StrEnum):
     UNIT_COLUMNS = "unit columns"
     ONCE = "once"
     VOCABULARY = "vocabulary"
+    HEAD_ROWS = "head rows"
+    EXPERT_UNITS = "units of each expert"
+    EXPERT_COLUMNS = "columns of each expert"
+    EXPERT_ONCE = "once for each expert"
+    SHARED_UNITS = "units of the shared expert"
+    SHARED_COLUMNS = "columns of the shared expert"
 
 
 SPLITS = {
@@ -63,15 +73,28 @@ SPLITS = {
     "gate_up_bias": Split.UNITS,
     "down": Split.UNIT_COLUMNS,
     "down_bias": Split.ONCE,
+    "sinks": Split.HEAD_ROWS,
+    "router": Split.WHOLE,
+    "router_bias": Split.WHOLE,
+    "correction_bias": Split.WHOLE,
+    "experts_gate_up": Split.EXPERT_UNITS,
+    "experts_gate_up_bias": Split.EXPERT_UNITS,
+    "experts_down": Split.EXPERT_COLUMNS,
+    "experts_down_bias": Split.EXPERT_ONCE,
+    "shared_gate": Split.WHOLE,
+    "shared_gate_up": Split.SHARED_UNITS,
+    "shared_down": Split.SHARED_COLUMNS,
 }
+OF_EXPERTS = (Split.EXPERT_UNITS, Split.EXPERT_COLUMNS, Split.EXPERT_ONCE)
+CUT_COLUMNS = (Split.HEAD_COLUMNS, Split.UNIT_COLUMNS, Split.EXPERT_COLUMNS, Split.SHARED_COLUMNS)
 # Fields of a spec that a rank's part changes, and those that mean the same of it.
-CUT_FIELDS = {"num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "dense_parameters", "part"}
+CUT_FIELDS = {"num_layers", "heads", "kv_heads", "ffn", "windows", "unrotated", "dense_parameters", "part", "moe"}
 SAME_FIELDS = {
     "architecture", "hidden", "head_dim", "vocab", "eps", "rope", "activation", "max_position", "tie_embeddings",
     "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
-    "eos_token_ids", "checkpoint",
+    "eos_token_ids", "checkpoint", "sinks", "draft_layers",
 }  # fmt: skip
 
 
@@ -88,19 +111,21 @@ def split_spec(spec: ModelSpec, place: Place) -> ModelSpec:
     layers = place.layers(spec.num_layers)
     dense = (whole_name(name, -layers.start) for name in spec.dense_parameters if layer_of(name) in layers)
     part = Part(
-        vocab_rows=len(place.rows(spec.vocab)),
+        tensor=place.tensor,
+        tensors=place.tensors,
         begins=place.is_first,
         ends=place.is_last,
-        adds_bias=place.tensor == 0,
-        step_parameters=spec.parameter_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // place.world,
+        step_parameters=spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"] // place.world,
     )
+    own = spec.of_layers(layers)
     return replace(
-        spec.of_layers(layers),
+        own,
         heads=spec.heads // place.tensors,
         kv_heads=len(kv_heads(spec, place)),
         ffn=spec.ffn // place.tensors,
         dense_parameters=frozenset(dense),
         part=part,
+        moe=own.moe and part_of(own.moe, place),
     )
 
 
@@ -128,14 +153,13 @@ def whole_name(parameter: str, first_layer: int) -> str:
 def piece_window(spec: ModelSpec, place: Place, parameter: Parameter, piece: int) -> tuple[range, range]:
     """The rows and columns of piece `piece` of a whole parameter (Q, K or V; gate or up) that the rank has.
 
-    A vector has one column. Of the whole spec and its parameter.
+    A vector has one column. Of the whole spec and its parameter; of experts' those of each expert that is there.
     """
     split = SPLITS[field_of(parameter.name)]
     rows, columns = range(parameter.shape[0]), range(parameter.shape[1] if len(parameter.shape) > 1 else 1)
     if split is Split.VOCABULARY:
         return place.rows(spec.vocab), columns
-    heads = range(place.tensor * spec.heads // place.tensors, (place.tensor + 1) * spec.heads // place.tensors)
-    units = range(place.tensor * spec.ffn // place.tensors, (place.tensor + 1) * spec.ffn // place.tensors)
+    heads, units = place.units(spec.heads), place.units(spec.ffn)
     if split is Split.HEADS:
         return times(heads if piece == 0 else kv_heads(spec, place), spec.head_dim), columns
     if split is Split.UNITS:
@@ -144,7 +168,25 @@ def piece_window(spec: ModelSpec, place: Place, parameter: Parameter, piece: int
         return rows, times(heads, spec.head_dim)
     if split is Split.UNIT_COLUMNS:
         return rows, units
-    return rows, columns
+    if split is Split.HEAD_ROWS:
+        return heads, columns
+    return _mixture_window(spec, place, split, rows, columns)
+
+
+def _mixture_window(spec: ModelSpec, place: Place, split: Split, rows: range, columns: range) -> tuple[range, range]:
+    if spec.moe is None or split not in (*OF_EXPERTS, Split.SHARED_UNITS, Split.SHARED_COLUMNS):
+        return rows, columns
+    shared, units = place.units(spec.moe.shared_ffn), place.units(spec.moe.ffn)
+    if split in OF_EXPERTS and place.whole_experts:
+        units = range(spec.moe.ffn)
+    windows = {
+        Split.SHARED_UNITS: (shared, columns),
+        Split.SHARED_COLUMNS: (rows, shared),
+        Split.EXPERT_UNITS: (units, columns),
+        Split.EXPERT_COLUMNS: (range(spec.hidden), units),
+        Split.EXPERT_ONCE: (range(spec.hidden), columns),
+    }
+    return windows[split]
 
 
 def times(heads: range, size: int) -> range:
@@ -160,6 +202,7 @@ def check_split(spec: ModelSpec, place: Place) -> None:
             f"set --pipeline-parallel-size to {spec.num_layers} or less.",
             param="pipeline_parallel_size",
         )
+    check_whole_experts(spec, place)
     if place.world > 1:
         refuse_unknown(spec, place.tensors)
     if place.tensors == 1:
@@ -171,9 +214,10 @@ def check_split(spec: ModelSpec, place: Place) -> None:
             "--pipeline-parallel-size.",
             param="tensor_parallel_size",
         )
-    problem = next(problems(spec, place.tensors), None)
+    problem = next(problems(spec, place), None)
     if problem is not None:
-        good = [str(size) for size in range(1, MOST_TENSORS + 1) if next(problems(spec, size), None) is None]
+        sizes = (Place(0, size, 1, place.whole_experts) for size in range(1, MOST_TENSORS + 1))
+        good = [str(each.tensors) for each in sizes if next(problems(spec, each), None) is None]
         raise ConfigError(
             f"tensor_parallel_size is {place.tensors}, but {problem}; sizes that work for this model: "
             f"{', '.join(good)}.",
@@ -188,6 +232,8 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
     given = {each.name for each in fields(spec) if each.default is MISSING or getattr(spec, each.name) != each.default}
     given = {name for name in given if getattr(spec, name) not in (None, False, {}, ())}
     unknown |= given - CUT_FIELDS - SAME_FIELDS
+    known = mixture.CUT_FIELDS | mixture.SAME_FIELDS
+    unknown |= {each.name for each in fields(MoeSpec)} - known if spec.moe is not None else set()
     unknown |= set(uncut(spec)) if tensors > 1 else set()
     if unknown:
         raise ModelError(
@@ -200,6 +246,8 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
 def pieces_of(spec: ModelSpec, parameter: str) -> int:
     """Of how many matrices, one upon the other, a parameter is made: Q, K and V; gate and up."""
     split = SPLITS.get(field_of(parameter))
+    if split in (Split.EXPERT_UNITS, Split.SHARED_UNITS):
+        return 2
     return 3 if split is Split.HEADS else 2 if split is Split.UNITS and spec.gated else 1
 
 
@@ -210,26 +258,39 @@ def uncut(spec: ModelSpec) -> Iterator[str]:
     if spec.learned_positions:
         yield "learned positions"
     row = ARCHITECTURES[spec.architecture]
-    for parameter in spec.layer_parameters(0):
+    for parameter in unlike_parameters(spec):
         names = row.layer_names[field_of(parameter.name)]
-        if names.stored is not Stored.ROWS or len(names.hf) != pieces_of(spec, parameter.name):
+        if names.stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
+            continue
+        if names.stored not in (Stored.ROWS, Stored.BY_EXPERT) or len(names.hf) != pieces_of(spec, parameter.name):
             yield f"{names.hf[0]}, which is stored in one piece"
 
 
-def problems(spec: ModelSpec, tensors: int) -> Iterator[str]:
-    """Why the matrices of `spec` cannot be cut into `tensors` parts."""
+def unlike_parameters(spec: ModelSpec) -> list[Parameter]:
+    """Of all layers' parameters one of each field and kind."""
+    layers = (spec.layer_parameters(layer) for layer in range(spec.num_layers))
+    return list({(field_of(each.name), each.kind): each for layer in layers for each in layer}.values())
+
+
+def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
+    """Why the matrices of `spec` cannot be cut into as many parts as `place` has."""
+    tensors = place.tensors
     if spec.heads % tensors:
         yield f"num_attention_heads is {spec.heads}"
         return
     if spec.kv_heads % tensors and tensors % spec.kv_heads:
         yield f"num_key_value_heads is {spec.kv_heads}, neither a multiple nor a divisor of it"
         return
-    if spec.ffn % tensors:
+    if spec.has_dense_layer and spec.ffn % tensors:
         yield f"intermediate_size is {spec.ffn}"
         return
-    part = Place(0, tensors, 1)
-    for parameter in spec.parameters():
-        if parameter.role is Role.LINEAR and parameter.kind not in ("", "dense"):
+    if spec.moe is not None:
+        yield from mixture.mixture_problems(spec.moe, tensors, whole_experts=place.whole_experts)
+    part = replace(place, rank=0, stages=1)
+    for parameter in unlike_parameters(spec):
+        if SPLITS[field_of(parameter.name)] in OF_EXPERTS and place.whole_experts:
+            continue
+        if parameter.role in QUANTIZED and parameter.kind not in ("", "dense"):
             for piece in range(pieces_of(spec, parameter.name)):
                 rows, columns = piece_window(spec, part, parameter, piece)
                 if (problem := _quantized_problem(parameter, len(rows), len(columns))) is not None:
@@ -240,7 +301,7 @@ def problems(spec: ModelSpec, tensors: int) -> Iterator[str]:
 def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | None:
     """Why a part of `rows` × `columns` of a quantized matrix cuts through what shares a scale or a word."""
     field = field_of(parameter.name)
-    cut_columns = SPLITS[field] in (Split.HEAD_COLUMNS, Split.UNIT_COLUMNS)
+    cut_columns = SPLITS[field] in CUT_COLUMNS
     size = columns if cut_columns else rows
     if parameter.kind == "fp8_block" and size % BLOCK:
         return f"{field} would be cut at {size}, within its FP8 blocks of {BLOCK}"

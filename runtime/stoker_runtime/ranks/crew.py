@@ -83,7 +83,11 @@ class Crew:
         self._on_fault = on_fault
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-ranks-"))
         self.store = self._folder / "store"
-        self.places = places(config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.places = places(
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+            whole_experts=config.enable_expert_parallel,
+        )
         self._ring = Ring.create(len(self.places) - 1)
         self._is_ready = False
         self._ended = threading.Event()

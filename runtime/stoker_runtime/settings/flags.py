@@ -222,6 +222,14 @@ FLAGS: tuple[Flag, ...] = (
         aliases=("pp",),
     ),
     Flag(
+        "enable-expert-parallel",
+        "enable_expert_parallel",
+        switch,
+        MEMORY,
+        "share a mixture's experts whole among the GPUs of a stage, not each of them",
+        aliases=("ep",),
+    ),
+    Flag(
         "max-num-seqs",
         "max_num_seqs",
         integer(0),

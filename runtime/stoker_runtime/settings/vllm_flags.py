@@ -87,7 +87,6 @@ UNSUPPORTED = {
     "num-speculative-tokens": "speculative decoding is not there yet",
     "rope-scaling": "it is read from the model's configuration; change it there",
     "hf-overrides": "the model's configuration is used as it is; change it there",
-    "enable-expert-parallel": "experts are not split over ranks yet",
     "enable-force-include-usage": "streams report usage where a request asks for it",
     "override-generation-config": "change the model's generation_config.json, or use --generation-config none",
     "return-tokens-as-token-ids": "requests ask for it by the field of that name",

@@ -123,7 +123,9 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     if config.ranks == 1:
         return model_lines(spec, config, memory), config.dtype
-    ranks = places(config.tensor_parallel_size, config.pipeline_parallel_size)
+    ranks = places(
+        config.tensor_parallel_size, config.pipeline_parallel_size, whole_experts=config.enable_expert_parallel
+    )
     parts = [split_spec(spec, place) for place in ranks]
     size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
     # Every rank has as many pages as the one with the least room: the one that holds most says what fits.
@@ -203,9 +205,10 @@ def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
     shared = ", and a shared one" if moe.shared_ffn else ""
     read = spec.active_bytes(config.dtype, config.quantization)
     total, active = spec.parameter_bytes("bfloat16") / 2e9, spec.active_bytes("bfloat16") / 2e9
+    here = "" if moe.held is None else f"; {len(moe.held)} of them on this rank"
     where = "" if len(moe.layers) == spec.num_layers else f" in {len(moe.layers)} of {spec.num_layers} layers"
     return [
-        ("experts", f"{moe.top_k} of {moe.experts} for each token{shared}{where}"),
+        ("experts", f"{moe.top_k} of {moe.experts} for each token{shared}{where}{here}"),
         ("parameters", f"{total:.1f} billion, of which a token reads {active:.1f} billion ({gib(read)})"),
     ]
 

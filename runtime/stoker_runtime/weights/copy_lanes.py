@@ -22,8 +22,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from stoker_runtime.checkpoint.read_entry import read_entry
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
-from stoker_runtime.errors import ModelError
 from stoker_runtime.weights.upload_ahead import UploadAhead
 from stoker_runtime.weights.uploaded import uploaded
 
@@ -60,16 +60,7 @@ class Lane:
         if self._copied:
             self._copied[self._turn].synchronize()
         buffer = self._buffers[self._turn][:count]
-        files.read_into(entry.file, entry.offset + start, buffer)
-        return buffer
-
-    def read_rows(self, files: FileTable, entry: TensorEntry, row: int, count: int) -> Tensor:
-        """Rows `[row, row + count)` of a matrix with a stride, end to end, likewise."""
-        self._turn = (self._turn + 1) % len(self._buffers)
-        if self._copied:
-            self._copied[self._turn].synchronize()
-        buffer = self._buffers[self._turn][: count * (entry.num_bytes // entry.shape[0])]
-        files.read_rows(entry, row, buffer)
+        files.read_into(entry, start, buffer)
         return buffer
 
     def copy(self, source: Tensor, destination: Tensor) -> None:
@@ -111,24 +102,9 @@ class FileTable:
         if path not in self._descriptors:
             self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read_into(self, path: Path, offset: int, buffer: Tensor) -> None:
-        """Fill the byte tensor `buffer` from `offset`. Raises ModelError if the file ends before it is full."""
-        self._fill(path, offset, buffer.numpy().data)
-
-    def _fill(self, path: Path, offset: int, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            got = os.preadv(self._descriptors[path], [view[done:]], offset + done)
-            if got == 0:
-                raise ModelError(f"{path}: ended at byte {offset + done} while {len(view) - done} more were due.")
-            done += got
-
-    def read_rows(self, entry: TensorEntry, row: int, buffer: Tensor) -> None:
-        """Fill the byte tensor `buffer` with rows from `row` on of a matrix with a stride, end to end."""
-        each, view = entry.num_bytes // entry.shape[0], buffer.numpy().data
-        for at in range(0, len(view), each):
-            self._fill(entry.file, entry.offset + row * entry.stride, view[at : at + each])
-            row += 1
+    def read_into(self, entry: TensorEntry, start: int, buffer: Tensor) -> None:
+        """Fill the byte tensor `buffer` from byte `start` of an entry. Raises ModelError if its file ends before."""
+        read_entry(self._descriptors[entry.file], entry, start, buffer.numpy().data)
 
     def close(self) -> None:
         """Close all."""
@@ -173,25 +149,15 @@ class CopyLanes:
         FP8 goes to FP8 and words to words only.
         """
         dtype = READABLE_DTYPES[entry.encoding]
-        if entry.stride:
-            return self._submit_rows(entry, dtype, destination)
         step = CHUNK_BYTES // dtype.itemsize
         flat = destination.view(-1)
-        if self._ahead is not None and (there := uploaded(self._ahead, entry, dtype)) is not None:
+        if self._ahead is not None and not entry.stride and (there := uploaded(self._ahead, entry, dtype)) is not None:
             flat.copy_(there)
             return []
         self._open(entry.file)
         return [
             self._pool.submit(self._plain, entry, dtype, start, flat[start : start + step])
             for start in range(0, flat.numel(), step)
-        ]
-
-    def _submit_rows(self, entry: TensorEntry, dtype: torch.dtype, destination: Tensor) -> list[Future[None]]:
-        step = max(1, CHUNK_BYTES * entry.shape[0] // entry.num_bytes)
-        self._open(entry.file)
-        return [
-            self._pool.submit(self._rows, entry, dtype, row, destination[row : row + step])
-            for row in range(0, entry.shape[0], step)
         ]
 
     def submit_decoded(
@@ -252,16 +218,11 @@ class CopyLanes:
         count = destination.numel() * dtype.itemsize
         if destination.dtype == dtype and destination.device.type == "cpu":
             target = destination.view(torch.uint8)
-            self._files.read_into(entry.file, entry.offset + start * dtype.itemsize, target)
+            self._files.read_into(entry, start * dtype.itemsize, target)
             return
         with self._lane() as lane:
             source = lane.read(self._files, entry, start * dtype.itemsize, count)
             lane.copy(source.view(dtype), destination)
-
-    def _rows(self, entry: TensorEntry, dtype: torch.dtype, row: int, destination: Tensor) -> None:
-        with self._lane() as lane:
-            source = lane.read_rows(self._files, entry, row, destination.shape[0])
-            lane.copy(source.view(dtype).view(destination.shape), destination)
 
     def _decoded(
         self,
@@ -272,10 +233,7 @@ class CopyLanes:
         decode: Callable[[Tensor], Tensor],
     ) -> None:
         raw = torch.empty(destination.shape[0] * row_bytes, dtype=torch.uint8)
-        if entry.stride:
-            self._files.read_rows(entry, row, raw)
-        else:
-            self._files.read_into(entry.file, entry.offset + row * row_bytes, raw)
+        self._files.read_into(entry, row * row_bytes, raw)
         numbers = decode(raw).view(destination.shape)
         with self._lane() as lane:
             lane.copy_now(numbers, destination)

@@ -173,7 +173,7 @@ class WeightArena:
 
     def _mixture(self, layer: int) -> MixtureWeights:
         assert self.spec.moe is not None, "a sparse layer has a mixture"
-        experts = self.spec.moe.experts
+        experts = len(self.spec.moe.here)
 
         def stack(field: str) -> tuple[Tensor, Tensor | None, ExpertKind, Tensor | None]:
             """Data [E, rows, columns], scales, their kind, and the bias [E, rows]."""

@@ -14,8 +14,8 @@ import os
 import torch
 from torch import Tensor
 
+from stoker_runtime.checkpoint.read_entry import read_entry
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
-from stoker_runtime.errors import ModelError
 
 BLOCK = 32
 BYTES = BLOCK // 2
@@ -33,11 +33,10 @@ def decode(blocks: Tensor, scales: Tensor) -> Tensor:
 
 def read_bytes(entry: TensorEntry) -> Tensor:
     """The bytes of a tensor. Raises ModelError where the file ends before it does."""
+    found = torch.empty(entry.num_bytes, dtype=torch.uint8)
     descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = os.pread(descriptor, entry.num_bytes, entry.offset)
+        read_entry(descriptor, entry, 0, found.numpy().data)
     finally:
         os.close(descriptor)
-    if len(found) != entry.num_bytes:
-        raise ModelError(f"{entry.file}: tensor {entry.name} ends after {len(found)} of {entry.num_bytes} bytes.")
-    return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+    return found

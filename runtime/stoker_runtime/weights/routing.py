@@ -136,7 +136,8 @@ def _stacked(
     """All experts in one tensor, expert by expert."""
     assert spec.moe is not None, "experts are of a mixture"
     (name,) = tensor_names(spec, parameter.name, Vocabulary.HF)
-    experts, rows, columns = spec.moe.experts, parameter.shape[0] // spec.moe.experts, parameter.shape[1:]
+    experts = len(spec.moe.here)
+    rows, columns = parameter.shape[0] // experts, parameter.shape[1:]
     turned = stored is Stored.STACKED_COLUMNS
     packed = turned and bool(spec.moe.packing) and bool(columns)
     scales = None
@@ -160,7 +161,9 @@ def _stacked(
 def _rows_of(entry: TensorEntry, first: int, shape: tuple[int, ...]) -> TensorEntry:
     """Rows from `first` on of a tensor, as many as `shape` has."""
     row_bytes = entry.num_bytes // entry.shape[0]
-    return replace(entry, shape=shape, offset=entry.offset + first * row_bytes, num_bytes=shape[0] * row_bytes)
+    # Of a window, a row is some runs of bytes.
+    distance = row_bytes // entry.run * entry.stride if entry.stride else row_bytes
+    return replace(entry, shape=shape, offset=entry.offset + first * distance, num_bytes=shape[0] * row_bytes)
 
 
 def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stored:
@@ -184,7 +187,7 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
     prefix = ARCHITECTURES[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
     layer = parameter.split(".")[1]
     if names.stored is Stored.BY_EXPERT and spec.moe is not None:
-        spoken = tuple(name.format(expert=expert) for expert in range(spec.moe.experts) for name in spoken)
+        spoken = tuple(name.format(expert=expert) for expert in spec.moe.here for name in spoken)
     return tuple(f"{prefix}{layer}.{name}" for name in spoken)
 
 

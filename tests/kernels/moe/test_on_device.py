@@ -18,6 +18,7 @@ from stoker_kernels.moe import (
     quantize_experts,
     reference,
     triton_experts,
+    triton_keep,
     triton_route,
 )
 from stoker_kernels.moe.tiles import in_one_program
@@ -191,3 +192,32 @@ def test_experts_match_at_real_sizes(tokens: int, kind: str, device: torch.devic
 
 def test_the_interpreter_is_told_apart(device: torch.device) -> None:
     assert interpreting() == (device.type == "cpu")
+
+
+@pytest.mark.parametrize("tokens", [9, 60])
+def test_the_experts_of_all_ranks_add_up(tokens: int, device: torch.device) -> None:
+    """Seven experts over three ranks: what each keeps is the sum that its own give, and nobody's is lost."""
+    weights = random_experts(7, 24, 40, torch.float32, device, seed=tokens)
+    x = torch.randn(tokens, 40, generator=torch.Generator().manual_seed(tokens)).to(device)
+    slots = torch.arange(tokens, device=device)
+    slots[::5] = -1
+    logits = distributed(tokens, 3, 7, "any").to(device)
+    found = triton_route.route(logits, Routing(3), slot_mapping=slots)
+    total = torch.zeros_like(x)
+    for first, count in ((0, 3), (3, 2), (5, 2)):
+        kept = triton_keep.keep_experts(found, first, count)
+        assert torch.equal(kept.ids, reference.keep_experts(found, first, count).ids)
+        check_plan_of_kept(kept, found, first, count)
+        part = ExpertWeights(weights.gate_up[first : first + count], weights.down[first : first + count])
+        total += triton_experts.experts(x, kept, part)
+    expected = triton_experts.experts(x, found, weights)
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
+
+
+def check_plan_of_kept(kept: Routes, found: Routes, first: int, count: int) -> None:
+    """The tiles are those of the experts that are kept, in their places; the others are empty."""
+    assert kept.plan is not None
+    assert found.plan is not None
+    for mine, whole in zip(kept.plan.tiles.tolist(), found.plan.tiles.tolist(), strict=True):
+        here = first <= whole[0] < first + count
+        assert mine == ([whole[0] - first, *whole[1:]] if here else [0, 0, 0])

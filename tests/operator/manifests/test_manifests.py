@@ -46,7 +46,7 @@ EVERYTHING: dict[str, Any] = {
         "maxConcurrency": 64,
         "shmSize": "2Gi",
     },
-    "parallelism": {"tensor": 3, "pipeline": 2},
+    "parallelism": {"tensor": 3, "pipeline": 2, "expert": True},
     "resources": {
         "gpus": 6,
         "gpuProducts": ["NVIDIA-L40S"],

@@ -152,6 +152,7 @@ def test_the_same_settings_come_out_of_the_same_words(arguments: list[str]) -> N
 def test_no_spelling_of_what_is_the_operators_passes(name: str, data: st.DataObject) -> None:
     """Every spelling that the engine takes for it, at any place among others, by the CRD and by the operator."""
     names = [name, *(alias for alias, of in ALIASES.items() if of == name)]
+    names += [f"no-{name}"] if name in engine_table.SWITCHES else []
     chosen = "".join(data.draw(st.sampled_from("-_")) if c == "-" else c for c in data.draw(st.sampled_from(names)))
     flag = data.draw(st.sampled_from(["-", "--", "---"])) + chosen
     value = data.draw(st.sampled_from(["0", "x\ny", "", "--x"]))

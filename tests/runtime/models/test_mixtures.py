@@ -26,8 +26,6 @@ from stoker_runtime.executor.resolve import activation_bytes, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ITEM_BYTES
-from stoker_runtime.parallel.place import Place
-from stoker_runtime.parallel.split import split_spec
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 
@@ -253,8 +251,6 @@ def test_what_cannot_be_served_is_refused_by_name(qwen: Path, tmp_path: Path) ->
     spec = build_spec(read_source(str(qwen)))
     with pytest.raises(ConfigError, match="w4"):
         resolve(EngineConfig(model=str(qwen), quantization="w4"), spec, "cpu")
-    with pytest.raises(ModelError, match=r"because of its .*moe"):
-        split_spec(spec, Place(0, 2, 1))
     awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"quantization_config": awq}, "experts in integers of 4 bits"),

@@ -13,14 +13,19 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.quant import AnyWeight, LinearWeight
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.executor.resolve import gather_bytes, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, Packing
 from stoker_runtime.models.integer_scheme import IntegerScheme
+from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.parallel import mixture
+from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.place import Place, even_part, places
 from stoker_runtime.parallel.split import CUT_FIELDS, SAME_FIELDS, split_spec
@@ -121,7 +126,7 @@ def test_columns_of_gguf_blocks_are_cut_within_a_block(kind: str, tiny_checkpoin
             assert torch.equal(data(mine.output), data(theirs.output).chunk(place.tensors, 1)[place.tensor])
 
 
-# Mixtures of experts are not cut yet.
+# What mixtures of experts hold, `test_mixture_cut.py` counts.
 CUT = [name for name, config in SHAPES.items() if name != "tiny" and "num_experts_per_tok" not in config]
 
 
@@ -176,6 +181,7 @@ def test_a_parameter_that_nobody_knows_how_to_cut_is_named(monkeypatch: pytest.M
 
 def test_every_field_of_a_spec_says_how_it_is_cut() -> None:
     """A field in neither set is refused where it is set: whoever adds one says here what a rank's part of it is."""
+    assert {*mixture.CUT_FIELDS, *mixture.SAME_FIELDS} == set(MoeSpec.__dataclass_fields__)
     fields = set(ModelSpec.__dataclass_fields__)
     assert {*CUT_FIELDS, *SAME_FIELDS} <= fields
     assert not CUT_FIELDS & SAME_FIELDS
@@ -186,3 +192,25 @@ def test_roles_cover_what_is_quantized() -> None:
     part = split_spec(spec, Place(1, 2, 1))
     kinds = {each.name.rpartition(".")[2] for each in part.parameters() if each.role is Role.LINEAR and each.scheme}
     assert kinds == {"qkv", "output", "gate_up", "down"}
+
+
+@pytest.mark.parametrize("tensors", [2, 3])
+def test_a_step_s_memory_counts_the_shards_of_logits(tensors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tensors that gathering makes: every one is asked for while the count runs."""
+    spec = build_spec(read_source("shape:tiny"))
+    spec = replace(spec, heads=6, kv_heads=6, ffn=96, vocab=random.choice([4001, 4003]))
+    config = resolve(EngineConfig(model="shape:tiny", dtype="float32", max_num_seqs=9), spec, "cpu")
+    for place in places(tensors, 1):
+        made: list[Tensor] = []
+
+        def gather(shard: Tensor, parts: list[Tensor] | None, *, made: list[Tensor] = made, **_: Any) -> None:
+            made.extend([shard, *(parts or ())])
+
+        ends = Collectives.__new__(Collectives)
+        ends.place, ends._quiet, ends._tensors = place, False, None
+        monkeypatch.setattr(torch.distributed, "gather", gather)
+        own = torch.zeros(9, len(place.rows(spec.vocab)))
+        ends.gather(own, torch.zeros(9, spec.vocab))
+        made += [own] if made[0] is not own else []
+        assert gather_bytes(config, split_spec(spec, place), 9) == sum(each.nbytes for each in made)
+    assert gather_bytes(config, spec, 9) == 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.gemm import linear
-from stoker_kernels.moe import Routing, Scoring, experts, route
+from stoker_kernels.moe import Routing, Scoring, experts, keep_experts, route
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
@@ -25,6 +25,7 @@ class Mixture:
 
     def __init__(self, spec: MoeSpec, num_layers: int, device: torch.device) -> None:
         self._limit = spec.limit
+        self._held = spec.held
         self._routing = Routing(
             spec.top_k,
             cast(Scoring, spec.scoring),
@@ -51,6 +52,8 @@ class Mixture:
         chosen = route(
             logits, self._routing, bias=weights.correction_bias, slot_mapping=slots, counts=self.counts[layer]
         )
+        if self._held is not None:
+            chosen = keep_experts(chosen, self._held.start, len(self._held))
         gate = None if weights.shared_gate is None else linear(hidden, weights.shared_gate)
         return experts(
             hidden,
