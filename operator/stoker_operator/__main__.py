@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -21,9 +20,8 @@ from typing import Any
 
 import kopf
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from stoker_operator import handlers, metrics
+from stoker_operator import handlers, metrics, process
 from stoker_operator.apply.retention import sweep
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
@@ -57,23 +55,14 @@ class Health:
 async def serve_health(settings: Settings, health: Health) -> web.AppRunner:
     """Start /healthz, /readyz and /metrics; the caller cleans the runner up."""
 
-    async def healthz(_: web.Request) -> web.Response:
+    def sick() -> str:
         hung = health.queue is not None and health.queue.longest_active > HUNG_SECONDS
-        return web.Response(status=500, text="a reconcile hangs\n") if hung else web.Response(text="ok\n")
+        return "a reconcile hangs" if hung else ""
 
-    async def readyz(_: web.Request) -> web.Response:
-        ready = health.started.is_set()
-        return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting\n")
+    def unready() -> str:
+        return "" if health.started.is_set() else "starting"
 
-    async def read_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, settings.http_host, settings.http_port).start()
-    return runner
+    return await process.serve_health(settings.http_host, settings.http_port, sick=sick, unready=unready)
 
 
 async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None:
@@ -213,17 +202,11 @@ async def _term(lease: Lease, work: Coroutine[Any, Any, None]) -> int:
     return 1 if lost else 0
 
 
-def take_signals(stop: asyncio.Event) -> None:
-    """SIGINT and SIGTERM set `stop`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-
 async def _signals_again(started: asyncio.Event, stop: asyncio.Event) -> None:
     """kopf takes the signals for itself when it starts; a second one would then end in a traceback."""
     await started.wait()
     if threading.current_thread() is threading.main_thread():
-        take_signals(stop)
+        process.take_signals(stop)
 
 
 async def _unless(stop: asyncio.Event, awaited: object) -> bool:
@@ -247,16 +230,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         sys.stderr.write(f"stoker operator: {error}\n")
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    process.write_logs(settings.log_level)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
 
     async def until_signal() -> int:
         stop = asyncio.Event()
-        take_signals(stop)
+        process.take_signals(stop)
         return await run(settings, stop)
 
     return asyncio.run(until_signal())

@@ -162,8 +162,7 @@ def _checked(settings: Settings) -> Settings:
     check_limits(limits)
     if not is_quantity(settings.cache_size):
         raise SettingsError(f"cache_size is {settings.cache_size!r}; it must be a quantity such as 50Gi.")
-    if settings.log_level not in ("debug", "info", "warning", "error"):
-        raise SettingsError(f"log_level is {settings.log_level!r}; it must be debug, info, warning or error.")
+    check_log_level(settings.log_level)
     for name, url in (("hub_endpoint", settings.hub_endpoint), ("prometheus_url", settings.prometheus_url)):
         if url and not url.startswith(("http://", "https://")):
             raise SettingsError(f"{name} is {url!r}; it must start with http:// or https://.")
@@ -191,3 +190,9 @@ def check_limits(limits: Iterable[tuple[str, float, float, float]]) -> None:
     for name, value, least, most in limits:
         if not least <= value <= most:
             raise SettingsError(f"{name} is {value}; it must be between {least} and {most}.")
+
+
+def check_log_level(level: str) -> None:
+    """Raises SettingsError."""
+    if level not in ("debug", "info", "warning", "error"):
+        raise SettingsError(f"log_level is {level!r}; it must be debug, info, warning or error.")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from stoker_operator import process
 from stoker_operator.activator.bodies import MIB, Bodies
 from stoker_operator.activator.directory import Directory, Sleeper
 from stoker_operator.activator.doors import Doors
@@ -91,23 +90,13 @@ class Activator:
     async def _serve_health(self) -> web.AppRunner:
         """Start /healthz, /readyz and /metrics."""
 
-        async def healthz(_: web.Request) -> web.Response:
-            return web.Response(text="ok\n")
-
-        async def readyz(_: web.Request) -> web.Response:
+        def unready() -> str:
             wanted = frozenset(self._by_port)
-            ready = self.directory.synced.is_set() and self.doors is not None and wanted <= self.doors.open
-            ready = ready and not self._leaving
-            return web.Response(status=200 if ready else 503, text="ok\n" if ready else "starting or leaving\n")
+            open_ = self.directory.synced.is_set() and self.doors is not None and wanted <= self.doors.open
+            return "" if open_ and not self._leaving else "starting or leaving"
 
-        async def read_metrics(_: web.Request) -> web.Response:
-            return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-        app = web.Application()
-        app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, self._settings.http_host or None, self._settings.http_port).start()
+        host, port = self._settings.http_host or None, self._settings.http_port
+        runner = await process.serve_health(host, port, sick=str, unready=unready)
         self.health_port = runner.addresses[0][1]
         return runner
 
@@ -119,14 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         sys.stderr.write(f"stoker activator: {error}\n")
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    process.write_logs(settings.log_level)
 
     async def until_signal() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        process.take_signals(stop)
         cluster = await Cluster.connect(_API_REQUESTS)
         try:
             await Activator(cluster, settings).run(stop)

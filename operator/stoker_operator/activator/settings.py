@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker_operator.settings import SettingsError, check_limits, read_values
+from stoker_operator.settings import check_limits, check_log_level, read_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,5 @@ def from_arguments(argv: Sequence[str], environment: Mapping[str, str] = os.envi
             ("leave_seconds", settings.leave_seconds, 0, 300),
         ]
     )
-    if settings.log_level not in ("debug", "info", "warning", "error"):
-        raise SettingsError(f"log_level is {settings.log_level!r}; it must be debug, info, warning or error.")
+    check_log_level(settings.log_level)
     return settings

@@ -1,0 +1,56 @@
+"""What every process of the operator's image does the same way: its logs, its signals, its health endpoint.
+
+Invariants: logs go to stderr; /healthz is 500 and /readyz 503 while something is wrong, each with the reason.
+Knows nothing of what a process is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+
+def write_logs(level: str) -> None:
+    """Log from `level` (debug, info, warning, error) on."""
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+
+
+def take_signals(stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set `stop`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def serve_health(
+    host: str | None, port: int, *, sick: Callable[[], str], unready: Callable[[], str]
+) -> web.AppRunner:
+    """Start /healthz, /readyz and /metrics; the caller cleans the runner up. `sick` and `unready` say why, "" = it is
+    not.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _said(sick(), 500)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _said(unready(), 503)
+
+    async def read_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", read_metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner
+
+
+def _said(why: str, status: int) -> web.Response:
+    return web.Response(status=status, text=f"{why}\n") if why else web.Response(text="ok\n")
