@@ -16,22 +16,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from e2e.cluster import apiserver
-from e2e.cluster.binaries import ensure
+from e2e.scale.control_plane import control_plane
 from e2e.scale.operator_process import NOTHING, Operator, Sample, cpu_seconds
-from e2e.scale.services import NAMESPACES, QUIET_SECONDS, change, create, differing, settled, still, versions
+from e2e.scale.services import QUIET_SECONDS, change, create, differing, settled, still, versions
 from e2e.scale.simulation import NODES, STORAGE_CLASS, answer_for_pods, furnish, simulate
 
 from stoker_operator.cluster.api import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 _HEAD = (
     "| phase | seconds | reconciles | reads each | writes each | CPU s | CPU ms each | RSS MiB | API server CPU s "
     "| objects written |\n|---|---|---|---|---|---|---|---|---|---|"
@@ -138,22 +135,6 @@ async def measure(running: apiserver.Running, folder: Path, count: int, limit: f
         await cluster.close()
 
 
-def furnish_api(kubeconfig: Path) -> None:
-    """The CRD and the namespaces."""
-    kubectl = str(ensure(["kubectl"])["kubectl"])
-
-    def run(*arguments: str, check: bool = True) -> bool:
-        environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
-        return not subprocess.run([kubectl, *arguments], env=environment, check=check, capture_output=True).returncode
-
-    run("apply", "-f", str(ROOT / "crds" / "stoker.dev_inferenceservices.yaml"))
-    # `kubectl wait` fails at once while an object has no conditions at all.
-    while not run("wait", "--for=condition=Established", "crd/inferenceservices.stoker.dev", check=False):
-        time.sleep(0.1)
-    for number in range(NAMESPACES):
-        run("create", "namespace", f"scale-{number}")
-
-
 def main() -> int:
     """Start a control plane, measure, stop it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -163,15 +144,8 @@ def main() -> int:
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep state and logs in this folder")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        quick = ["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-job-syncs=20"]
-        running = apiserver.start(folder / "control-plane", controllers=CONTROLLERS, controller_flags=quick)
-        try:
-            furnish_api(running.kubeconfig)
-            asyncio.run(measure(running, folder, options.services, options.limit))
-        finally:
-            running.stop()
+    with control_plane(CONTROLLERS, options.keep) as (running, folder):
+        asyncio.run(measure(running, folder, options.services, options.limit))
     return 0
 
 

@@ -14,13 +14,12 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster import apiserver
-from e2e.scale.__main__ import furnish_api
+from e2e.scale.control_plane import control_plane
 from e2e.scale.operator_process import Operator, Sample
 from e2e.scale.services import NAMESPACES
 
@@ -152,15 +151,8 @@ def main() -> int:
     parser.add_argument("--services", type=int, default=500, help="how many InferenceServices (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=RESYNC_SECONDS, help="to measure (default: %(default)s)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        quick = ["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-job-syncs=20"]
-        running = apiserver.start(folder / "control-plane", controllers=CONTROLLERS, controller_flags=quick)
-        try:
-            furnish_api(running.kubeconfig)
-            asyncio.run(measure(running, folder, options.services, options.seconds))
-        finally:
-            running.stop()
+    with control_plane(CONTROLLERS) as (running, folder):
+        asyncio.run(measure(running, folder, options.services, options.seconds))
     return 0
 
 
