@@ -34,6 +34,9 @@ ROOT = Path(__file__).resolve().parents[3]
 API = "/apis/custom.metrics.k8s.io/v1beta2"
 Object = dict[str, Any]
 
+# What it does with the option ServerSideApply=true.
+ARGO_CD = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller")
+
 
 @pytest.fixture
 def ask(kubectl: Callable[..., str]) -> Callable[..., Any]:
@@ -353,25 +356,31 @@ async def test_the_last_replica_takes_the_registration_back(
     await ask("patch", "pod", "stoker-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}', check=False)
 
 
+@pytest.mark.parametrize("way", [(), ARGO_CD], ids=["kubectl", "Argo CD"])
 async def test_rendering_and_applying_the_chart_again_changes_nothing(
-    release: tuple[Cluster, Settings], registration: Registration, chart: list[Object], ask: Callable[..., Any]
+    release: tuple[Cluster, Settings],
+    registration: Registration,
+    chart: list[Object],
+    ask: Callable[..., Any],
+    way: tuple[str, ...],
 ) -> None:
-    """As Argo CD and `helm template | kubectl apply` do, long after the operator has filled what is its to fill."""
+    """Long after the operator has filled what is its to fill."""
     items = [item for item in chart if item["kind"] != "Service"]  # which in this test leads elsewhere
+    lists = {item["metadata"].get("namespace", ""): {"apiVersion": "v1", "kind": "List", "items": []} for item in items}
+    for item in items:
+        lists[item["metadata"].get("namespace", "")]["items"].append(item)
 
     async def applied() -> list[str]:
         """The versions of what is there after all of it was applied. kubectl calls a budget `configured` each time."""
-        where = [("-n", item["metadata"].get("namespace", "")) for item in items]
-        for item, place in zip(items, where, strict=True):
-            await ask("apply", *place, "-f", "-", stdin=item)
-        version = ("-o", "jsonpath={.metadata.uid} {.metadata.resourceVersion}")
-        return [
-            await ask("get", *place, item["kind"], item["metadata"]["name"], *version)
-            for item, place in zip(items, where, strict=True)
-        ]
+        for place, body in lists.items():
+            await ask("apply", *way, "-n", place, "-f", "-", stdin=body)
+        version = "jsonpath={range .items[*]}{.metadata.uid} {.metadata.resourceVersion}{'\\n'}{end}"
+        return [await ask("get", "-n", place, "-f", "-", "-o", version, stdin=body) for place, body in lists.items()]
 
     first = await applied()
     pair = await read_pair(*release)
     assert await applied() == first
     assert await read_pair(*release) == pair
     assert pair is not None
+    for place, body in lists.items():  # it ends with 1, and the difference, where there is one
+        assert await ask("diff", *way, "-n", place, "-f", "-", stdin=body) == ""
