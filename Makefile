@@ -19,6 +19,9 @@ again   = echo "test: once more, by themselves, what failed above; what passes n
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
+# How many histories of a service `make walk` walks, and which: another seed, others. A fault prints what reproduces it.
+WALKS  ?= 1000
+SEED   ?= $(shell date +%s)
 # The GPUs to compile kernels for; all that are supported where none is named.
 SMS    ?=
 # Flags of the soak, as --seconds and --streams.
@@ -28,7 +31,7 @@ BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e bench soak docs wheel clean
+.PHONY: help demo test lint e2e walk bench soak docs wheel clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -59,6 +62,9 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 
 e2e: $(VENV)/.dev  ## a whole cluster (KUBECONFIG's, kind's, or a node on this machine, as root): chart, pods, scenarios, faults; then gone
 	@$(RUN) e2e/run.py $(if $(MINUTES),--minutes=$(MINUTES)) $(SCENARIOS)
+
+walk: $(VENV)/.dev control-plane  ## long random walks of a service against a real kube-apiserver: WALKS=1000 histories of SEED
+	STOKER_WALKS=$(WALKS) STOKER_WALK_SEED=$(SEED) $(RUN) -m pytest -s tests/operator/walk
 
 bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
 	$(VENV)/bin/stoker bench $(BENCH)

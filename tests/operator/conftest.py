@@ -231,7 +231,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from e2e.cluster import apiserver
 
     folder = tmp_path_factory.mktemp("control-plane")
-    fast = ["--horizontal-pod-autoscaler-sync-period=1s"]
+    fast = ["--horizontal-pod-autoscaler-sync-period=1s", "--kube-api-qps=500", "--kube-api-burst=1000"]
     running = apiserver.start(folder, controllers=CONTROLLERS, controller_flags=fast, front_proxy=True)
     try:
         environment = os.environ | {"KUBECONFIG": str(running.kubeconfig)}

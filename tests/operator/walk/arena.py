@@ -1,0 +1,86 @@
+"""What all walks share: one control plane's connection, one mirror of all that the operator made, one server for the
+addresses of all pods.
+
+Invariants: walks at the same time have namespaces, nodes and addresses of their own.
+Knows nothing of what befalls a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stoker_operator.cluster import kinds
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.manifests import cache, workload
+from stoker_operator.observe.mirror import OURS, Mirror
+from stoker_operator.observe.observe import CHILDREN
+
+NAMESPACE = kinds.Kind("v1", "Namespace", "namespaces")
+
+
+@dataclass
+class Touch:
+    """Told of every object of one namespace that changed: `count` of them, `event` since somebody cleared it."""
+
+    count: int = 0
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Arena:
+    """Use `open` to make one and `close` to end it, in the same loop."""
+
+    def __init__(self, cluster: Cluster, runner: web.AppRunner, dead: set[str]) -> None:
+        self.cluster, self._runner = cluster, runner
+        self.touched: dict[str, Touch] = {}
+        self.dead = dead
+        self.mirror = Mirror(cluster, (), self._changed)
+        self._patch = pytest.MonkeyPatch()
+
+    @classmethod
+    async def open(cls) -> Arena:
+        """KUBECONFIG's control plane."""
+        dead: set[str] = set()
+        runner = await _serve(dead)
+        arena = cls(await Cluster.connect(), runner, dead)
+        for kind in (*CHILDREN, kinds.CLAIM):
+            await arena.mirror.list_all(kind, "default", OURS)
+        port = runner.addresses[0][1]
+        arena._patch.setattr(workload, "PORT", port)
+        arena._patch.setattr(cache, "PROGRESS_PORT", port)
+        return arena
+
+    async def close(self) -> None:
+        """End the watches, the server and the connection."""
+        self._patch.undo()
+        await self.mirror.stop()
+        await self._runner.cleanup()
+        await self.cluster.close()
+
+    async def _changed(self, meta: Mapping[str, Any]) -> None:
+        touch = self.touched.get(meta["namespace"])
+        if touch is not None:
+            touch.count += 1
+            touch.event.set()
+
+
+async def _serve(dead: set[str]) -> web.AppRunner:
+    """One server for all addresses of this machine's loopback; where a pod is dead, it hangs up."""
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        if request.transport.get_extra_info("sockname")[0] in dead:
+            request.transport.abort()
+        return web.json_response({"choices": [{"text": "!"}]})
+
+    app = web.Application()
+    app.add_routes([web.route("*", "/{path:.*}", answer)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", 0).start()
+    return runner

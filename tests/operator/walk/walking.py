@@ -1,0 +1,163 @@
+"""Histories of a service, walked step by step, several at the same time; one that fails is made as small as it goes.
+
+What holds: see `check` (after each step, at rest), `correct` (a corrected spec serves, whatever came before), `leave`
+(a deleted service leaves nothing behind) and `World.reconcile` (at every moment).
+Invariants: a history that failed is walked again before it is reported.
+Knows nothing of how histories are chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from tests.operator.reconcile.kubelet import condition
+from tests.operator.walk.arena import Arena
+from tests.operator.walk.steps import STEPS, Step
+from tests.operator.walk.strangers import STRANGERS, touched
+from tests.operator.walk.world import World
+
+from stoker_operator.cluster import kinds
+from stoker_operator.observe.observe import CHILDREN
+
+GOOD: dict[str, Any] = {
+    "model": {"uri": "hf://org/model"},
+    "resources": {"gpus": 0, "memory": "4Gi"},
+    "runtime": {"image": "stoker/runtime:1"},
+    "cache": {"verify": "Scheduled", "verifyEvery": "300s"},
+    "replicas": 1,
+}
+LEAVES_SECONDS = 60.0
+SHRINKS = 40
+SAID_EVERY = 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A history after which something did not hold: `why`, and what the service had said."""
+
+    history: tuple[Step, ...]
+    why: str
+    said: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.why, f"history: {list(self.history)}", *self.said[-40:]])
+
+
+async def walk(arena: Arena, place: int, history: Sequence[Step]) -> Fault | None:
+    """Walk one history. `place` is a number that no other walk of this moment has."""
+    world = World(arena, place, GOOD)
+    try:
+        await world.begin()
+        for name, number in history:
+            await _step(world, name, number)
+        await correct(world)
+        await leave(world)
+    except AssertionError as error:
+        return Fault(tuple(history), str(error), tuple(world.said))
+    finally:
+        await world.end()
+    return None
+
+
+async def _step(world: World, name: str, number: int) -> None:
+    served, step, before = bool(world.answering()), STEPS[name], await world.service()
+    world.said.append(f"--- {name} {number}")
+    await step.act(world, number)
+    after = await world.service()
+    careful = step.on_gpu or not (_by_turns(before) or _by_turns(after))
+    world.must_serve = served and step.harmless and careful
+    await world.settle()
+    await check(world)
+    world.must_serve = False
+
+
+def _by_turns(service: Any) -> bool:
+    """Whether a change may have to take the place of a pod that serves."""
+    spec = service["spec"]
+    return bool(spec["resources"].get("gpus")) or (spec.get("rollout") or {}).get("strategy", "Auto") != "Auto"
+
+
+async def check(world: World) -> None:
+    """What holds after every step, at rest."""
+    for kind, name in [*((kind, "theirs") for kind, _ in STRANGERS), *((kind, "demo") for kind in world.taken)]:
+        left = [item for item in world.here(kind) if item["metadata"]["name"] == name and not touched(item)]
+        assert left, f"a stranger's {kind.kind} {name} was written or deleted"
+    found_service = await world.service()
+    status, answering = found_service["status"], world.answering()
+    servable = condition(found_service, "Servable")
+    assert (servable["status"] == "True") == bool(answering), f"Servable is {servable['status']}: {servable['message']}"
+    assert status["readyReplicas"] == len(answering), f"{status['readyReplicas']} ready pods, {len(answering)} answer"
+    assert status["observedGeneration"] == found_service["metadata"]["generation"]
+    ready = condition(found_service, "Ready")
+    assert ready["status"] == "False" or answering, "Ready at rest while no pod answers"
+    assert all(item["reason"] and item["message"] for item in status["conditions"])
+
+
+async def correct(world: World) -> None:
+    """Everything is put right: the spec, the source, the nodes, the strangers; what waits for its time gets it."""
+    world.kubelets.mend()
+    await STEPS["strangers_leave"].act(world, 0)
+    there = await world.service()
+    spec = world.good | {"runtime": GOOD["runtime"] | {"args": ["--seed", "424242"]}}
+    await world.mirror.replace(kinds.INFERENCE_SERVICE, there | {"spec": spec})
+    world.said.append("--- corrected")
+    for _ in range(6):
+        await world.settle()
+        found = await world.service()
+        ready = condition(found, "Ready")
+        if ready["status"] == "True":
+            assert len(world.answering()) == 1, "other than one pod that was asked for"
+            return await world.read_anew()
+        world.later += timedelta(seconds=700)
+    raise AssertionError(f"a corrected spec does not serve: {ready['reason']}: {ready['message']}")
+
+
+async def leave(world: World) -> None:
+    """The service is deleted; its children go, and nothing of others."""
+    await world.mirror.delete(kinds.INFERENCE_SERVICE, world.namespace, "demo", world.uid)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LEAVES_SECONDS
+    while left := [f"{kind.kind} {name}" for kind in (*CHILDREN, kinds.CLAIM) for name in _names(world, kind)]:
+        assert loop.time() < end, f"left behind: {left}"
+        await world.play()
+        await asyncio.sleep(0.1)
+
+
+def _names(world: World, kind: kinds.Kind) -> list[str]:
+    if kind.kind not in world.mirror._shelves:
+        return []
+    return [item["metadata"]["name"] for item in world.here(kind) if item["metadata"]["name"] != "theirs"]
+
+
+async def walk_all(
+    arena: Arena, histories: Iterable[Sequence[Step]], at_once: int, say: Callable[[str], None] = print
+) -> list[Fault]:
+    """Walk histories, `at_once` at the same time; the faults, each as small as it goes. `say` is told how it goes."""
+    todo, faults, walked = iter(histories), [], count(1)
+
+    async def worker(place: int) -> None:
+        for history in todo:
+            fault = await walk(arena, place, history)
+            if fault is not None:
+                faults.append(await shrink(arena, place, fault))
+                say(str(faults[-1]))
+            if (number := next(walked)) % SAID_EVERY == 0:
+                say(f"{number} histories, {len(faults)} faults")
+
+    await asyncio.gather(*(worker(place) for place in range(1, at_once + 1)))
+    return faults
+
+
+async def shrink(arena: Arena, place: int, fault: Fault) -> Fault:
+    """The shortest history that still fails, found by leaving out one step after the other."""
+    tried, smallest, at = count(), fault, 0
+    while at < len(smallest.history) and next(tried) < SHRINKS:
+        shorter = smallest.history[:at] + smallest.history[at + 1 :]
+        found = await walk(arena, place, shorter)
+        smallest, at = (found, at) if found is not None else (smallest, at + 1)
+    return smallest
