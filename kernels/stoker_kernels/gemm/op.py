@@ -15,11 +15,12 @@ from __future__ import annotations
 import torch
 
 from stoker_kernels.block_gemm import block_linear
+from stoker_kernels.fp4_gemm import fp4_linear
 from stoker_kernels.gemm import onednn
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
-from stoker_kernels.quant import FP8, AnyWeight, BlockWeight, IntegerWeight, LinearWeight, Quantized, WeightKind
+from stoker_kernels.quant import FP8, AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight, Quantized, WeightKind
 
 __all__ = ["LinearWeight", "Quantized", "WeightKind", "linear"]
 
@@ -63,14 +64,16 @@ def linear(
     x:    [T, K] of the weight's dtype, or `Quantized([T, K] e4m3, [T, 1] fp32)` for FP8 weights.
           A float x against an FP8 weight is quantized per token first.
     bias: [N] or None. out: [T, N] or None (allocated; x's dtype, bfloat16 for a quantized x).
-    Weights in integers or blocks take a float x: `integer_linear`, `block_linear`. Raises ValueError for shapes that do
-    not fit, KernelUnavailable where nothing takes the weight's dtype.
+    Weights in integers, floats of four bits or blocks take a float x: `integer_linear`, `fp4_linear`, `block_linear`.
+    Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weight's dtype.
     """
-    if isinstance(weight, IntegerWeight | BlockWeight):
+    if isinstance(weight, IntegerWeight | BlockWeight | Fp4Weight):
         if isinstance(x, Quantized):
             raise ValueError(f"x is quantized, but {weight.kind} weights take floats")
         if isinstance(weight, BlockWeight):
             return block_linear(x, weight, bias=bias, out=out)
+        if isinstance(weight, Fp4Weight):
+            return fp4_linear(x, weight, bias=bias, out=out)
         return integer_linear(x, weight, bias=bias, out=out)
     data = x.data if isinstance(x, Quantized) else x
     if data.dim() != 2 or data.shape[1] != weight.in_features:

@@ -4,6 +4,7 @@ Must never know: how a product is computed (`gemm`). A new kind of weight: `line
 """
 
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
+from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
     Layout,
@@ -16,12 +17,14 @@ from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearW
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
 
-AnyWeight = LinearWeight | IntegerWeight | BlockWeight
+AnyWeight = LinearWeight | IntegerWeight | BlockWeight | Fp4Weight
 """The weight of a linear layer in any form that `gemm.linear` multiplies."""
 
 __all__ = [
     "BLOCK",
     "BLOCK_FORMATS",
+    "E2M1",
+    "FP4_BLOCKS",
     "FP8",
     "FP8_MAX",
     "MIN_SCALE",
@@ -29,6 +32,8 @@ __all__ = [
     "AnyWeight",
     "BlockRows",
     "BlockWeight",
+    "Fp4Kind",
+    "Fp4Weight",
     "IntegerWeight",
     "Layout",
     "LinearWeight",
