@@ -17,7 +17,7 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 # What weights are quantized to at load, "gguf" to keep a file's blocks on a CPU, or the method that a checkpoint was
 # quantized by, which has to be that.
-CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8")
+CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt")
 QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")

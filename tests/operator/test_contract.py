@@ -124,6 +124,9 @@ def test_weights_that_stay_where_they_lie(service: Build, settings: Settings, mo
         ({"quantization": "FP8", "kvCacheDtype": "BF16"}, "fp8", "bfloat16"),
         ({"quantization": "None", "kvCacheDtype": "FP16"}, "none", "float16"),
         ({"kvCacheDtype": "FP8"}, "auto", "fp8"),
+        ({"quantization": "W4"}, "w4", "auto"),
+        ({"quantization": "CompressedTensors"}, "compressed-tensors", "auto"),
+        ({"quantization": "ModelOpt"}, "modelopt", "auto"),
     ],
 )
 def test_types_are_the_engines(

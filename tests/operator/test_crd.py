@@ -47,6 +47,7 @@ GOOD: list[dict[str, Any]] = [
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},
     {"model": {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}},
+    {"model": {"uri": "hf://a/b", "quantization": "ModelOpt"}},
     {
         "runtime": {
             "envFrom": [{"secretRef": {"name": "s", "optional": True}}, {"prefix": "A_", "configMapRef": {"name": "c"}}]

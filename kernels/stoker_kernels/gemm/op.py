@@ -20,7 +20,16 @@ from stoker_kernels.gemm import onednn
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
-from stoker_kernels.quant import FP8, AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight, Quantized, WeightKind
+from stoker_kernels.quant import (
+    FP8,
+    AnyWeight,
+    BlockWeight,
+    Fp4Weight,
+    IntegerWeight,
+    LinearWeight,
+    Quantized,
+    WeightKind,
+)
 
 __all__ = ["LinearWeight", "Quantized", "WeightKind", "linear"]
 

@@ -24,8 +24,11 @@ WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
 LARGE_GIB = 36
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
+# What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out: W4 has a scale and
+# a zero point for each 128 columns.
+AT_LOAD = {"FP8": 0.5, "W4": 0.262}
 _ADVICE = (
-    "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take 8-bit types (model.quantization, "
+    "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"
 )
 
@@ -129,9 +132,8 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     tensor, pipeline = service.parallelism.tensor, service.parallelism.pipeline
     layers, heads = -(-model.layers // pipeline), -(-model.kv_heads // tensor)
     kv = 2 * layers * heads * model.head_dim * KV_BYTES[service.model.kv_cache_dtype] * tokens / GIB
-    # Weights that become 8-bit ones when they are loaded take half, unless they were 8-bit ones before: the sum is then
-    # too low, and nothing is blocked by it.
-    weights = model.bytes / GIB / (2 if service.model.quantization == "FP8" else 1) / service.parallelism.ranks
+    # Weights that were 8-bit ones before do not shrink: the sum is then too low, and nothing is blocked by it.
+    weights = model.bytes / GIB * AT_LOAD.get(service.model.quantization, 1.0) / service.parallelism.ranks
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
     taken = weights + kv + workspace

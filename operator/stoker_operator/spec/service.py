@@ -69,7 +69,10 @@ SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
 SHAPING = ("model", "runtime", "parallelism", "resources", "placement", "cache", "podTemplate", "drain")
 # As the spec says it: as `stoker serve` does.
-QUANTIZATIONS = {"Auto": "auto", "None": "none", "FP8": "fp8"}
+QUANTIZATIONS = {
+    "Auto": "auto", "None": "none", "FP8": "fp8", "W4": "w4", "AWQ": "awq", "GPTQ": "gptq",
+    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt",
+}  # fmt: skip
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
 
 

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker_kernels.block_gemm import decode_blocks
+from stoker_kernels.fp4_gemm import dequantize_fp4
 from stoker_kernels.integer_gemm import dequantize_integers
-from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, dequantize, quantize_fp8
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, dequantize, quantize_fp8
 from stoker_runtime.bench.reference_mixture import mixture
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.rope import rope_table
@@ -87,6 +88,8 @@ def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
     """A product by definition; an FP8 weight takes activations quantized per token, as its definition says."""
     if isinstance(weight, BlockWeight):
         return F.linear(x, _rows_of(weight), None if bias is None else bias.float())
+    if isinstance(weight, Fp4Weight):
+        return F.linear(x, dequantize_fp4(weight, torch.float32), None if bias is None else bias.float())
     if isinstance(weight, IntegerWeight):
         placed = x if weight.order is None else x[:, weight.order.long()]
         value = dequantize_integers(weight, weight.scale.dtype).float()

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, stored_kind
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, is_packed, stored_kind
 
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when
@@ -23,7 +24,7 @@ RESERVE_BYTES = 512 * 1024**2
 LARGE_GPU_BYTES = 36 * GIB
 # Most sequences and most tokens of a step, unless they are given.
 LARGE_GPU_STEPS, SMALL_GPU_STEPS, CPU_STEPS = (1024, 8192), (256, 2048), (32, 512)
-# Up to so many tokens no kernel of integer weights dequantizes one into memory; from here on one may.
+# Up to so many tokens no kernel of packed weights dequantizes one into memory; from here on one may.
 FUSED_TOKENS = 64
 # Prompt tokens whose logits are there at a time when their log-probabilities are wanted; 39 MB at V = 152k.
 SCORED_ROWS = 128
@@ -120,12 +121,15 @@ def resolve(
 
 
 def _gpu_dtype(spec: ModelSpec) -> str:
-    """The checkpoint's dtype; bfloat16 for one in 32 bits or in integers, whose files say float16 out of habit."""
-    return "bfloat16" if spec.dtype == "float32" or isinstance(spec.checkpoint, IntegerCheckpoint) else spec.dtype
+    """The checkpoint's dtype; bfloat16 for one in 32 bits, or in four or in integers, whose files say float16 out of
+    habit.
+    """
+    packed = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
+    return "bfloat16" if spec.dtype == "float32" or packed else spec.dtype
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
-    """"none", "fp8" or "w4" for weights to be quantized at load, "gguf" for those that stay in blocks, "fp8" or the
+    """ "none", "fp8" or "w4" for weights to be quantized at load, "gguf" for those that stay in blocks, "fp8" or the
     method's name for a quantized checkpoint.
 
     Raises ConfigError where the checkpoint is not what was asked for.
@@ -143,15 +147,14 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
                 param="quantization",
             )
         return "none" if asked == "auto" or (asked == "gguf" and not spec.blocks) else asked
-    integers = isinstance(checkpoint, IntegerCheckpoint)
-    if asked not in ("auto", checkpoint.method, *(() if integers else ("fp8",))):
-        kind = f"integers of {checkpoint.scheme.bits} bits" if isinstance(checkpoint, IntegerCheckpoint) else "FP8"
+    floats = isinstance(checkpoint, Fp8Checkpoint)
+    if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):
         raise ConfigError(
-            f"quantization is {asked}, but the checkpoint's weights are {kind} ({checkpoint.method}); leave "
-            "--quantization out.",
+            f"quantization is {asked}, but the checkpoint's weights are {checkpoint.described} ({checkpoint.method}); "
+            "leave --quantization out.",
             param="quantization",
         )
-    return checkpoint.method if integers else "fp8"
+    return "fp8" if floats else checkpoint.method
 
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
@@ -176,13 +179,13 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
         inner = spec.moe.ffn + (spec.moe.ffn // 2 if config.quantization == "fp8" else 0)
         ffn = max(ffn if spec.has_dense_layer else 0, 3 * spec.moe.shared_ffn)
         ffn += spec.moe.top_k * (inner + spec.hidden) + spec.moe.experts + spec.hidden
-    return (tokens * (kept + holes + ffn) + _integer_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
+    return (tokens * (kept + holes + ffn) + _packed_elements(config, spec, tokens)) * ITEM_BYTES[config.dtype]
 
 
-def _integer_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
-    """Elements that products with integer weights need besides: the largest weight in 16 bits, x in another order."""
+def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
+    """Elements that products with packed weights need besides: the largest weight in 16 bits, x in another order."""
     kinds = {each.name: stored_kind(each, config.quantization) for each in spec.parameters()}
-    shapes = [each.shape for each in spec.parameters() if kinds[each.name].startswith("int")]
+    shapes = [each.shape for each in spec.parameters() if is_packed(kinds[each.name])]
     ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
     return wide + (tokens * max((k for _, k in shapes), default=0) if ordered else 0)

@@ -20,6 +20,8 @@ from stoker_runtime.models.gguf_config import config_from_gguf
 from stoker_runtime.models.shapes import SHAPES
 
 SHAPE_PREFIX = "shape:"
+# Where ModelOpt says how a checkpoint is quantized, unless config.json does.
+MODELOPT_FILE = "hf_quant_config.json"
 
 
 class SourceKind(StrEnum):
@@ -34,7 +36,8 @@ class SourceKind(StrEnum):
 class ModelSource:
     """What a model argument names. `path` is the folder or the file, None for a shape.
 
-    `config` is config.json's content (or the same made from GGUF metadata), `generation` generation_config.json's.
+    `config` is config.json's content (or the same made from GGUF metadata), ModelOpt's settings beside it included;
+    `generation` is generation_config.json's.
     """
 
     name: str
@@ -66,6 +69,9 @@ def _read_folder(model: str, folder: Path) -> ModelSource:
         hint = f" It holds {', '.join(ggufs)}: name the file to serve." if ggufs else ""
         raise ModelError(f"{folder}: there is no config.json in this folder.{hint}", param="model")
     config = read_json(folder / "config.json")
+    modelopt = folder / MODELOPT_FILE
+    if "quantization_config" not in config and modelopt.is_file():
+        config["quantization_config"] = {"quant_method": "modelopt", **read_json(modelopt)}
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     return ModelSource(model, SourceKind.FOLDER, folder, config, generation)

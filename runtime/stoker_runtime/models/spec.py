@@ -14,12 +14,17 @@ from enum import StrEnum
 from math import prod
 
 from stoker_runtime.models.block_parts import BlockPart
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.integer_scheme import IN_SITU, IntegerScheme
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.integer_scheme import IN_SITU, IntegerScheme
+from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+
+Scheme = IntegerScheme | Fp4Scheme
+# Kinds of weights that lie in several tensors.
+PACKED_KINDS = ("int4", "int8", "nvfp4", "mxfp4")
 
 # Parameters start at multiples of this many bytes: vector loads and TMA descriptors want aligned addresses.
 ALIGNMENT = 256
@@ -70,15 +75,15 @@ class Parameter:
     """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role.
 
     `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
-    to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int4, int8, the last
-    two with their `scheme`; or blocks, with the parts of it.
+    to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block; or int4, int8,
+    nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     kind: str = ""
-    scheme: IntegerScheme | None = None
+    scheme: Scheme | None = None
     dtype: str = ""
     blocks: tuple[BlockPart, ...] = ()
 
@@ -190,7 +195,7 @@ class ModelSpec:
     draft_layers: int = 0
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
-    checkpoint: Fp8Checkpoint | IntegerCheckpoint | None = None
+    checkpoint: QuantizedCheckpoint | None = None
     dense_parameters: frozenset[str] = frozenset()
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
@@ -290,8 +295,8 @@ class ModelSpec:
 
     def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
         kind = self._stored_kind(name) if role in QUANTIZED else ""
-        held = self.checkpoint if kind.startswith("int") else None
-        scheme = held.scheme if isinstance(held, IntegerCheckpoint) else None
+        held = self.checkpoint if is_packed(kind) else None
+        scheme = None if held is None or isinstance(held, Fp8Checkpoint) else held.scheme
         # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
         dtype = "float32" if role is Role.NORM and self.norm_offset else ""
         if name.endswith(EXACT):
@@ -360,7 +365,7 @@ class ModelSpec:
 
 
 def stored_kind(parameter: Parameter, quantization: str) -> str:
-    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4, int8 or blocks.
+    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4, int8, nvfp4, mxfp4 or blocks.
 
     Embedding and output head keep 16 bits.
     """
@@ -371,8 +376,13 @@ def stored_kind(parameter: Parameter, quantization: str) -> str:
     return {"fp8": "fp8_channel", "w4": IN_SITU.kind}.get(quantization, "dense")
 
 
-def stored_scheme(parameter: Parameter) -> IntegerScheme:
-    """The scheme of a parameter whose stored kind is int4 or int8: its checkpoint's, or that of quantizing at load."""
+def is_packed(kind: str) -> bool:
+    """Whether a weight of this kind lies in several tensors, as its scheme says."""
+    return kind in PACKED_KINDS
+
+
+def stored_scheme(parameter: Parameter) -> Scheme:
+    """The scheme of a parameter whose stored kind is packed: its checkpoint's, or that of quantizing at load."""
     return parameter.scheme or IN_SITU
 
 
@@ -394,7 +404,7 @@ def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
         return aligned(parameter.elements * ITEM_BYTES[parameter.dtype or dtype])
     if kind == "blocks":
         return sum(aligned(part.num_bytes) for part in parameter.blocks)
-    if kind.startswith("int"):
+    if is_packed(kind):
         n, k = parameter.shape
         return sum(map(aligned, stored_scheme(parameter).sizes(n, k, ITEM_BYTES[dtype])))
     return aligned(parameter.elements * ITEM_BYTES["fp8"]) + aligned(scale_count(parameter, kind) * 4)

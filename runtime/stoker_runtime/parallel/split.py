@@ -18,7 +18,7 @@ from enum import StrEnum
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm
 from stoker_runtime.parallel import mixture
@@ -26,7 +26,6 @@ from stoker_runtime.parallel.mixture import check_whole_experts, part_of
 from stoker_runtime.parallel.place import Place
 
 MOST_TENSORS = 64
-WORD_BITS = 32
 
 
 class Split(StrEnum):
@@ -307,7 +306,7 @@ def _quantized_problem(parameter: Parameter, rows: int, columns: int) -> str | N
         return f"{field} would be cut at {size}, within its FP8 blocks of {BLOCK}"
     if parameter.scheme is None:
         return None
-    per_word = WORD_BITS // parameter.scheme.bits
+    per_word = parameter.scheme.per_word
     if size % per_word:
         return f"{field} would be cut at {size}, within words of {per_word} codes"
     group = parameter.scheme.columns(parameter.shape[1])

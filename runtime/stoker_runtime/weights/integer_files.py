@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, Packing
-from stoker_runtime.models.integer_scheme import IntegerScheme
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, Packing
+from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, WORD_DTYPES
 
 # Half byte i of an AWQ word is row _AWQ[i] of eight; column c stands in half byte _AWQ_PLACE[c].
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
-WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Unpacked:
 def tensor_shapes(checkpoint: IntegerCheckpoint, n: int, k: int) -> dict[str, tuple[int, ...]]:
     """Suffix → shape of each tensor that an [n, k] weight must have. Raises ModelError where words are not filled."""
     scheme = checkpoint.scheme
-    per_word, groups = WORD_BITS // scheme.bits, -(-k // scheme.columns(k))
+    per_word, groups = scheme.per_word, -(-k // scheme.columns(k))
     if n % per_word or k % per_word:
         raise ModelError(f"a weight of {n} × {k} does not fill words of {per_word} codes", param="quantization_config")
     if checkpoint.packing is Packing.AWQ:
@@ -57,6 +57,11 @@ def tensor_shapes(checkpoint: IntegerCheckpoint, n: int, k: int) -> dict[str, tu
 def optional_suffixes(packing: Packing) -> tuple[str, ...]:
     """Tensors that a weight may have besides: they say what the scheme says already."""
     return {Packing.AWQ: (), Packing.COMPRESSED: ("weight_shape", "weight_g_idx")}.get(packing, ("g_idx",))
+
+
+def encodings(suffix: str) -> tuple[str, ...]:
+    """safetensors' dtypes that a tensor may have."""
+    return tuple(PLAIN_DTYPES if suffix.endswith(("scale", "scales")) else WORD_DTYPES)
 
 
 def unpack(checkpoint: IntegerCheckpoint, tensors: Mapping[str, Tensor], name: str) -> Unpacked:

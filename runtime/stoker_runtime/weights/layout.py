@@ -21,6 +21,7 @@ from stoker_kernels.quant import (
     AnyWeight,
     BlockRows,
     BlockWeight,
+    Fp4Weight,
     IntegerWeight,
     LinearWeight,
     pack_rows,
@@ -29,8 +30,9 @@ from stoker_kernels.quant import (
     scale_shape,
 )
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, MixtureWeights
-from stoker_runtime.models.integer_scheme import IntegerScheme
-from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind, stored_scheme
+from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
+from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
+from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, is_packed, stored_kind, stored_scheme
 from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
@@ -43,7 +45,7 @@ class WeightArena:
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
     holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through `integers[name]`,
-    or, as a GGUF file has them, `blocks[name]`.
+    `fp4[name]` or, as a GGUF file has them, `blocks[name]`.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -55,6 +57,7 @@ class WeightArena:
         self.dense: dict[str, Tensor] = {}
         self.quantized: dict[str, LinearWeight] = {}
         self.integers: dict[str, IntegerWeight] = {}
+        self.fp4: dict[str, Fp4Weight] = {}
         self.blocks: dict[str, BlockWeight] = {}
         dtype_name = str(dtype).removeprefix("torch.")
         self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
@@ -104,6 +107,17 @@ class WeightArena:
         if place.zero is not None:
             place.zero[:, rows] = place.middle if zero is None else zero
 
+    def store_fp4(self, name: str, row: int, data: Tensor, scale: Tensor, factor: Tensor | None) -> None:
+        """Lay out rows from `row` on of a weight in NVFP4 or MXFP4: codes uint8 [rows, K / 2], scales [G, rows], and
+        the factor of these rows.
+        """
+        place = self.fp4[name]
+        rows = slice(row, row + data.shape[0])
+        place.data[rows].copy_(data)
+        place.scale[:, rows].copy_(scale)
+        if place.factor is not None and factor is not None:
+            place.factor[rows] = factor
+
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += aligned(num_bytes)
@@ -117,8 +131,12 @@ class WeightArena:
             rows = tuple(BlockRows(part.format, view) for part, view in zip(parts, views, strict=True))
             self.blocks[parameter.name] = BlockWeight(rows, parameter.shape[1])
             return
-        if stored.startswith("int"):
-            self.integers[parameter.name] = self._place_integers(parameter, stored_scheme(parameter))
+        if is_packed(stored):
+            scheme = stored_scheme(parameter)
+            if isinstance(scheme, Fp4Scheme):
+                self.fp4[parameter.name] = self._place_fp4(parameter, scheme)
+            else:
+                self.integers[parameter.name] = self._place_integers(parameter, scheme)
             return
         kind = next(each for each in WEIGHT_KINDS if each == stored)
         scales = scale_shape(kind, *parameter.shape) if kind != "dense" else None
@@ -129,6 +147,16 @@ class WeightArena:
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
         scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
         self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind=kind)
+
+    def _place_fp4(self, parameter: Parameter, scheme: Fp4Scheme) -> Fp4Weight:
+        n, k = parameter.shape
+        dtypes = {"data": torch.uint8, "scale": torch.uint8, "factor": torch.float32}
+        found = {
+            part: self._take(shape, dtypes[part], size)
+            for (part, (shape, _)), size in zip(scheme.parts(n, k).items(), scheme.sizes(n, k, 1), strict=True)
+        }
+        factor = found["factor"].view(-1) if "factor" in found else None
+        return Fp4Weight(found["data"], found["scale"], factor, scheme.kind)
 
     def _place_integers(self, parameter: Parameter, scheme: IntegerScheme) -> IntegerWeight:
         n, k = parameter.shape
@@ -151,6 +179,8 @@ class WeightArena:
             return self.blocks[name]
         if name in self.integers:
             return self.integers[name]
+        if name in self.fp4:
+            return self.fp4[name]
         if name in self.quantized:
             return self.quantized[name]
         return LinearWeight(data=self.dense[name], scale=None, kind="dense")
@@ -169,7 +199,7 @@ class WeightArena:
         return LayerWeights(qkv, output, gate_up, down, mixture, **others)
 
     def _holds(self, name: str) -> bool:
-        return name in self.dense or name in self.quantized or name in self.integers or name in self.blocks
+        return any(name in held for held in (self.dense, self.quantized, self.integers, self.fp4, self.blocks))
 
     def _mixture(self, layer: int) -> MixtureWeights:
         assert self.spec.moe is not None, "a sparse layer has a mixture"

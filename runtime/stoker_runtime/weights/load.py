@@ -25,16 +25,17 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint
+from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
 from stoker_runtime.weights import mxfp4
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
 from stoker_runtime.weights.gguf_decode import make_decoder
-from stoker_runtime.weights.integer_load import IntegerRoute, load_integers, plan_integers, taken_names
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.packed_load import PackedRoute, load_packed, plan_packed, taken_names
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.rank_cut import RankCut
 from stoker_runtime.weights.routing import Route, Vocabulary, route
@@ -47,7 +48,7 @@ HEADS = ("lm_head.", "embed_out.", "output.")
 
 Routes = dict[str, tuple[Route, ...]]
 Scales = dict[str, tuple[ScaleRoute, ...]]
-Integers = dict[str, tuple[IntegerRoute, ...]]
+Integers = dict[str, tuple[PackedRoute, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def load_weights(
         _announce(spec.checkpoint, arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
-        load_integers(arena, integers, lanes)
+        load_packed(arena, integers, lanes)
     return replace(_settled(arena), kv_scales=calibrated)
 
 
@@ -100,6 +101,12 @@ def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
         )  # fmt: skip
         return
     aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
+    if isinstance(checkpoint, Fp4Checkpoint):
+        log.info(
+            "weights: in %s as the checkpoint has them (%s); activations keep %s%s",
+            checkpoint.described, checkpoint.method, str(arena.dtype).removeprefix("torch."), aside,
+        )  # fmt: skip
+        return
     log.info(
         "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
         checkpoint.method, checkpoint.kind, aside,
@@ -132,7 +139,7 @@ def _routes(
 def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary) -> tuple[Routes, Scales, Integers]:
     if vocabulary is Vocabulary.GGUF:
         return route(spec, found, vocabulary), {}, {}
-    integers = plan_integers(spec, found)
+    integers = plan_packed(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
     routes = route(spec, entries, Vocabulary.HF)

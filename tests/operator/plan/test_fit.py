@@ -154,6 +154,16 @@ def test_eight_bit_types_count_for_what_they_are(service: Build) -> None:
     assert (fit.weights_gib, fit.kv_gib, fit.verdict) == (7.1, 0.9, "Fits")
 
 
+@pytest.mark.parametrize(("quantization", "gib"), [("W4", 3.7), ("ModelOpt", 14.2), ("AWQ", 14.2)])
+def test_weights_that_become_four_bits_at_load_shrink_and_those_that_are_do_not(
+    service: Build, quantization: str, gib: float
+) -> None:
+    model = {"uri": "hf://a/b", "quantization": quantization}
+    fit = assess(service(model=model, resources={"gpus": 1, "gpuProducts": ["NVIDIA-A10"]}), SEVEN_B)
+    assert fit is not None
+    assert fit.weights_gib == gib
+
+
 def test_weights_of_an_unknown_shape_are_not_said_to_fit(service: Build) -> None:
     def verdict(size: int) -> str:
         fit = assess(

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.runtime.models import test_fp8_checkpoint as fp8
+from tests.runtime.weights import test_fp4_checkpoint as fp4
 from tests.runtime.weights import test_integer_checkpoint as integers
 from torch import Tensor
 
-from stoker_kernels.quant import AnyWeight, IntegerWeight, LinearWeight, dequantize
+from stoker_kernels.fp4_gemm import dequantize_fp4
+from stoker_kernels.quant import AnyWeight, Fp4Weight, IntegerWeight, LinearWeight, dequantize
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import resolve_quantization
@@ -65,6 +67,8 @@ def ranks(folder: Path) -> list[DecoderWeights]:
 def value(weight: AnyWeight) -> Tensor:
     if isinstance(weight, IntegerWeight):
         return integers.dense_value(weight)
+    if isinstance(weight, Fp4Weight):
+        return dequantize_fp4(weight, torch.float32)
     assert isinstance(weight, LinearWeight)
     return weight.data if weight.kind == "dense" else dequantize(weight)
 
@@ -80,6 +84,11 @@ def assert_parts_are_alike(quantized: Path, plain: Path) -> None:
 @pytest.mark.parametrize("form", sorted(integers.FORMATS.keys() - {"gptq-act-order", "gptq-static-groups"}))
 def test_integers(form: str, dense: Path, tmp_path: Path) -> None:
     assert_parts_are_alike(*integers.write(dense, tmp_path, *integers.FORMATS[form]))
+
+
+@pytest.mark.parametrize("form", ["compressed-nvfp4", "modelopt-nvfp4", "compressed-mxfp4"])
+def test_floats_of_four_bits(form: str, dense: Path, tmp_path: Path) -> None:
+    assert_parts_are_alike(*integers.write(dense, tmp_path, *fp4.FORMATS[form]))
 
 
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-static-groups"])

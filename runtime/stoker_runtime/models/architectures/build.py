@@ -16,8 +16,8 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import QUANTIZED, ModelSpec, Role
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             names = row.layer_names[field]
             if parameter.role is Role.EXPERTS and not isinstance(checkpoint, Fp8Checkpoint):
                 raise ModelError(
-                    f"experts in integers of {checkpoint.scheme.bits} bits are not supported; serve the checkpoint in "
+                    f"experts in {checkpoint.described} are not supported; serve the checkpoint in "
                     "16 bits or in FP8.", param="quantization_config",
                 )  # fmt: skip
             if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):

@@ -10,13 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models import fp8_checkpoint
-from stoker_runtime.models.fp8_checkpoint import Fp8Checkpoint, read_float_compressed, read_fp8
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
+from stoker_runtime.models.quantization import fp8_checkpoint
+from stoker_runtime.models.quantization.fp4_checkpoint import (
+    MODELOPT,
+    Fp4Checkpoint,
+    read_fp4_compressed,
+    read_modelopt,
+)
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint, read_float_compressed, read_fp8
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
 
-QuantizedCheckpoint = Fp8Checkpoint | IntegerCheckpoint
+PackedCheckpoint = IntegerCheckpoint | Fp4Checkpoint
+"""Those whose weights lie in several tensors each, which `weights/packed_load.py` brings together."""
+QuantizedCheckpoint = Fp8Checkpoint | PackedCheckpoint
 PACKED_EXPERTS = "mxfp4"
-METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq")
+METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq", MODELOPT)
 
 
 def read_quantization(
@@ -42,6 +50,8 @@ def read_quantization(
         return read_awq(name, given)
     if method == "gptq":
         return read_gptq(name, given)
+    if method == MODELOPT:
+        return read_modelopt(name, given)
     ignored = tuple(
         str(module) for key in ("ignored_layers", "modules_to_not_convert", "ignore") for module in given.get(key) or ()
     )
@@ -60,8 +70,11 @@ def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -
             param="quantization_config",
         )
     weights = groups[0].get("weights") or {}
+    form = str(groups[0].get("format") or given.get("format"))
+    if weights.get("type") == "float" and weights.get("num_bits") == 4:
+        return read_fp4_compressed(name, groups[0], form, ignored)
     if weights.get("type") == "int" and groups[0].get("input_activations") is None:
-        return read_packed(name, weights, str(groups[0].get("format") or given.get("format")), ignored)
+        return read_packed(name, weights, form, ignored)
     return read_float_compressed(name, groups[0], ignored)
 
 

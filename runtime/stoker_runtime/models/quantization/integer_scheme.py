@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+WORD_BITS = 32
 Part = Literal["data", "scale", "zero", "order"]
 
 
@@ -27,6 +28,11 @@ class IntegerScheme:
     def kind(self) -> Literal["int4", "int8"]:
         """The kind of a parameter in this scheme."""
         return "int4" if self.bits == 4 else "int8"
+
+    @property
+    def per_word(self) -> int:
+        """Codes that share a word of a file: where a weight may be cut."""
+        return WORD_BITS // self.bits
 
     def columns(self, k: int) -> int:
         """Columns of a group of a weight with `k` of them."""

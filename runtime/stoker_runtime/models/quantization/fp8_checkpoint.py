@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.module_names import is_named
+from stoker_runtime.models.quantization.module_names import is_matched
 
 BLOCK = [128, 128]
 METHODS = ("fp8", "fbgemm_fp8")
@@ -32,9 +32,14 @@ class Fp8Checkpoint:
     ignored: tuple[str, ...] = ()
     note: str = ""
 
+    @property
+    def described(self) -> str:
+        """What its weights are, in words."""
+        return "FP8"
+
     def leaves(self, module: str) -> bool:
         """Whether the weight of `module` (`model.layers.0.mlp.up_proj`) is not quantized."""
-        return any(is_named(pattern, module) for pattern in self.ignored)
+        return any(is_matched(pattern, module) for pattern in self.ignored)
 
 
 def read_fp8(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -> Fp8Checkpoint:

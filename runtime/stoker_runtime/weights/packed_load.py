@@ -1,6 +1,7 @@
-"""Loads the integer weights of a checkpoint: found, checked, read, and laid out as the kernels of the device read them.
+"""Loads the weights of a checkpoint that lie in several tensors each, integers and floats of four bits: found, checked,
+read, and laid out as the kernels of the device read them.
 
-Invariants: every integer weight has exactly the tensors of its packing, of the shapes that fit, before a byte is moved;
+Invariants: every such weight has exactly the tensors of its packing, of the shapes that fit, before a byte is moved;
 otherwise a ModelError names the tensor. Reading the next matrix goes on while one is laid out; nothing is dequantized.
 Knows nothing of how products are computed.
 """
@@ -17,10 +18,14 @@ from torch import Tensor
 from stoker_kernels.quant import IntegerWeight
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
+from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, WORD_DTYPES, CopyLanes
-from stoker_runtime.weights.integer_files import Unpacked, optional_suffixes, tensor_shapes, unpack
+from stoker_runtime.weights import fp4_files, integer_files
+from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
+from stoker_runtime.weights.integer_files import Unpacked
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
 
@@ -28,7 +33,7 @@ Entries = Mapping[str, TensorEntry]
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerRoute:
+class PackedRoute:
     """The tensors of `module`, by suffix, become rows `[row, row + rows)` of a final tensor."""
 
     module: str
@@ -37,12 +42,17 @@ class IntegerRoute:
     entries: Entries
 
 
-def plan_integers(spec: ModelSpec, entries: Entries) -> dict[str, tuple[IntegerRoute, ...]]:
-    """The routes into each integer parameter. Raises ModelError naming a tensor that is missing, misshaped or
+def packed_checkpoint(spec: ModelSpec) -> PackedCheckpoint | None:
+    """How the spec's checkpoint is packed; None where it is not."""
+    return None if isinstance(spec.checkpoint, Fp8Checkpoint) else spec.checkpoint
+
+
+def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRoute, ...]]:
+    """The routes into each packed parameter. Raises ModelError naming a tensor that is missing, misshaped or
     mistyped.
     """
-    checkpoint = spec.checkpoint
-    if not isinstance(checkpoint, IntegerCheckpoint):
+    checkpoint = packed_checkpoint(spec)
+    if checkpoint is None:
         return {}
     plan = {}
     for parameter in spec.parameters():
@@ -57,18 +67,21 @@ def plan_integers(spec: ModelSpec, entries: Entries) -> dict[str, tuple[IntegerR
     return plan
 
 
-def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[IntegerRoute, ...]], entries: Entries) -> set[str]:
+def taken_names(spec: ModelSpec, plan: Mapping[str, tuple[PackedRoute, ...]], entries: Entries) -> set[str]:
     """The checkpoint's tensors that the plan takes, and those that say nothing new.
 
     That is what the configuration says already, and biases of nothing but zeros, which GPTQ writes for linears that
     have none. Raises OSError for a file that cannot be read.
     """
-    checkpoint = spec.checkpoint
-    if not isinstance(checkpoint, IntegerCheckpoint):
+    checkpoint = packed_checkpoint(spec)
+    if checkpoint is None:
         return set()
     routes = [route for routes in plan.values() for route in routes]
     names = {entry.name for route in routes for entry in route.entries.values()}
-    names |= {f"{route.module}.{suffix}" for route in routes for suffix in optional_suffixes(checkpoint.packing)}
+    said: tuple[str, ...] = fp4_files.UNUSED
+    if isinstance(checkpoint, IntegerCheckpoint):
+        said = integer_files.optional_suffixes(checkpoint.packing)
+    names |= {f"{route.module}.{suffix}" for route in routes for suffix in said}
     wanted = {name for each in spec.parameters() for name in tensor_names(spec, each.name, Vocabulary.HF)}
     biases = (entries.get(f"{route.module}.bias") for route in routes)
     return names | {bias.name for bias in biases if bias and bias.name not in wanted and _is_zero(bias)}
@@ -81,34 +94,53 @@ def _is_zero(entry: TensorEntry) -> bool:
 
 
 def _route(
-    spec: ModelSpec, checkpoint: IntegerCheckpoint, entries: Entries, module: str, row: int, shape: tuple[int, int]
-) -> IntegerRoute:
+    spec: ModelSpec, checkpoint: PackedCheckpoint, entries: Entries, module: str, row: int, shape: tuple[int, int]
+) -> PackedRoute:
     try:
-        shapes = tensor_shapes(checkpoint, *shape)
+        if isinstance(checkpoint, Fp4Checkpoint):
+            sizes = fp4_files.tensor_shapes(checkpoint, *shape)
+        else:
+            sizes = integer_files.tensor_shapes(checkpoint, *shape)
     except ModelError as error:
         raise ModelError(f"{module}: {error}.", param="quantization_config") from error
-    if f"{module}.weight" in entries and not any(f"{module}.{suffix}" in entries for suffix in shapes):
-        plain = entries[f"{module}.weight"]
+    plain = entries.get(f"{module}.weight")
+    if plain is not None and plain.encoding in PLAIN_DTYPES:
         raise ModelError(
             f"{plain.file}: tensor {plain.name} is not quantized, but quantization_config says "
             f"{checkpoint.method}; modules that are not quantized must be named there."
         )
-    found = {
-        suffix: find_entry(entries, f"{module}.{suffix}", size, spec.architecture) for suffix, size in shapes.items()
-    }
+    try:
+        found = {suffix: _find(spec, entries, f"{module}.{suffix}", size) for suffix, size in sizes.items()}
+    except ModelError as error:
+        parts = ", ".join(f"{suffix} {list(size)}" for suffix, size in sizes.items())
+        raise ModelError(f"{error} {checkpoint.described} by {checkpoint.method} have {parts}.") from error
     for suffix, entry in found.items():
-        known = PLAIN_DTYPES if suffix.endswith(("scale", "scales")) else WORD_DTYPES
+        known = encodings(checkpoint, suffix)
         if entry.encoding not in known:
             raise ModelError(f"{entry.file}: tensor {entry.name} is {entry.encoding}; it must be {', '.join(known)}.")
-    return IntegerRoute(module, row, shape[0], found)
+    return PackedRoute(module, row, shape[0], found)
 
 
-def load_integers(arena: WeightArena, plan: Mapping[str, tuple[IntegerRoute, ...]], lanes: CopyLanes) -> None:
-    """Read every integer weight of the plan and lay it out in the arena. Raises ModelError."""
-    checkpoint = arena.spec.checkpoint
-    if not isinstance(checkpoint, IntegerCheckpoint):
+def encodings(checkpoint: PackedCheckpoint, suffix: str) -> tuple[str, ...]:
+    """safetensors' dtypes that the tensor of a weight may have."""
+    if isinstance(checkpoint, Fp4Checkpoint):
+        return fp4_files.encodings(checkpoint, suffix)
+    return integer_files.encodings(suffix)
+
+
+def _find(spec: ModelSpec, entries: Entries, name: str, shape: tuple[int, ...]) -> TensorEntry:
+    """One number may have a dimension or none."""
+    there = entries.get(name)
+    single = shape == () and there is not None and there.shape == (1,)
+    return find_entry(entries, name, (1,) if single else shape, spec.architecture)
+
+
+def load_packed(arena: WeightArena, plan: Mapping[str, tuple[PackedRoute, ...]], lanes: CopyLanes) -> None:
+    """Read every weight of the plan and lay it out in the arena. Raises ModelError."""
+    checkpoint = packed_checkpoint(arena.spec)
+    if checkpoint is None:
         return
-    waiting: tuple[str, tuple[IntegerRoute, ...], list[dict[str, Tensor]], list[Future[None]]] | None = None
+    waiting: tuple[str, tuple[PackedRoute, ...], list[dict[str, Tensor]], list[Future[None]]] | None = None
     for name, routes in plan.items():
         lanes.fence()
         read, futures = _submit(lanes, routes, arena.device)
@@ -120,15 +152,14 @@ def load_integers(arena: WeightArena, plan: Mapping[str, tuple[IntegerRoute, ...
 
 
 def _submit(
-    lanes: CopyLanes, routes: tuple[IntegerRoute, ...], device: torch.device
+    lanes: CopyLanes, routes: tuple[PackedRoute, ...], device: torch.device
 ) -> tuple[list[dict[str, Tensor]], list[Future[None]]]:
     read: list[dict[str, Tensor]] = []
     futures: list[Future[None]] = []
     for route in routes:
         tensors = {}
         for suffix, entry in route.entries.items():
-            dtype = (PLAIN_DTYPES | WORD_DTYPES)[entry.encoding]
-            tensors[suffix] = torch.empty(entry.shape, dtype=dtype, device=device)
+            tensors[suffix] = torch.empty(entry.shape, dtype=READABLE_DTYPES[entry.encoding], device=device)
             futures += lanes.submit_plain(entry, tensors[suffix])
         read.append(tensors)
     return read, futures
@@ -136,15 +167,20 @@ def _submit(
 
 def _store(
     arena: WeightArena,
-    checkpoint: IntegerCheckpoint,
+    checkpoint: PackedCheckpoint,
     lanes: CopyLanes,
     name: str,
-    routes: tuple[IntegerRoute, ...],
+    routes: tuple[PackedRoute, ...],
     read: list[dict[str, Tensor]],
     futures: list[Future[None]],
 ) -> None:
     lanes.join(futures)
-    pieces = [unpack(checkpoint, tensors, route.module) for route, tensors in zip(routes, read, strict=True)]
+    if isinstance(checkpoint, Fp4Checkpoint):
+        for route, tensors in zip(routes, read, strict=True):
+            floats = fp4_files.unpack(checkpoint, tensors, route.module)
+            arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
+        return
+    pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
     place = arena.integers[name]
     for route, piece in zip(routes, pieces, strict=True):
         arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)
@@ -152,7 +188,7 @@ def _store(
         place.order.copy_(_common_order(routes, pieces, place))
 
 
-def _common_order(routes: tuple[IntegerRoute, ...], pieces: list[Unpacked], place: IntegerWeight) -> Tensor:
+def _common_order(routes: tuple[PackedRoute, ...], pieces: list[Unpacked], place: IntegerWeight) -> Tensor:
     """The one order of all pieces. Raises ModelError where matrices that are one here order their columns
     differently.
     """

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.integer_scheme import IntegerScheme
-from stoker_runtime.models.module_names import is_named
+from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
+from stoker_runtime.models.quantization.module_names import is_named
 
 BITS = (4, 8)
 
@@ -44,6 +44,11 @@ class IntegerCheckpoint:
     def kind(self) -> Literal["int4", "int8"]:
         """How its weights rest in memory."""
         return self.scheme.kind
+
+    @property
+    def described(self) -> str:
+        """What its weights are, in words."""
+        return f"integers of {self.scheme.bits} bits"
 
     def leaves(self, module: str) -> bool:
         """Whether the weight of `module` (`model.layers.0.mlp.up_proj`) is not quantized."""
