@@ -66,28 +66,17 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gemma": ("GemmaConfig", {"head_dim": 20}, None),
     "gemma2": (
         "Gemma2Config",
-        {
-            "head_dim": 20,
-            "query_pre_attn_scalar": 20,
-            "sliding_window": 9,
-            "attn_logit_softcapping": 2.5,
-            "final_logit_softcapping": 3.5,
-            "tie_word_embeddings": True,
-        },
+        {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "attn_logit_softcapping": 2.5,
+         "final_logit_softcapping": 3.5, "tie_word_embeddings": True},
         None,
     ),
     "gemma3": (
         "Gemma3TextConfig",
-        {
-            "head_dim": 20,
-            "query_pre_attn_scalar": 20,
-            "sliding_window": 9,
-            "num_hidden_layers": 7,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
+        {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "num_hidden_layers": 7,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+         }},
         None,
     ),
     "granite": (

@@ -24,8 +24,8 @@ WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
 LARGE_GIB = 36
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
-# What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out: W4 has a scale and
-# a zero point for each 128 columns.
+# What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out. W4 has a scale
+# and a zero point for each 128 columns.
 AT_LOAD = {"FP8": 0.5, "W4": 0.262}
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "

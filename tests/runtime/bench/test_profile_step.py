@@ -41,7 +41,9 @@ def test_half_a_step_has_no_timeline() -> None:
     assert timeline(step(0, 3)) == ["  no whole step was recorded"]
 
 
-def test_kernels_are_shown_by_their_share(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_are_shown_by_their_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(profile_step, "RECORDED_STEPS", 2)
     show(64, [*step(0, 3), *step(40, 3)], 2)
     assert capsys.readouterr().out.splitlines() == [

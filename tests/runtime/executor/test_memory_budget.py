@@ -92,7 +92,9 @@ def in_a_process_of_its_own(config: EngineConfig) -> Taken:
         ("qwen2.5-7b", 0.9, 0.0, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     ],
 )
-def test_the_budget_is_used_and_kept(shape: str, utilization: float, reserve_gb: float, fields: dict[str, Any]) -> None:
+def test_the_budget_is_used_and_kept(
+    shape: str, utilization: float, reserve_gb: float, fields: dict[str, Any]
+) -> None:
     taken = in_a_process_of_its_own(
         EngineConfig(
             model=f"shape:{shape}",

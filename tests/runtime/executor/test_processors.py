@@ -28,11 +28,8 @@ def write(path: Path, text: str) -> None:
         ({"a/cpu.max": "90000 30000\n", "a/b/cpu.max": "21000 30000\n"}, "0::/a/b\n", 0.7),
         # The host's path from inside of a container: the group itself is what is mounted.
         ({"cpu.max": "50000 20000\n"}, "0::/kubepods/pod7/abc\n", 2.5),
-        (
-            {"cpu,cpuacct/cpu.cfs_quota_us": "170000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},
-            "3:cpuset:/x\n4:cpu,cpuacct:/pods/y\n",
-            1.7,
-        ),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "170000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},
+         "3:cpuset:/x\n4:cpu,cpuacct:/pods/y\n", 1.7),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/\n", None),
         ({"cpu.max": "nonsense\n"}, "0::/\n", None),
         ({}, "0::/\n", None),

@@ -161,7 +161,9 @@ def make_spec(model: str) -> ModelSpec:
         return build_spec(read_source("shape:traced"))
 
 
-def make_body(model: str, page: int, quantization: str, kv: str, **adapters: Any) -> tuple[StepBody, ShapeTable]:
+def make_body(
+    model: str, page: int, quantization: str, kv: str, **adapters: Any
+) -> tuple[StepBody, ShapeTable]:
     """`adapters` are settings of a server that serves some."""
     spec = make_spec(model)
     asked = EngineConfig(
@@ -176,9 +178,8 @@ def make_body(model: str, page: int, quantization: str, kv: str, **adapters: Any
     step = AdapterStep(config, AdapterMemory(config, spec, dtype, device), device) if adapters else None
     arena = torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype])
     body = StepBody(config, decoder, arena, device, adapters=step)
-    table = ShapeTable(
-        config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2, padded=True
-    )
+    table = ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, spec.parameter_bytes("bfloat16") // 2,
+                       padded=True)
     return body, table
 
 
