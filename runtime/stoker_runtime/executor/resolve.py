@@ -14,7 +14,8 @@ from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, is_packed, stored_kind
+from stoker_runtime.models.quantization.schemes import is_packed
+from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, stored_kind
 
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when

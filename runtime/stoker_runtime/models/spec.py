@@ -15,16 +15,11 @@ from math import prod
 
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.moe_spec import MoeSpec
-from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
-from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.quantization.integer_scheme import IN_SITU, IntegerScheme
+from stoker_runtime.models.quantization.integer_scheme import IN_SITU
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
+from stoker_runtime.models.quantization.schemes import Scheme, is_packed
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-
-Scheme = IntegerScheme | Fp4Scheme
-# Kinds of weights that lie in several tensors.
-PACKED_KINDS = ("int4", "int8", "nvfp4", "mxfp4")
 
 # Parameters start at multiples of this many bytes: vector loads and TMA descriptors want aligned addresses.
 ALIGNMENT = 256
@@ -295,8 +290,7 @@ class ModelSpec:
 
     def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
         kind = self._stored_kind(name) if role in QUANTIZED else ""
-        held = self.checkpoint if is_packed(kind) else None
-        scheme = None if held is None or isinstance(held, Fp8Checkpoint) else held.scheme
+        scheme = self.checkpoint.scheme if self.checkpoint is not None and is_packed(kind) else None
         # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
         dtype = "float32" if role is Role.NORM and self.norm_offset else ""
         if name.endswith(EXACT):
@@ -374,11 +368,6 @@ def stored_kind(parameter: Parameter, quantization: str) -> str:
     if parameter.role not in QUANTIZED:
         return "dense"
     return {"fp8": "fp8_channel", "w4": IN_SITU.kind}.get(quantization, "dense")
-
-
-def is_packed(kind: str) -> bool:
-    """Whether a weight of this kind lies in several tensors, as its scheme says."""
-    return kind in PACKED_KINDS
 
 
 def stored_scheme(parameter: Parameter) -> Scheme:

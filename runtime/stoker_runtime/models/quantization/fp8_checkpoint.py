@@ -33,6 +33,11 @@ class Fp8Checkpoint:
     note: str = ""
 
     @property
+    def scheme(self) -> None:
+        """None: a weight lies in one tensor, and its scales in another."""
+        return None
+
+    @property
     def described(self) -> str:
         """What its weights are, in words."""
         return "FP8"
