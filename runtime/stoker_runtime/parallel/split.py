@@ -18,8 +18,8 @@ from enum import StrEnum
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
