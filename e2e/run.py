@@ -117,7 +117,17 @@ def run_scenarios(scenarios: Sequence[str], clock: Clock) -> int:
     last_start = clock.seconds(before_end=_LAST_START_MINUTES)
     if last_start is not None:
         os.environ["STOKER_E2E_UNTIL"] = str(time.time() + last_start)
-    command = [sys.executable, "-m", "pytest", "-v", "-o", "timeout=1800", *chosen]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-o",
+        "timeout=1800",
+        "--durations=0",
+        "--durations-min=30",
+        *chosen,
+    ]
     try:
         status = finish(command, clock.seconds(before_end=_INTERRUPT_MINUTES), signal.SIGINT)
     finally:

@@ -125,6 +125,8 @@ def _kubelet(layout: Layout) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "nodeStatusUpdateFrequency": "5s",
+        # How soon a pod sees what became of its Secrets: a minute otherwise.
+        "syncFrequency": "10s",
     }
 
 

@@ -169,4 +169,7 @@ def namespace(kube: Kube, name: str) -> Iterator[Kube]:
     try:
         yield kube.within(name)
     finally:
-        kube.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s", seconds=200)
+        kube.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
+        # Nobody waits for an answer any more: a graceful end, which some scenarios are about, would only take time.
+        kube.within(name).kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--ignore-not-found")
+        kube.wait("delete", f"namespace/{name}", 180)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.scenarios.faults import test_operator_killed, test_pod_faults
+from e2e.scenarios.faults import test_operator_killed, test_pod_faults, test_spec_faults
 
 SCENARIOS = Path(test_pod_faults.__file__).parent
 README = SCENARIOS.parents[1] / "README.md"
@@ -16,6 +16,7 @@ README = SCENARIOS.parents[1] / "README.md"
 FILLED = {
     "operator killed when {}": list(test_operator_killed.FIRST),
     "operator killed in an update when {}": list(test_operator_killed.UPDATE),
+    "{}": list(test_spec_faults.PLACELESS),
     "{} ({})": ["engine process killed (SIGKILL)", "engine hung (SIGSTOP)"],
 }
 

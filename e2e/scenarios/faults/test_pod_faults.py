@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -13,8 +16,9 @@ from e2e.cluster.backend import Given
 from e2e.cluster.layout import ETCD_PORT
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.faults.record import Fault, Record
+from e2e.scenarios.faults.test_operator_killed import settled, uids
 from e2e.scenarios.faults.test_source_faults import seen
-from e2e.scenarios.kube import Kube, eventually
+from e2e.scenarios.kube import Kube, eventually, namespace
 
 GOLDEN = Path(__file__).parent / "golden"
 # The engine's own process is a child of the API's; both are in the container's process namespace.
@@ -37,6 +41,24 @@ def serving(place: Kube) -> Kube:
     place.apply(stoker.service("model"))
     stoker.wait_ready(place, "model")
     return place
+
+
+@pytest.fixture(scope="module")
+def served(kube: Kube, installed: Kube) -> Iterator[Kube]:
+    """A namespace in which a service serves, for all tests that leave its pod as it was."""
+    with namespace(kube, "pod-faults") as made:
+        made.apply(stoker.service("model"))
+        stoker.wait_ready(made, "model")
+        yield made
+
+
+@pytest.fixture
+def steady(served: Kube) -> Iterator[Kube]:
+    """The same, with one pod again at the end."""
+    yield served
+    served.kubectl("scale", "infsvc/model", "--replicas=1")
+    eventually("one pod is left", lambda: settled(served) and len(uids(served)) == 1, 120)
+    stoker.wait_ready(served, "model")
 
 
 def answers(kube: Kube) -> bool:
@@ -81,15 +103,15 @@ def test_engine(serving: Kube, record: Record, name: str, number: str, first: st
     record.add(Fault(f"{name} ({number})", seen(condition), watch.seconds))
 
 
-def test_image_missing(serving: Kube, record: Record) -> None:
-    serving.merge("infsvc", "model", {"spec": {"runtime": {"image": "stoker/no-such-image:1"}}})
-    condition = stoker.wait_reason(serving, "model", "ImagePullFailed")
-    golden.check(GOLDEN / "image-missing.txt", golden.situation(serving, "model"))
-    assert stoker.conditions(serving, "model")["Servable"]["status"] == "True"
-    assert answers(serving), "the revision before does not answer"
+def test_image_missing(steady: Kube, record: Record) -> None:
+    steady.merge("infsvc", "model", {"spec": {"runtime": {"image": "stoker/no-such-image:1"}}})
+    condition = stoker.wait_reason(steady, "model", "ImagePullFailed")
+    golden.check(GOLDEN / "image-missing.txt", golden.situation(steady, "model"))
+    assert stoker.conditions(steady, "model")["Servable"]["status"] == "True"
+    assert answers(steady), "the revision before does not answer"
     watch = stoker.Stopwatch()
-    serving.merge("infsvc", "model", {"spec": {"runtime": {"image": None}}})
-    stoker.wait_ready(serving, "model")
+    steady.merge("infsvc", "model", {"spec": {"runtime": {"image": None}}})
+    stoker.wait_ready(steady, "model")
     record.add(Fault("image missing", seen(condition), watch.seconds, "after the image was corrected"))
 
 
@@ -106,55 +128,87 @@ def test_node_cordoned(place: Kube, only_node: str, record: Record) -> None:
     record.add(Fault("node cordoned", seen(condition), watch.seconds, "by itself once a node takes pods"))
 
 
-def test_api_server_restarted(serving: Kube, given: Given, record: Record) -> None:
+def test_api_server_restarted(steady: Kube, given: Given, record: Record) -> None:
     if given.node is None:
         pytest.skip("only the API server of a node of plain processes can be restarted")
-    address = stoker.url(serving, "model")
+    address = stoker.url(steady, "model")
     given.node.processes.stop("kube-apiserver")
     try:
         stoker.ask(address, "model")
     finally:
         given.node.processes.restart("kube-apiserver")
     watch = stoker.Stopwatch()
-    eventually("the API server answers", lambda: serving.kubectl("get", "--raw", "/readyz"), 120)
-    assert stoker.conditions(serving, "model")["Ready"]["status"] == "True"
-    serving.kubectl("scale", "infsvc/model", "--replicas=2")
-    stoker.wait_ready(serving, "model")
-    assert not restarts_of_all(serving)
+    eventually("the API server answers", lambda: steady.kubectl("get", "--raw", "/readyz"), 120)
+    assert stoker.conditions(steady, "model")["Ready"]["status"] == "True"
+    steady.kubectl("scale", "infsvc/model", "--replicas=2")
+    stoker.wait_ready(steady, "model")
+    assert not restarts_of_all(steady)
     text = "the service answers throughout; a change made right after is carried out"
     record.add(Fault("API server restarted", text, watch.seconds))
 
 
-def test_etcds_leases_lost(serving: Kube, given: Given, record: Record) -> None:
+def test_etcds_leases_lost(steady: Kube, given: Given, record: Record) -> None:
     """What etcd keeps for a time alone is gone at once: events, the API server's own registration, with them all
     Leases, of the node and of the leader.
     """
     if given.node is None:
         pytest.skip("only the etcd of a node of plain processes can be told to forget")
-    pods = {pod["metadata"]["uid"] for pod in stoker.engine_pods(serving, "model")}
+    pods = {pod["metadata"]["uid"] for pod in stoker.engine_pods(steady, "model")}
     revoked = [etcd("/v3/lease/revoke", {"ID": lease["ID"]}) for lease in etcd("/v3/lease/leases").get("leases", ())]
     assert revoked, "etcd had no lease"
-    assert not serving.items("events"), "events outlived their lease"
+    assert not steady.items("events"), "events outlived their lease"
     watch = stoker.Stopwatch()
-    for lease in json.loads(serving.kubectl("get", "leases", "--all-namespaces", "-o", "json"))["items"]:
-        serving.within(lease["metadata"]["namespace"]).kubectl("delete", "lease", lease["metadata"]["name"])
-    assert answers(serving)
-    serving.kubectl("scale", "infsvc/model", "--replicas=2")
-    stoker.wait_ready(serving, "model")
-    assert pods < {pod["metadata"]["uid"] for pod in stoker.engine_pods(serving, "model")}
-    assert not restarts_of_all(serving)
+    for lease in json.loads(steady.kubectl("get", "leases", "--all-namespaces", "-o", "json"))["items"]:
+        steady.within(lease["metadata"]["namespace"]).kubectl("delete", "lease", lease["metadata"]["name"])
+    assert answers(steady)
+    steady.kubectl("scale", "infsvc/model", "--replicas=2")
+    stoker.wait_ready(steady, "model")
+    assert pods < {pod["metadata"]["uid"] for pod in stoker.engine_pods(steady, "model")}
+    assert not restarts_of_all(steady)
     text = "the service answers throughout; a change made right after is carried out; earlier events are gone"
     record.add(Fault("etcd's leases lost", text, watch.seconds))
 
 
-def test_lease_lost(serving: Kube, installed: Kube, record: Record) -> None:
+def test_lease_lost(steady: Kube, installed: Kube, record: Record) -> None:
     watch = stoker.Stopwatch()
     installed.kubectl("delete", "lease", "stoker")
-    serving.kubectl("scale", "infsvc/model", "--replicas=2")
-    stoker.wait_ready(serving, "model")
+    steady.kubectl("scale", "infsvc/model", "--replicas=2")
+    stoker.wait_ready(steady, "model")
     assert installed.get("lease", "stoker")["spec"]["holderIdentity"]
     text = "the service answers throughout; a replica takes a new Lease and carries out what was asked meanwhile"
     record.add(Fault("the leader's Lease lost", text, watch.seconds))
+
+
+def test_engine_dead_under_a_kubelet_that_is_gone(steady: Kube, given: Given, record: Record) -> None:
+    """Nobody but the pod itself could tell: for the API server it stays ready for a minute."""
+    if given.node is None:
+        pytest.skip("only the kubelet of a node of plain processes can be stopped")
+    (pod,) = stoker.engine_pods(steady, "model")
+    watch = stoker.Stopwatch()
+    given.node.processes.stop("kubelet")
+    try:
+        kill_processes(pod["metadata"]["uid"])
+        condition = stoker.wait_reason(steady, "model", "PodNotReady", 45)
+        assert "is said to be ready and does not answer" in condition["message"]
+        golden.check(GOLDEN / "kubelet-gone.txt", golden.situation(steady, "model"))
+    finally:
+        given.node.processes.restart("kubelet")
+    stoker.wait_ready(steady, "model")
+    assert answers(steady)
+    record.add(Fault("kubelet gone, then the engine dead", seen(condition), watch.seconds, "once the kubelet is back"))
+
+
+def kill_processes(pod: str) -> None:
+    """End what runs in a pod of this machine, but for what holds its network."""
+    ended = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if pod in (process / "cgroup").read_text() and b"/pause" not in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+                ended += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    assert ended, f"no process of pod {pod} was found"
 
 
 def restarts_of_all(kube: Kube) -> int:

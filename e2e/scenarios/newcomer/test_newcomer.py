@@ -73,7 +73,7 @@ def command(folder: Path, name: str, real: str, besides: Mapping[str, list[str]]
         for key, flags in besides.items()
     )
     if name == "docker":  # flags come before the context
-        cases = cases.replace('set -- "$@"', 'shift; set -- build').replace("; fi", ' "$@"; fi')
+        cases = cases.replace('set -- "$@"', "shift; set -- build").replace("; fi", ' "$@"; fi')
     file = folder / name
     file.write_text(f'#!/bin/bash\n{cases}exec {shlex.quote(real)} "$@"\n')
     file.chmod(0o755)
