@@ -44,12 +44,12 @@ FETCH_MISTAKES = {
         {"runtime": {"image": None}},
         "ImagePullFailed", "stoker/no-such-image:1",
     ),
-    "node selector": Mistake(
+    "selector": Mistake(
         {"placement": {"nodeSelector": {"no": "node"}}},
         {"placement": {"nodeSelector": None}},
         "Unschedulable", "placement.nodeSelector",
     ),
-    "Secret's name": Mistake(
+    "secret": Mistake(
         {"model": {"secretRef": {"name": "hub-tokenn"}}},
         {"model": {"secretRef": None}},
         "ReferenceMissing", "hub-tokenn",
@@ -64,7 +64,7 @@ def test_what_a_prefetch_hangs_on_is_corrected(place: Kube, record: Record) -> N
     for (name, mistake), (_, following) in zip(mistakes, [*mistakes[1:], ("", None)], strict=True):
         condition = stoker.wait_reason(place, "model", mistake.reason, SOON)
         assert mistake.says in condition["message"]
-        golden.check(GOLDEN / f"fetch-{name.split()[0].lower()}.txt", golden.situation(place, "model"))
+        golden.check(GOLDEN / f"fetch-{name}.txt", golden.situation(place, "model"))
         watch = stoker.Stopwatch()
         place.merge("infsvc", "model", {"spec": stoker.merged(mistake.right, following.wrong if following else {})})
     stoker.wait_ready(place, "model", SOON)
@@ -100,12 +100,12 @@ def served(kube: Kube, installed: Kube) -> Iterator[Kube]:
 
 
 PLACELESS = {
-    "a change that no node matches": Mistake(
+    "change without a node": Mistake(
         {"placement": {"nodeSelector": {"no": "node"}}},
         {"placement": {"nodeSelector": None}},
         "Unschedulable", "no node matches",
     ),
-    "a change that asks for 900Gi": Mistake(
+    "change without the memory": Mistake(
         {"resources": {"memory": "900Gi"}},
         {"resources": {"memory": "1500Mi"}},
         "Unschedulable", "no node has enough memory free",
@@ -121,7 +121,7 @@ def test_a_change_that_finds_no_node_ends_nobody(served: Kube, record: Record, n
         served.merge("infsvc", "model", {"spec": mistake.wrong})
         condition = stoker.wait_reason(served, "model", mistake.reason)
         assert mistake.says in condition["message"]
-        golden.check(GOLDEN / f"{name.rpartition(' ')[2]}.txt", golden.situation(served, "model"))
+        golden.check(GOLDEN / f"{name.replace(' ', '-')}.txt", golden.situation(served, "model"))
         assert stoker.conditions(served, "model")["Servable"]["status"] == "True"
         streams.wait_more(6)
         strategy = served.get("deployment", "model")["spec"]["strategy"]["rollingUpdate"]
