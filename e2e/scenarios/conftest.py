@@ -15,7 +15,7 @@ from e2e.cluster.binaries import Say, ensure, to_stderr
 from e2e.cluster.layout import NO_CLUSTER
 from e2e.cluster.processes import NodeStartError
 from e2e.scenarios import stoker
-from e2e.scenarios.kube import Kube, namespace, proxied
+from e2e.scenarios.kube import Kube, proxied
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,7 +86,7 @@ def only_node(kube: Kube) -> str:
 @pytest.fixture(scope="session")
 def hub(kube: Kube, given: Given) -> Iterator[stoker.Hub]:
     """A hub with SmolLM2, reachable from pods."""
-    with namespace(kube, stoker.HUB_NAMESPACE) as place, stoker.hub(place, given.images) as running:
+    with stoker.namespace(kube, stoker.HUB_NAMESPACE) as place, stoker.hub(place, given.images) as running:
         yield running
 
 
@@ -106,7 +106,7 @@ def installed(kube: Kube, given: Given, hub: stoker.Hub) -> Iterator[Kube]:
 def place(request: pytest.FixtureRequest, kube: Kube, installed: Kube, hub: stoker.Hub) -> Iterator[Kube]:
     """A namespace of this test's own; the hub is whole again afterwards."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
-    with namespace(kube, name) as made:
+    with stoker.namespace(kube, name) as made:
         try:
             yield made
         finally:

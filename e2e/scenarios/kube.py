@@ -159,17 +159,3 @@ def proxied(kube: Kube) -> Iterator[Kube]:
     finally:
         process.terminate()
         process.communicate()
-
-
-@contextmanager
-def namespace(kube: Kube, name: str) -> Iterator[Kube]:
-    """A namespace that admits restricted pods alone; it is gone, with all in it, at the end."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    try:
-        yield kube.within(name)
-    finally:
-        kube.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
-        # Nobody waits for an answer any more: a graceful end, which some scenarios are about, would only take time.
-        kube.within(name).kubectl("delete", "pods", "--all", "--force", "--grace-period=0", "--ignore-not-found")
-        kube.wait("delete", f"namespace/{name}", 180)

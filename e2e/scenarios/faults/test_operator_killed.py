@@ -14,7 +14,7 @@ import pytest
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.faults.record import Fault, Record
 from e2e.scenarios.faults.test_source_faults import seen
-from e2e.scenarios.kube import Kube, eventually, namespace
+from e2e.scenarios.kube import Kube, eventually
 
 GOLDEN = Path(__file__).parent / "golden"
 GOES_ON = "the other replica leads and goes on"
@@ -116,7 +116,7 @@ UPDATE = {
 @pytest.fixture(scope="module")
 def updated(kube: Kube, installed: Kube) -> Iterator[Kube]:
     """A namespace with one service that serves, for all steps of an update."""
-    with namespace(kube, "operator-killed-in-updates") as made:
+    with stoker.namespace(kube, "operator-killed-in-updates") as made:
         made.apply(stoker.service("model"))
         stoker.wait_ready(made, "model")
         yield made

@@ -18,7 +18,7 @@ from e2e.scenarios import golden, stoker
 from e2e.scenarios.faults.record import Fault, Record
 from e2e.scenarios.faults.test_operator_killed import settled, uids
 from e2e.scenarios.faults.test_source_faults import seen
-from e2e.scenarios.kube import Kube, eventually, namespace
+from e2e.scenarios.kube import Kube, eventually
 
 GOLDEN = Path(__file__).parent / "golden"
 # The engine's own process is a child of the API's; both are in the container's process namespace.
@@ -46,7 +46,7 @@ def serving(place: Kube) -> Kube:
 @pytest.fixture(scope="module")
 def served(kube: Kube, installed: Kube) -> Iterator[Kube]:
     """A namespace in which a service serves, for all tests that leave its pod as it was."""
-    with namespace(kube, "pod-faults") as made:
+    with stoker.namespace(kube, "pod-faults") as made:
         made.apply(stoker.service("model"))
         stoker.wait_ready(made, "model")
         yield made

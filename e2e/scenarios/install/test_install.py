@@ -16,7 +16,7 @@ from e2e.cluster.binaries import ensure
 from e2e.cluster.layout import HERE
 from e2e.scenarios import golden, stoker
 from e2e.scenarios.install import schemas
-from e2e.scenarios.kube import Kube, eventually, namespace
+from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.session import Session
 from openai import OpenAI, omit
 
@@ -35,7 +35,7 @@ IMAGES = "--set=image.repository=registry.example/operator,runtime.image=registr
 @pytest.fixture
 def demo(kube: Kube) -> Iterator[Kube]:
     """A namespace for the session; whatever happens, the release and the CRD are gone at the end."""
-    with namespace(kube, "demo") as made:
+    with stoker.namespace(kube, "demo") as made:
         try:
             yield made
         finally:

@@ -26,7 +26,7 @@ from e2e.cluster.binaries import ensure
 from e2e.cluster.docker import Docker
 from e2e.cluster.layout import Layout
 from e2e.scenarios import stoker
-from e2e.scenarios.kube import Kube, eventually, namespace
+from e2e.scenarios.kube import Kube, eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "deploy.md"
@@ -81,7 +81,7 @@ def command(folder: Path, name: str, real: str, besides: Mapping[str, list[str]]
 
 @pytest.fixture
 def demo(kube: Kube) -> Iterator[Kube]:
-    with namespace(kube, "newcomer") as made:
+    with stoker.namespace(kube, "newcomer") as made:
         try:
             yield made
         finally:
