@@ -8,7 +8,8 @@ Knows nothing of torch: dtypes and devices are names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields
 
 from stoker_runtime.errors import ConfigError
 
@@ -40,6 +41,33 @@ class LoraModule:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """Whether and where what the prefix cache gains and loses is published, in vLLM's words.
+
+    `publisher` "zmq" or "null", "" for what `enable_kv_cache_events` says. `endpoint` is bound where it names no host
+    (`tcp://*:5557`), and connected to else. At `replay_endpoint`, which is bound, the last `buffer_steps` messages can
+    be asked for again. Beyond `max_queue_size` messages that wait to be sent, or `hwm` of a subscriber, some are lost.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str = ""
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    def __str__(self) -> str:
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs. Sizes are tokens, pages or GiB as named.
 
@@ -61,6 +89,7 @@ class EngineConfig:
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
+    `kv_events_config` None publishes nothing of the prefix cache.
     """
 
     model: str
@@ -98,6 +127,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    kv_events_config: KvEventsConfig | None = None
 
     @property
     def ranks(self) -> int:
@@ -151,7 +181,16 @@ class EngineConfig:
                 param="enable_expert_parallel",
             )
         self._validate_lora()
+        if self.publishes_kv_events and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config tells of the prefix cache: it needs enable_prefix_caching.", param="kv_events_config"
+            )
         return self
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        """Whether what the prefix cache gains and loses is published."""
+        return self.kv_events_config is not None and self.kv_events_config.publishes
 
     @property
     def host_loras(self) -> int:

@@ -103,6 +103,14 @@ COUNTERS = (
     EngineGauge("vllm:num_preemptions", "Sequences that gave up their pages to others", lambda s: s.preemptions),
     EngineGauge("vllm:prompt_tokens", "Prompt tokens processed", lambda s: s.prompt_tokens),
     EngineGauge("vllm:generation_tokens", "Tokens generated", lambda s: s.generation_tokens),
+    EngineGauge(
+        "stoker:kv_event_messages", "Messages of what the prefix cache gained and lost", lambda s: s.kv_event_messages
+    ),
+    EngineGauge(
+        "stoker:kv_event_messages_lost",
+        "Of them, those that were never sent because too many waited",
+        lambda s: s.kv_event_messages_lost,
+    ),
     EngineGauge("stoker:engine_steps", "Steps the engine took", lambda s: s.steps),
 )
 

@@ -325,3 +325,5 @@ class EngineStats:
     batch_tokens: int = 0
     running_adapters: tuple[int, ...] = ()
     waiting_adapters: tuple[int, ...] = ()
+    kv_event_messages: int = 0
+    kv_event_messages_lost: int = 0

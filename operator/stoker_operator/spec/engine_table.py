@@ -38,6 +38,7 @@ SETTINGS: frozenset[str] = frozenset({
     "host",
     "kernel",
     "kv-cache-dtype",
+    "kv-events-config",
     "log-json",
     "log-level",
     "lora-embeddings",

@@ -12,8 +12,8 @@ import statistics
 import time
 from array import array
 
-from stoker_runtime.engine.core import step_message
 from stoker_runtime.engine.messages import encode
+from stoker_runtime.engine.outbound import step_message
 from stoker_runtime.request import Request, SamplingParams
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.scheduler import Scheduler

@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -29,20 +28,19 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import head_start
 from stoker_runtime.engine.adapters import OFF
 from stoker_runtime.engine.executor_protocol import Executor, ExecutorFactory
+from stoker_runtime.engine.kv_events import KvEventPublisher
 from stoker_runtime.engine.messages import (
     Abort,
     Adapters,
     Add,
     Done,
     Failed,
-    Finished,
     Hello,
     Load,
     Message,
     Ready,
     Refused,
     Start,
-    Started,
     Step,
     Stop,
     Unload,
@@ -50,6 +48,7 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
+from stoker_runtime.engine.outbound import split_by_client, step_message
 from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
@@ -84,8 +83,10 @@ class Client:
 class EngineCore:
     """The loop between socket and step loop."""
 
-    def __init__(self, loop: Loop, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, loop: Loop, socket: zmq.Socket[bytes], events: KvEventPublisher | None = None) -> None:
+        """`events`, unless None, publishes what the prefix cache gains and loses."""
         self._loop = loop
+        self._events = events
         self._adapters = loop.adapters if isinstance(loop, StepLoop) else None
         self._socket = socket
         self._clients: dict[bytes, Client] = {}
@@ -104,6 +105,8 @@ class EngineCore:
                 self._adapters.take_over(StepOutput(), idle=True)
             elif preparing:
                 preparing = self._loop.executor.idle()
+            if self._events is not None:
+                self._events.publish()
             self._heartbeat()
 
     def _receive(self, *, wait: bool) -> None:
@@ -195,7 +198,7 @@ class EngineCore:
     def _publish(self, output: StepOutput) -> None:
         if not output.tokens and not output.finished and not output.prompt_logprobs:
             return
-        stats = self._loop.stats()
+        stats = self._stats()
         if len(self._by_index) == 1:
             self._send(self._by_index[0], step_message(output, stats, self._by_index[0].received))
         else:
@@ -205,11 +208,17 @@ class EngineCore:
         for sequence in output.finished:
             self._by_index[sequence.client].sequences.pop(sequence.handle, None)
 
+    def _stats(self) -> EngineStats:
+        stats = self._loop.stats()
+        if self._events is not None:
+            self._events.count(stats)
+        return stats
+
     def _heartbeat(self) -> None:
         now = time.monotonic()
         for client in list(self._clients.values()):
             if now - client.last_sent >= HEARTBEAT_SECONDS:
-                self._send(client, Step(self._loop.stats(), client.received))
+                self._send(client, Step(self._stats(), client.received))
 
     def _send(self, client: Client, message: Message) -> None:
         client.last_sent = time.monotonic()
@@ -231,52 +240,6 @@ class EngineCore:
         client.sequences.clear()
 
 
-def step_message(output: StepOutput, stats: EngineStats, received: int) -> Step:
-    """A step's output for one client."""
-    return Step(
-        stats=stats,
-        received=received,
-        handles=array("q", [sequence.handle for sequence in output.sequences]),
-        tokens=array("i", output.tokens),
-        started=[
-            Started(each.handle, each.cached_tokens, max(0.0, (each.admitted or 0.0) - each.request.arrival))
-            for each in output.started
-        ],
-        finished=[
-            Finished(each.handle, each.finish, each.stop_token, each.error, each.complete)
-            for each in output.finished
-            if each.finish is not None
-        ],
-        logprobs=output.logprobs,
-        prompt_logprobs=[(sequence.handle, entries) for sequence, entries in output.prompt_logprobs],
-        vectors=[(sequence.handle, vector) for sequence, vector in output.vectors],
-    )
-
-
-def split_by_client(output: StepOutput) -> dict[int, StepOutput]:
-    """A step's output, one part per client index."""
-    parts: dict[int, StepOutput] = {}
-
-    def part(sequence: Sequence) -> StepOutput:
-        return parts.setdefault(sequence.client, StepOutput())
-
-    for row, sequence in enumerate(output.sequences):
-        mine = part(sequence)
-        mine.sequences.append(sequence)
-        mine.tokens.append(output.tokens[row])
-        if output.logprobs:
-            mine.logprobs.append(output.logprobs[row])
-    for sequence, entries in output.prompt_logprobs:
-        part(sequence).prompt_logprobs.append((sequence, entries))
-    for sequence, vector in output.vectors:
-        part(sequence).vectors.append((sequence, vector))
-    for sequence in output.started:
-        part(sequence).started.append(sequence)
-    for sequence in output.finished:
-        part(sequence).finished.append(sequence)
-    return parts
-
-
 def make_loop(executor: Executor | PoolingExecutor, config: EngineConfig) -> Loop:
     """The loop that drives this kind of executor."""
     if isinstance(executor, PoolingExecutor):
@@ -285,6 +248,17 @@ def make_loop(executor: Executor | PoolingExecutor, config: EngineConfig) -> Loo
     for module in config.lora_modules:
         loop.adapters.load_configured(module)
     return loop
+
+
+def open_events(loop: Loop, config: EngineConfig) -> KvEventPublisher | None:
+    """What publishes the prefix cache's events, where the configuration says so. Raises ConfigError."""
+    settings = config.kv_events_config
+    if settings is None or not settings.publishes:
+        return None
+    if not isinstance(loop, StepLoop) or loop.journal is None:
+        raise ConfigError("kv_events_config: a model that pools has no prefix cache.", param="kv_events_config")
+    adapters = loop.adapters
+    return KvEventPublisher(settings, loop.journal, lambda: adapters.served)
 
 
 def describe_ready(loop: Loop) -> Ready:
@@ -330,6 +304,7 @@ def build_and_serve(
     try:
         executor = build(config, ahead)
         loop = make_loop(executor, config)
+        events = open_events(loop, config)
     except Exception as error:
         if not isinstance(error, StokerError):
             log.exception("the engine did not start")
@@ -346,11 +321,13 @@ def build_and_serve(
     return_free_memory()
     log.info("engine ready, process %d", os.getpid())
     try:
-        EngineCore(loop, socket).run()
+        EngineCore(loop, socket, events).run()
     except Exception:
         log.critical("the executor is broken; the engine process ends", exc_info=True)
         return 1
     finally:
+        if events is not None:
+            events.close()
         executor.close()
     return 0
 

@@ -18,6 +18,7 @@ from stoker_runtime.engine.adapters import Adapters
 from stoker_runtime.engine.constraints import Constraints
 from stoker_runtime.engine.executor_protocol import Executor, Launched
 from stoker_runtime.errors import EngineError, RequestError
+from stoker_runtime.kvcache.journal import CacheJournal
 from stoker_runtime.request import EngineStats, Request
 from stoker_runtime.sampling.grammar import GrammarCompiler, build_tokenizer
 from stoker_runtime.scheduler.draft import StepOutput
@@ -34,7 +35,8 @@ class StepLoop:
 
     def __init__(self, executor: Executor, config: EngineConfig) -> None:
         self.executor = executor
-        self.scheduler = Scheduler(scheduler_config(executor, config))
+        self.journal = CacheJournal() if config.publishes_kv_events else None
+        self.scheduler = Scheduler(scheduler_config(executor, config, self.journal))
         self.adapters = Adapters(self.scheduler, executor.adapters)
         self._constraints = Constraints(self.scheduler, GrammarCompiler(lambda: load_trie(executor, config)))
         self._launched: Launched | None = None
@@ -123,7 +125,7 @@ def reachable_ends(executor: Executor) -> tuple[int, ...]:
     return tuple(token for token in executor.eos_token_ids if 0 <= token < executor.vocab_size)
 
 
-def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfig:
+def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJournal | None = None) -> SchedulerConfig:
     """The scheduler's sizes: the executor's, which are decided, and the rules of the configuration."""
     return SchedulerConfig(
         num_pages=executor.num_pages,
@@ -140,4 +142,5 @@ def scheduler_config(executor: Executor, config: EngineConfig) -> SchedulerConfi
         max_queued=config.max_queued,
         prefix_caching=config.enable_prefix_caching,
         seed=config.seed,
+        journal=journal,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from stoker_runtime.kvcache.journal import CacheJournal
 from stoker_runtime.kvcache.prefix_index import PrefixIndex
 
 
@@ -22,6 +23,8 @@ class PageManager:
         self.index: PrefixIndex | None = PrefixIndex(num_pages) if prefix_caching else None
         self.on_evict: Callable[[int, bytes], None] | None = None
         """Told of each cached page that `allocate` takes away, and of the key that it had."""
+        self.journal: CacheJournal | None = None
+        """Where evictions and clearings are noted; who publishes notes what."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
 
@@ -81,6 +84,8 @@ class PageManager:
             else:
                 assert self.index is not None, "no free page: check `available` first"
                 page, key = self.index.evict()
+                if self.journal is not None:
+                    self.journal.given_up(key)
                 if self.on_evict is not None:
                     self.on_evict(page, key)
             self._references[page] = 1
@@ -122,17 +127,22 @@ class PageManager:
         assert not self.is_writable(page), f"page {page} needs no copy"
         return self.allocate(1)[0]
 
-    def publish(self, pages: Sequence[int], keys: Sequence[bytes], start: int, stop: int) -> None:
-        """Cache pages `[start, stop)` of a sequence under their keys. Their content must have been launched."""
-        if self.index is None:
-            return
-        for position in range(start, stop):
-            self.index.publish(pages[position], keys[position])
+    def publish(self, pages: Sequence[int], keys: Sequence[bytes], start: int, stop: int) -> list[int]:
+        """Cache pages `[start, stop)` of a sequence under their keys. Their content must have been launched.
+
+        Returns the positions whose prefix was not cached before.
+        """
+        index = self.index
+        if index is None:
+            return []
+        return [position for position in range(start, stop) if index.publish(pages[position], keys[position])]
 
     def clear_cache(self) -> None:
         """Forget every cached prefix, for when the content of pages cannot be trusted."""
         if self.index is not None:
             self._free.extend(self.index.clear())
+            if self.journal is not None:
+                self.journal.cleared()
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless reference counts, free list and cache agree with the pages that are held."""

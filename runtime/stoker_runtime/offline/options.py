@@ -37,6 +37,7 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "logprobs_mode": ("raw_logprobs",),
     "tokenizer_revision": (None, "main"),
     "speculative_config": (None,),
+    "kv_events_config": (None,),
     "kv_transfer_config": (None,),
     "hf_overrides": (None, {}),
     "hf_token": (None,),
@@ -64,7 +65,7 @@ TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embe
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of EngineConfig that `options` ask for. Raises ConfigError naming the option."""
-    known = {each.name for each in fields(EngineConfig)}
+    known = {each.name for each in fields(EngineConfig)} - ONE_VALUE.keys()
     found: dict[str, Any] = {}
     for given, value in options.items():
         name = RENAMED.get(given, given)

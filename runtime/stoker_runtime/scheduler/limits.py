@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from stoker_runtime.errors import ConfigError, RequestError
+from stoker_runtime.kvcache.journal import CacheJournal
 from stoker_runtime.request import MAX_ADJUSTED, Request, SamplingParams
 
 MAX_PRIORITY = 1 << 53
@@ -24,7 +25,7 @@ class SchedulerConfig:
     """The sizes of the device and the rules of the queue; all decided, no zeros but for `host_pages`: no host pool.
 
     `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. A step has rows
-    of at most `adapter_slots` adapters.
+    of at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
     """
 
     num_pages: int
@@ -41,6 +42,7 @@ class SchedulerConfig:
     host_pages: int = 0
     host_page_tokens: float = 0.0
     adapter_slots: int = 0
+    journal: CacheJournal | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

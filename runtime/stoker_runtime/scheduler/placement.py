@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker_runtime.kvcache.host_pool import HostPool, Moves
+from stoker_runtime.kvcache.journal import PagesCached
 from stoker_runtime.kvcache.manager import PageManager
 from stoker_runtime.kvcache.prefix_index import extend_keys
 from stoker_runtime.request import EngineStats
@@ -65,6 +66,7 @@ class Placement:
         if config.host_pages:
             host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=config.host_page_tokens)
         pages = PageManager(config.num_pages, size, prefix_caching=caching)
+        pages.journal = config.journal
         return cls(pages, config.max_num_seqs, host, config.adapter_slots)
 
     def lookup(self, sequence: Sequence) -> Found:
@@ -200,9 +202,25 @@ class Placement:
         full = min(len(sequence.tokens), sequence.computed) // pages.page_size
         if full > sequence.published:
             extend_keys(sequence.keys, sequence.tokens, pages.page_size, sequence.root)
-            pages.publish(sequence.pages, sequence.keys, sequence.published, full)
+            fresh = pages.publish(sequence.pages, sequence.keys, sequence.published, full)
+            if pages.journal is not None:
+                self._note(sequence, fresh)
             sequence.published = full
         sequence.milestone = min(sequence.limit, (full + 1) * pages.page_size)
+
+    def _note(self, sequence: Sequence, fresh: list[int]) -> None:
+        """Tell the journal of pages that are cached now, a run of neighbours at a time."""
+        journal, size, keys = self.pages.journal, self.pages.page_size, sequence.keys
+        assert journal is not None, "there is no journal"
+        request, at = sequence.request, 0
+        while at < len(fresh):
+            start = stop = fresh[at]
+            while at < len(fresh) and fresh[at] == stop:
+                at, stop = at + 1, stop + 1
+            parent = keys[start - 1] if start else None
+            tokens = sequence.tokens[start * size : stop * size]
+            cached = tuple(keys[start:stop])
+            journal.cached(PagesCached(cached, parent, tokens, size, request.adapter, request.cache_salt))
 
     def preempt(self, sequence: Sequence) -> None:
         """Take slot and pages back, and copy to the host what no other sequence holds, if there is room and it pays."""

@@ -25,7 +25,7 @@ from stoker_runtime.config import (
     EngineConfig,
     ServerConfig,
 )
-from stoker_runtime.settings.values import choice, integer, lora_module, number, pair, runner, switch, text
+from stoker_runtime.settings.values import choice, integer, kv_events, lora_module, number, pair, runner, switch, text
 
 PREFIX = "STOKER_"
 
@@ -249,6 +249,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag("scheduling-policy", "scheduling_policy", choice(POLICIES), SCHEDULING, "who runs first", "|".join(POLICIES)),
     Flag(
         "enable-prefix-caching", "enable_prefix_caching", switch, SCHEDULING, "share pages of prompts that begin alike"
+    ),
+    Flag(
+        "kv-events-config",
+        "kv_events_config",
+        kv_events,
+        SCHEDULING,
+        "publish what the prefix cache gains and loses over ZMQ, for routers",
+        "JSON",
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
     Flag("kernel", "kernels", pair, KERNELS, "pin the implementation of an op; repeatable", "OP=IMPL", many=True),

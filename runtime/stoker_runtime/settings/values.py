@@ -6,12 +6,13 @@ Knows nothing of which settings there are.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
 
-from stoker_runtime.config import RUNNERS, LoraModule
+from stoker_runtime.config import RUNNERS, KvEventsConfig, LoraModule
 
 
 class BadValue(ValueError):
@@ -102,6 +103,28 @@ def lora_module(value: str) -> LoraModule:
     if not given.get("path"):
         raise BadValue(rule)
     return LoraModule(given["name"], given["path"], given.get("base_model_name", ""))
+
+
+def kv_events(value: str) -> KvEventsConfig:
+    """A JSON object with keys of vLLM's KVEventsConfig."""
+    known = {each.name: each for each in dataclasses.fields(KvEventsConfig)}
+    rule = f"a JSON object with keys of {', '.join(known)}"
+    try:
+        given = json.loads(value)
+    except ValueError:
+        raise BadValue(rule) from None
+    if not isinstance(given, dict) or not given.keys() <= known.keys():
+        raise BadValue(rule)
+    for name, found in given.items():
+        default = known[name].default
+        if name == "publisher" and found not in (None, "zmq", "null"):
+            raise BadValue(f'{rule}; publisher is "zmq" or "null"')
+        optional = found is None and name in ("publisher", "replay_endpoint")
+        if not optional and type(found) is not (str if default is None else type(default)):
+            raise BadValue(f"{rule}; {name} is like {json.dumps(default)}")
+        if type(found) is int and found < (name == "max_queue_size"):
+            raise BadValue(f"{rule}; {name} is a number of messages")
+    return KvEventsConfig(**{**given, "publisher": given.get("publisher") or ""})
 
 
 _RUNNERS = {"embed": "pooling", "embedding": "pooling", "score": "pooling", "classify": "pooling"}

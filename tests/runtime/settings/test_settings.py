@@ -317,3 +317,25 @@ def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(["--config", str(file)], {})
     assert caught.value.message == f"The config file {file} cannot be read: No such file or directory."
+
+
+def test_kv_events_are_spelled_as_vllm_spells_them() -> None:
+    given = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://r:1", "hwm": 7, "topic": "kv@p@m"}
+    config = parse(["m", "--kv-events-config", json.dumps(given)], {}).engine.kv_events_config
+    assert config is not None
+    assert config.publishes
+    assert (config.endpoint, config.hwm, config.topic, config.replay_endpoint) == ("tcp://r:1", 7, "kv@p@m", None)
+    assert parse(["m"], {"STOKER_KV_EVENTS_CONFIG": str(config)}).engine.kv_events_config == config
+    assert parse(["m", '--kv-events-config={"replay_endpoint": null}'], {}).engine.publishes_kv_events is False
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("on", "[]", '{"topics": "x"}', '{"hwm": "7"}', '{"hwm": -1}', '{"hwm": true}', '{"max_queue_size": 0}'),
+        *('{"publisher": "kafka"}', '{"enable_kv_cache_events": 1}', '{"endpoint": null}', '{"topic": 3}'),
+    ],
+)
+def test_other_kv_events_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-events-config.* a JSON object with keys of enable_kv_cache_events"):
+        parse(["m", "--kv-events-config", value], {})
