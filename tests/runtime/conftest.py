@@ -167,14 +167,14 @@ class PagedModel:
         self.decoder = Decoder(self.spec, weights, device, dtype, max_model_len=max_len)
         self._page_size = 16
         pages = slots * max_len // self._page_size
-        shape = (pages, self.spec.kv_heads, self._page_size, self.spec.head_dim)
+        shape = (self.spec.caches, pages, self.spec.kv_heads, self._page_size, self.spec.head_dim)
         # Poison, so that a key that was never written is noticed.
         self._device = device
         poison = torch.full(shape, torch.nan, device=device).to(kv_dtype or dtype)
-        self._kv = [(poison.clone(), poison.clone()) for _ in self.spec.windows]
+        self._kv = [tuple(poison.clone()) for _ in self.spec.windows]
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
         self._page_table = order.view(slots, -1)
-        self._workspace = attention_workspace(slots, self.spec.heads, self.spec.head_dim, device)
+        self._workspace = attention_workspace(slots, self.spec.heads, self.spec.attended_dim, device)
         self._lengths = [0] * slots
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]], *, all_logits: bool = False) -> list[torch.Tensor]:

@@ -98,7 +98,8 @@ def experts(
         gate_up, down = _matrices(weights, expert)
         both = _linear(read[pairs // top_k], gate_up, weights.gate_up_bias, expert)
         inner = activate(both, activation, limit).to(x.dtype)
-        given[pairs] = _linear(_rounded(inner) if weights.takes_quantized else inner, down, weights.down_bias, expert)
+        inner = _rounded(inner) if weights.takes_quantized else inner
+        given[pairs] = _linear(inner, down, weights.down_bias, expert).to(x.dtype)
     sums = torch.zeros((tokens, weights.hidden), dtype=torch.float32, device=x.device)
     for choice in range(top_k):
         weight = routes.weights[:, choice, None].masked_fill(routes.ids[:, choice, None] < 0, 0.0)

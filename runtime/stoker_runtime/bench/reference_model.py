@@ -16,10 +16,12 @@ from stoker_kernels.block_gemm import decode_blocks
 from stoker_kernels.fp4_gemm import dequantize_fp4
 from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, dequantize, quantize_fp8
+from stoker_runtime.bench.reference_latent import latent_heads
 from stoker_runtime.bench.reference_mixture import mixture
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.rope import rope_table
-from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm, RopeSpec
+from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 
 HEAD_ROWS = 16384
 
@@ -125,7 +127,12 @@ def _normed_heads(spec: ModelSpec, heads: Tensor, weight: Tensor | None) -> Tens
 
 def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, window: int) -> Tensor:
     count = x.shape[0]
-    qkv = _linear(x, layer.qkv, layer.qkv_bias).view(count, -1, spec.head_dim)
+    projected = _linear(x, layer.qkv, layer.qkv_bias)
+    if layer.latent is not None:
+        interleaved = spec.rope.interleaved
+        seen = latent_heads(spec, layer.latent, projected, _linear, lambda each: _rotate(each, table, interleaved))
+        return _linear(seen, layer.output, layer.output_bias)
+    qkv = projected.view(count, -1, spec.head_dim)
     q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
     q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
     group = spec.heads // spec.kv_heads

@@ -78,7 +78,7 @@ class Executor:
         self.eos_token_ids = spec.eos_token_ids
         self.vocab_size = spec.vocab
         self.start_seconds: dict[str, float] = {}
-        shape = (spec.num_layers, 2, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
+        shape = (spec.num_layers, spec.caches, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
         self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
         self._pages = by_page(self.arena)

@@ -45,7 +45,7 @@ class PageSwap:
     """The host pool and the way to it."""
 
     def __init__(self, arena: torch.Tensor, plan: HostPlan) -> None:
-        """`arena [layers, 2, pages, Hkv, B, D]`. Raises ConfigError when the host's memory cannot be pinned."""
+        """`arena [layers, caches, pages, Hkv, B, D]`. Raises ConfigError when the host's memory cannot be pinned."""
         self._pages = by_page(arena)
         memory = mmap.mmap(-1, plan.nbytes)
         self._host = torch.frombuffer(memory, dtype=self._pages.dtype).view(plan.pages, *self._pages.shape[1:])
@@ -139,13 +139,14 @@ class Rotation:
 
 
 def by_page(arena: torch.Tensor) -> torch.Tensor:
-    """The arena `[layers, 2, pages, Hkv, B, D]` as words, page by page: `[pages, layers · 2, words]`, the same memory.
+    """The arena `[layers, caches, pages, Hkv, B, D]` as words, page by page, the same memory:
+    `[pages, layers · caches, words]`.
 
     Words, because not every operation knows every dtype of KV, and a page is moved bit by bit.
     """
-    layers, halves, pages = arena.shape[:3]
+    layers, caches, pages = arena.shape[:3]
     words = arena.view(torch.int64 if arena.shape[-1] * arena.itemsize % 8 == 0 else torch.uint8)
-    return words.view(layers * halves, pages, -1).transpose(0, 1)
+    return words.view(layers * caches, pages, -1).transpose(0, 1)
 
 
 def upload(pairs: Moves, device: torch.device) -> torch.Tensor:

@@ -102,11 +102,10 @@ class DecoderPooler:
         self._decoder = decoder
         self._pooling = pooling
         self._page_size = config.page_size
-        shape = (2, pooling_pages(config), spec.kv_heads, config.page_size, spec.head_dim)
+        shape = (spec.caches, pooling_pages(config), spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
-        keys, values = torch.zeros(shape, dtype=decoder.dtype, device=device)
-        self._kv = [(keys, values)] * spec.num_layers
-        self._workspace = attention_workspace(1, spec.heads, spec.head_dim, device)
+        self._kv = [tuple(torch.zeros(shape, dtype=decoder.dtype, device=device))] * spec.num_layers
+        self._workspace = attention_workspace(1, spec.heads, spec.attended_dim, device)
         self.architecture = spec.architecture
         self.vocab = spec.vocab
         self.size = spec.hidden
@@ -127,8 +126,8 @@ class DecoderPooler:
 
     def kernels(self) -> dict[str, str]:
         """`Pooler`."""
-        keys, _ = self._kv[0]
-        return kernels_in_use(self._decoder.spec, keys.device, keys.dtype)
+        cache = self._kv[0][0]
+        return kernels_in_use(self._decoder.spec, cache.device, cache.dtype)
 
     def _pages(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(pages of each text, its first page): texts take pages one after the other."""

@@ -91,7 +91,7 @@ def plan_pooling(config: EngineConfig, spec: EncoderSpec | ModelSpec, memory: De
     else:
         weights = spec.parameter_bytes(config.dtype, config.quantization)
         # One layer's keys and values: the next layer overwrites them.
-        pages = pooling_pages(config) * config.page_size * 2 * spec.kv_size
+        pages = pooling_pages(config) * config.page_size * spec.caches * spec.kv_size
         workspace = activation_bytes(config, spec, tokens) + pages * element
         workspace += spec.rope_table_bytes(config.max_model_len)
     # States of all tokens in fp32, where they are averaged.

@@ -101,6 +101,12 @@ def resolve(
             "model's own type or of fp8; leave --kv-cache-dtype out, or give it as fp8.",
             param="kv_cache_dtype",
         )
+    if kv_dtype == "fp8" and spec.latent is not None:
+        raise ConfigError(
+            f"kv_cache_dtype is fp8, but latent attention ({spec.architecture}) reads latents of 16 or 32 bits, which "
+            "are a fraction of other models' keys and values; leave --kv-cache-dtype out.",
+            param="kv_cache_dtype",
+        )
     refuse_beyond(config.max_model_len, spec.max_position)
     max_len = config.max_model_len or spec.max_position
     on_gpu = device == "cuda"
@@ -171,8 +177,10 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     Beside them live the residual stream, its norm, what attention gave and what came of it; the holes that queries,
     keys and values left are too small for gate and up.
     """
-    kept = 4 * spec.hidden + spec.q_size
+    kept = 4 * spec.hidden + spec.attended_size
     holes = 2 * spec.q_size + 2 * spec.kv_size
+    if spec.latent is not None:
+        holes = spec.latent.working(spec.heads)
     # The product once more in 8 bits, where the next linear reads that.
     ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
     if spec.moe is not None:

@@ -107,7 +107,7 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + ragged
         + SamplingState.nbytes(slots, spec.vocab)
         + 4 * slots * mask_words(spec.vocab)
-        + attention_workspace_bytes(slots, spec.heads, spec.head_dim)
+        + attention_workspace_bytes(slots, spec.heads, spec.attended_dim)
         + spec.rope_table_bytes(config.max_model_len)
         + logits_bytes(config, spec)
         + adapter_bytes(config, spec)

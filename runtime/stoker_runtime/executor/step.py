@@ -45,7 +45,7 @@ class StepBody:
         self.adapters = adapters
         self.page_size = config.page_size
         self.max_model_len = config.max_model_len
-        self.kv = [(layer[0], layer[1]) for layer in arena]
+        self.kv = [tuple(layer) for layer in arena]
         self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
         self.sampler = make_sampler(rows, spec.vocab, device)
@@ -53,7 +53,7 @@ class StepBody:
         self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
         # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.
         self._logits = torch.empty((rows, spec.vocab), dtype=decoder.dtype, device=device)
-        self._workspace = attention_workspace(rows, spec.heads, spec.head_dim, device)
+        self._workspace = attention_workspace(rows, spec.heads, spec.attended_dim, device)
         self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         # A window bounds the plan only if every layer has one.

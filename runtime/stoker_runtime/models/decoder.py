@@ -1,4 +1,4 @@
-"""The one decoder: grouped-query attention and a feed-forward, for every architecture of the table.
+"""The one decoder: grouped-query or latent attention and a feed-forward, for every architecture of the table.
 
 Invariants: `forward` reads its inputs and the KV cache and nothing else; it neither waits for the device nor
 branches on values, so a CUDA graph may capture it. The residual stream is updated in place (`layers/stream.py`); of the
@@ -35,6 +35,7 @@ from stoker_kernels.quant import AnyWeight, BlockWeight, LinearWeight, Quantized
 from stoker_kernels.rope import qk_norm_rope_kv_write
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
+from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
@@ -56,7 +57,9 @@ QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu
 
 
 class Decoder:
-    """A model on one device. `kv` of `forward` is one `(k_cache, v_cache)` per layer, `[P, Hkv, B, D]` each."""
+    """A model on one device. `kv` of `forward` is one `(k_cache, v_cache)` per layer, `[P, Hkv, B, D]` each, or of
+    latents one `(cache,)`.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Decoder:
         successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
         return sorted({*first.values(), *successors})
 
-    def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
         layers, stream, adapters = self.weights.layers, self._stream, inputs.adapters
         residual = self._enter(inputs)
@@ -185,16 +188,18 @@ class Decoder:
         index: int,
         hidden: Tensor | Quantized,
         inputs: ForwardInputs,
-        cache: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, ...],
     ) -> Tensor:
         """`[T, H]` → the heads' outputs side by side `[T, Hq·D]`, before the output projection."""
         spec = self.spec
         layer = self.weights.layers[index]
-        k_cache, v_cache = cache
-        k_scale, v_scale = self._cache_scales(index, k_cache)
         qkv = self._linear(hidden, layer.qkv, layer.qkv_bias)
         if inputs.adapters is not None:
             inputs.adapters.add(qkv, hidden, f"layers.{index}.qkv")
+        if layer.latent is not None:
+            return attend_latents(spec, layer.latent, qkv, inputs, cache[0], self._cos_sin[index], self._linear)
+        k_cache, v_cache = cache
+        k_scale, v_scale = self._cache_scales(index, k_cache)
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.qk_norm is QkNorm.WHOLE and q_norm is not None and k_norm is not None:
             rms_norm_columns(qkv, (q_norm, k_norm), spec.eps)

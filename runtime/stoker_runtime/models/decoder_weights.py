@@ -26,8 +26,22 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Latent attention: what widens narrow queries, `[H·(N+P), q_rank]`, and latents, `[H, N+V, R]`; their norms.
+
+    Where queries are not narrowed the first two are None.
+    """
+
+    q_norm: Tensor | None
+    q_b: AnyWeight | None
+    kv_norm: Tensor
+    kv_b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `qkv` stacks the rows of Q, K and V, `gate_up` those of gate and up; linears are `[out, in]`.
+    """One layer. `qkv` stacks the rows of Q, K and V, with `latent` those of queries and of what is cached; `gate_up`
+    those of gate and up; linears are `[out, in]`.
 
     A feed-forward without a gate has its one matrix in `gate_up`. Beside a mixture of experts `gate_up` and `down` are
     those of the shared expert. What a model does not have is None.
@@ -38,6 +52,7 @@ class LayerWeights:
     gate_up: AnyWeight | None
     down: AnyWeight | None
     mixture: MixtureWeights | None = None
+    latent: LatentWeights | None = None
     input_norm: Tensor | None = None
     input_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
@@ -60,7 +75,8 @@ class LayerWeights:
     @property
     def linears(self) -> tuple[AnyWeight, ...]:
         """The layer's matrices, those of experts apart."""
-        return tuple(each for each in (self.qkv, self.output, self.gate_up, self.down) if each is not None)
+        widens = None if self.latent is None else self.latent.q_b
+        return tuple(each for each in (self.qkv, widens, self.output, self.gate_up, self.down) if each is not None)
 
 
 @dataclass(frozen=True, slots=True)

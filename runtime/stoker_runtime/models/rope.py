@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from stoker_runtime.models.spec import RopeSpec
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 
 
 def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:

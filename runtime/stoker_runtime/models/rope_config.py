@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.spec import RopeSpec
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 
 # Names that older configurations use for the same scaling.
 ALIASES = {"su": "longrope"}

@@ -14,6 +14,8 @@ from enum import StrEnum
 from math import prod
 
 from stoker_runtime.models.block_parts import BlockPart
+from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.quantization.integer_scheme import IN_SITU
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
@@ -34,6 +36,7 @@ class Role(StrEnum):
     LINEAR = "linear"
     EXPERTS = "experts"
     ROUTER = "router"
+    LATENT = "latent"
     HEAD = "head"
     NORM = "norm"
     BIAS = "bias"
@@ -89,31 +92,6 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary embedding: the base, the rotated dimensions of a head, and the scaling of its frequencies.
-
-    `kind` is default, linear, dynamic, llama3, yarn, longrope or factors (explicit divisors, in `short_factor`).
-    `attention_factor` multiplies cos and sin. `interleaved`: neighbouring dimensions of a head turn together, not those
-    half of `dim` apart. Fields a kind does not use keep their defaults.
-    """
-
-    dim: int
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    original_max_position: int = 0
-    attention_factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-    interleaved: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """Which part of each matrix a rank's spec has, and what it leaves out (`parallel/split.py` makes them).
 
@@ -130,7 +108,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer with grouped-query attention and a feed-forward.
+    """A decoder-only transformer with grouped-query or latent attention and a feed-forward.
 
     `windows[i]` is the number of keys a query of layer i sees, itself included; 0 = all of them.
     `checkpoint`: how its linears are quantized already, all but those in `dense_parameters`; `blocks`:
@@ -142,6 +120,7 @@ class ModelSpec:
     feed-forward read the same stream, each through its own norm, or both through one (`shared_norm`).
     Positions: layers in `unrotated` do not rotate; those with a window rotate by `local_rope` where there is one;
     `learned_positions` is a table that is added to the embedding.
+    `latent`: one latent a token is cached in place of keys and values: of `head_dim` values, and of one head.
     `sinks`: each head has an extra logit that takes weight from its keys. `moe`: the layers whose feed-forward is a
     mixture of experts. `draft_layers` stand behind the last one in checkpoints, and are not loaded.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
@@ -187,6 +166,7 @@ class ModelSpec:
     logit_softcap: float = 0.0
     sinks: bool = False
     moe: MoeSpec | None = None
+    latent: LatentSpec | None = None
     draft_layers: int = 0
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
@@ -209,6 +189,21 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Width of all key heads together; the value heads are as wide."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def caches(self) -> int:
+        """Tensors that a layer caches: keys and values, or latents."""
+        return 1 if self.latent else 2
+
+    @property
+    def attended_dim(self) -> int:
+        """What attention gives of a head before it is projected: a value, or a weighed latent."""
+        return self.latent.kv_lora_rank if self.latent else self.head_dim
+
+    @property
+    def attended_size(self) -> int:
+        """Columns of the output projection: the values of all heads."""
+        return self.heads * (self.latent.v_head_dim if self.latent else self.head_dim)
 
     @property
     def attention_scale(self) -> float:
@@ -242,11 +237,12 @@ class ModelSpec:
 
     def layer_parameters(self, layer: int) -> Iterator[Parameter]:
         """The parameters of one layer, in the order they are used."""
-        qkv_size = self.q_size + 2 * self.kv_size
+        qkv_size = self.latent.projected(self.heads) if self.latent else self.q_size + 2 * self.kv_size
         up_size = 2 * self.ffn if self.gated else self.ffn
         stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
         adds_bias = self.part is None or self.part.tensor == 0
         dense = not self.is_sparse(layer)
+        latents = self.latent.rows(self.heads) if self.latent else ()
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
             ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),
@@ -255,7 +251,8 @@ class ModelSpec:
             ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, bool(self.qk_norm)),
             ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, bool(self.qk_norm)),
             ("sinks", (self.heads,), Role.BIAS, self.sinks),
-            ("output", (self.hidden, self.q_size), Role.LINEAR, True),
+            *((name, shape, Role(role), True) for name, shape, role in latents),
+            ("output", (self.hidden, self.attended_size), Role.LINEAR, True),
             ("output_bias", stream, Role.BIAS, self.output_bias and adds_bias),
             ("attention_post_norm", stream, Role.NORM, self.post_norms),
             ("ffn_norm", stream, Role.NORM, feeds),
@@ -349,8 +346,8 @@ class ModelSpec:
         return round(sum(size * read.get(role, 1.0) for size, role in parts))
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of keys and values that one token holds over all layers."""
-        return 2 * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
+        """Bytes of keys and values, or of latents, that one token holds over all layers."""
+        return self.caches * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
 
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""

@@ -41,7 +41,7 @@ class RankDecoder(Decoder):
         self.collectives = collectives
         self._place = collectives.place
 
-    def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`; before the last stage what comes back has the shape alone."""
         if self._place.is_last:
             return super().forward(inputs, kv)

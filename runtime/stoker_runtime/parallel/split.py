@@ -258,7 +258,7 @@ def uncut(spec: ModelSpec) -> Iterator[str]:
         yield "learned positions"
     row = ARCHITECTURES[spec.architecture]
     for parameter in unlike_parameters(spec):
-        names = row.layer_names[field_of(parameter.name)]
+        names = row.names_of(spec, field_of(parameter.name))
         if names.stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
             continue
         if names.stored not in (Stored.ROWS, Stored.BY_EXPERT) or len(names.hf) != pieces_of(spec, parameter.name):

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import BLOCK, scale_shape
+from stoker_kernels.quant import BLOCK, LinearWeight, dequantize, scale_shape
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.spec import ModelSpec, Role
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
-from stoker_runtime.weights.routing import Route
+from stoker_runtime.weights.mxfp4 import read_bytes
+from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless
 
 FP8_ENCODING = "F8_E4M3"
 SUFFIXES = ("_scale", "_scale_inv")
@@ -62,10 +64,38 @@ def plan_scales(
             last = pieces[-1]
             plan[parameter.name] = tuple(_route(piece, parameter.kind, scales, piece is last) for piece in pieces)
     used = {route.entry.name for found in plan.values() for route in found}
+    used |= {piece.scales.name for pieces in routes.values() for piece in pieces if piece.scales is not None}
     for name, entry in scales.items():
-        if name not in used:
+        if name not in used and not is_harmless(spec, name, Vocabulary.HF):
             raise ModelError(f"{entry.file}: tensor {name} is the scale of no FP8 weight.")
     return plan
+
+
+def with_scales(
+    spec: ModelSpec, routes: Mapping[str, tuple[Route, ...]], scales: Entries
+) -> dict[str, tuple[Route, ...]]:
+    """`routes`, those of what the checkpoint has in FP8 and this decoder in 16 bits with the scales to widen it by."""
+    found = dict(routes)
+    if isinstance(checkpoint := spec.checkpoint, Fp8Checkpoint):
+        for name in (each.name for each in spec.parameters() if each.role is Role.LATENT):
+            stored = (piece.entry.encoding == FP8_ENCODING for piece in routes[name])
+            pieces = zip(routes[name], stored, strict=True)
+            found[name] = tuple(
+                replace(piece, scales=_route(piece, checkpoint.kind, scales, is_last=True).entry) if narrow else piece
+                for piece, narrow in pieces
+            )
+    return found
+
+
+def widen(raw: Tensor, shape: tuple[int, ...], scales: TensorEntry) -> Tensor:
+    """The numbers of an FP8 weight of `shape` from its bytes, all of them, and its scales: fp32. Raises ModelError."""
+    scale = read_bytes(scales).view(PLAIN_DTYPES[scales.encoding]).float()
+    data = raw.view(torch.float8_e4m3fn).view(shape)
+    if scale.numel() == 1:
+        return data.float() * scale
+    if scales.shape == scale_shape("fp8_block", *shape):
+        return dequantize(LinearWeight(data, scale.view(scales.shape), "fp8_block")).float()
+    return data.float() * scale.view(-1, 1)
 
 
 def _route(piece: Route, kind: str, scales: Entries, is_last: bool) -> ScaleRoute:

@@ -29,7 +29,7 @@ from stoker_kernels.quant import (
     quantize_weight,
     scale_shape,
 )
-from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights, MixtureWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights
 from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
@@ -170,7 +170,7 @@ class WeightArena:
         order = found["order"].view(-1) if "order" in found else None
         group = scheme.columns(k)
         # Each piece of a merged matrix is laid out by itself.
-        pieces = {"qkv": 3, "gate_up": 2}.get(parameter.name.rpartition(".")[2], 1)
+        pieces = {"qkv": 2 if self.spec.latent else 3, "gate_up": 2}.get(parameter.name.rpartition(".")[2], 1)
         rows = math.gcd(*piece_rows(self.spec, parameter, pieces))
         layout = best_layout(rows, k, scheme.bits, group, self.dtype, self.device)
         return IntegerWeight(found["data"], found["scale"], found.get("zero"), scheme.bits, group, order, layout)
@@ -195,9 +195,23 @@ class WeightArena:
         beside = ("shared_gate_up", "shared_down") if sparse else ("gate_up", "down")
         gate_up, down = (self._linear(name(field)) if self._holds(name(field)) else None for field in beside)
         mixture = self._mixture(layer) if sparse else None
-        optional = (each.name for each in fields(LayerWeights) if each.default is None and each.name != "mixture")
+        composed = ("mixture", "latent")
+        optional = (each.name for each in fields(LayerWeights) if each.default is None and each.name not in composed)
         others = {field: self.dense.get(name(field)) for field in optional}
-        return LayerWeights(qkv, output, gate_up, down, mixture, **others)
+        latent = self._latent(layer) if self.spec.latent else None
+        return LayerWeights(qkv, output, gate_up, down, mixture, latent, **others)
+
+    def _latent(self, layer: int) -> LatentWeights:
+        def name(field: str) -> str:
+            return f"layers.{layer}.{field}"
+
+        kv_b = self.dense[name("kv_b")]
+        return LatentWeights(
+            q_norm=self.dense.get(name("q_a_norm")),
+            q_b=self._linear(name("q_b")) if self._holds(name("q_b")) else None,
+            kv_norm=self.dense[name("kv_a_norm")],
+            kv_b=kv_b.view(self.spec.heads, -1, kv_b.shape[1]),
+        )
 
     def _holds(self, name: str) -> bool:
         return any(name in held for held in (self.dense, self.quantized, self.integers, self.fp4, self.blocks))
@@ -258,6 +272,7 @@ def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
         replace(
             each,
             qkv=pack(each.qkv),
+            latent=each.latent and replace(each.latent, q_b=each.latent.q_b and pack(each.latent.q_b)),
             output=pack(each.output),
             gate_up=each.gate_up and pack(each.gate_up),
             down=each.down and pack(each.down),

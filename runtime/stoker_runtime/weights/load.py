@@ -31,7 +31,15 @@ from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedChe
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
 from stoker_runtime.weights import mxfp4
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
-from stoker_runtime.weights.fp8_scales import ScaleCopies, ScaleRoute, plan_scales, split_scales
+from stoker_runtime.weights.fp8_scales import (
+    FP8_ENCODING,
+    ScaleCopies,
+    ScaleRoute,
+    plan_scales,
+    split_scales,
+    widen,
+    with_scales,
+)
 from stoker_runtime.weights.gguf_decode import make_decoder
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
@@ -142,7 +150,7 @@ def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary
     integers = plan_packed(spec, found)
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
-    routes = route(spec, entries, Vocabulary.HF)
+    routes = with_scales(spec, route(spec, entries, Vocabulary.HF), scale_entries)
     scales = plan_scales(spec, routes, scale_entries)
     for parameter, pieces in routes.items():
         for piece in () if parameter in scales else pieces:
@@ -226,6 +234,8 @@ def _submit(lanes: CopyLanes, piece: Route, target: Tensor) -> list[Future[None]
 def _numbers(piece: Route) -> Callable[[Tensor], Tensor]:
     """A function from the bytes of whole rows to their numbers, as they lie."""
     scales = piece.scales
+    if scales is not None and piece.entry.encoding == FP8_ENCODING:
+        return lambda raw: widen(raw, piece.shape, scales)
     if scales is not None:
         return lambda raw: mxfp4.decode(raw, mxfp4.read_bytes(scales))
     if piece.entry.encoding not in READABLE_DTYPES or piece.head_rows:

@@ -37,7 +37,7 @@ class Route:
 
     `head_rows` > 0: within every group of that many rows, the halves of rotated pairs are interleaved in the
     checkpoint and must be pulled apart. `transposed`: the checkpoint holds columns for rows. `offset` is added to what
-    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4.
+    it holds. `paired`: rows of gate and of up take turns. `scales` are those of numbers in MXFP4 or FP8.
     """
 
     entry: TensorEntry
@@ -71,7 +71,7 @@ def route(spec: ModelSpec, entries: Mapping[str, TensorEntry], vocabulary: Vocab
     every = [piece for pieces in routes.values() for piece in pieces]
     used = {entry.name for piece in every for entry in (piece.entry, piece.scales) if entry is not None}
     for name in entries:
-        if name not in used and not _is_harmless(spec, name, vocabulary):
+        if name not in used and not is_harmless(spec, name, vocabulary):
             raise ModelError(f"{entries[name].file}: tensor {name} has no place in a {spec.architecture}.")
     return routes
 
@@ -175,7 +175,7 @@ def _names(spec: ModelSpec, parameter: str) -> Names:
     row = ARCHITECTURES[spec.architecture]
     if not parameter.startswith("layers."):
         return row.top_names[parameter]
-    return row.layer_names[parameter.rpartition(".")[2]]
+    return row.names_of(spec, parameter.rpartition(".")[2])
 
 
 def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tuple[str, ...]:
@@ -195,6 +195,8 @@ def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int,
     """The rows of each of a final tensor's `pieces` in a checkpoint, as they are stacked here."""
     if pieces == 1:
         return (parameter.shape[0],)
+    if spec.latent is not None and parameter.name.endswith(".qkv"):
+        return (spec.latent.queries(spec.heads), spec.latent.cached)
     if pieces == 3 and parameter.role is not Role.EXPERTS:
         return (spec.q_size, spec.kv_size, spec.kv_size)
     return (parameter.shape[0] // pieces,) * pieces
@@ -205,7 +207,8 @@ def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> in
     return spec.head_dim if interleaved and field in ("qkv", "qkv_bias") else 0
 
 
-def _is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
+def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
+    """Whether a tensor of a checkpoint says nothing that the decoder needs."""
     # A tied checkpoint may still carry its copy of the embedding as output head, and pooling needs no head.
     heads = [each for each in ("head", "head_bias") if each in ARCHITECTURES[spec.architecture].top_names]
     if spec.tie_embeddings and any(name in tensor_names(spec, each, vocabulary) for each in heads):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from torch import Tensor
 
@@ -265,7 +266,7 @@ ROWS: dict[str, Row] = {
 }  # fmt: skip
 
 
-ROWS |= {name: Row(*row) for name, row in MIXTURES.items()}
+ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS).items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
 
 
@@ -304,6 +305,9 @@ def _checkpoint(name: str, folder: Path) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             is_gain = ("norm" in key or "ln_" in key) and key.endswith("weight")
             parameter.copy_(1.0 + 0.3 * noise if is_gain else 0.2 * noise)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder)
     file, settings = folder / "model.safetensors", folder / "config.json"
     if row.published is not None:

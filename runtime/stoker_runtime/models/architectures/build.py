@@ -57,10 +57,14 @@ def _unknown(architectures: Sequence[str]) -> str:
 def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architecture) -> ModelSpec:
     """`spec` of a quantized checkpoint. Raises ModelError where a part of a merged matrix is and a part is not."""
     dense = []
+    if spec.latent is not None and not isinstance(checkpoint, Fp8Checkpoint):
+        raise ModelError(
+            f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits or in FP8.", param="quantization_config",
+        )  # fmt: skip
     for parameter in spec.parameters():
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
-            names = row.layer_names[field]
+            names = row.names_of(spec, field)
             if parameter.role is Role.EXPERTS and not isinstance(checkpoint, Fp8Checkpoint):
                 raise ModelError(
                     f"experts in {checkpoint.described} are not supported; serve the checkpoint in "

@@ -14,7 +14,8 @@ from typing import Any
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.reading import every, read_base, read_layer_types, refuse
 from stoker_runtime.models.architectures.row import LAYER_NAMES, TOP_NAMES, UP_ALONE, Architecture, Names, Stored, one
-from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm, RopeSpec
+from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
+from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 
 
 def _phi(config: Mapping[str, Any]) -> ModelSpec:

@@ -95,7 +95,7 @@ def _internlm3(config: Mapping[str, Any]) -> ModelSpec:
     return replace(read_base(config), qkv_bias=bool(config.get("qkv_bias", False)), output_bias=bias, ffn_bias=bias)
 
 
-def _minicpm(config: Mapping[str, Any]) -> ModelSpec:
+def minicpm(config: Mapping[str, Any]) -> ModelSpec:
     """Scaled as its authors' code says: by depth, and by the width that its rates were tuned on."""
     spec = read_base(config)
     return replace(
@@ -226,7 +226,7 @@ LLAMA_ROWS: dict[str, Architecture] = {
     ),
     "InternLM3ForCausalLM": Architecture(_internlm3, {"max_position_embeddings": 32768}),
     "MiniCPMForCausalLM": Architecture(
-        _minicpm,
+        minicpm,
         {"max_position_embeddings": 2048, "tie_word_embeddings": True, "scale_emb": 1, "scale_depth": 1}
         | {"dim_model_base": 1},
         gguf_interleaved=True,

@@ -20,7 +20,7 @@ from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 GPT_OSS_SLOPE = 1.702
 
 
-def _mixture(config: Mapping[str, Any], ffn: str, **rest: Any) -> MoeSpec:
+def mixture(config: Mapping[str, Any], ffn: str, **rest: Any) -> MoeSpec:
     """What all mixtures say; `ffn` is the key of an expert's width, and `layers`, if not in `rest`, are all."""
     spoken = ("num_experts", "n_routed_experts", "num_local_experts")
     found = next((key for key in spoken if key in config), spoken[0])
@@ -51,7 +51,7 @@ def _qwen_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def _qwen2(config: Mapping[str, Any]) -> ModelSpec:
-    moe = _mixture(
+    moe = mixture(
         config,
         "moe_intermediate_size",
         layers=_qwen_layers(config),
@@ -66,7 +66,7 @@ def _qwen2(config: Mapping[str, Any]) -> ModelSpec:
 
 def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     renormalize = bool(config.get("norm_topk_prob", False))
-    moe = _mixture(config, "moe_intermediate_size", layers=_qwen_layers(config), renormalize=renormalize)
+    moe = mixture(config, "moe_intermediate_size", layers=_qwen_layers(config), renormalize=renormalize)
     spec, bias = read_base(config), bool(config.get("attention_bias", False))
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     windows = (window,) * spec.num_layers
@@ -74,7 +74,7 @@ def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _mixtral(config: Mapping[str, Any]) -> ModelSpec:
-    moe = _mixture(config, "intermediate_size", renormalize=True)
+    moe = mixture(config, "intermediate_size", renormalize=True)
     spec = read_base(config)
     return replace(spec, windows=(int(config.get("sliding_window") or 0),) * spec.num_layers, moe=moe)
 
@@ -82,7 +82,7 @@ def _mixtral(config: Mapping[str, Any]) -> ModelSpec:
 def _phimoe(config: Mapping[str, Any]) -> ModelSpec:
     """Phi-3.5-MoE: its longrope says what cos and sin are multiplied with, for short and for long contexts."""
     jitter = float(config.get("router_jitter_noise") or 0.0)
-    moe = _mixture(config, "intermediate_size", scoring="sparsemixer", jitter=jitter)
+    moe = mixture(config, "intermediate_size", scoring="sparsemixer", jitter=jitter)
     if moe.top_k != 2:
         raise ModelError(f"sparsemixer chooses 2 experts, not {moe.top_k}.", param="num_experts_per_tok")
     spec = read_base(config)
@@ -112,20 +112,20 @@ def _phimoe(config: Mapping[str, Any]) -> ModelSpec:
 
 def _olmoe(config: Mapping[str, Any]) -> ModelSpec:
     refuse(config, "clip_qkv", "queries, keys and values are never clipped here")
-    moe = _mixture(config, "intermediate_size", renormalize=bool(config.get("norm_topk_prob", False)))
+    moe = mixture(config, "intermediate_size", renormalize=bool(config.get("norm_topk_prob", False)))
     bias = bool(config.get("attention_bias", False))
     return replace(read_base(config), qkv_bias=bias, output_bias=bias, qk_norm=QkNorm.WHOLE, moe=moe)
 
 
 def _granite_moe(config: Mapping[str, Any]) -> ModelSpec:
     shared = int(config.get("shared_intermediate_size") or 0)
-    moe = _mixture(config, "intermediate_size", renormalize=True, shared_ffn=shared)
+    moe = mixture(config, "intermediate_size", renormalize=True, shared_ffn=shared)
     return replace(granite(config), moe=moe)
 
 
 def _glm4(config: Mapping[str, Any]) -> ModelSpec:
     first = int(config.get("first_k_dense_replace") or 0)
-    moe = _mixture(
+    moe = mixture(
         config,
         "moe_intermediate_size",
         layers=frozenset(range(first, int(config["num_hidden_layers"]))),
@@ -143,12 +143,12 @@ def _glm4(config: Mapping[str, Any]) -> ModelSpec:
         read_base(config),
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm=qk_norm,
-        draft_layers=_draft_layers(config),
+        draft_layers=draft_layers(config),
         moe=moe,
     )
 
 
-def _draft_layers(config: Mapping[str, Any]) -> int:
+def draft_layers(config: Mapping[str, Any]) -> int:
     """Layers behind the last that predict tokens further ahead."""
     return int(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0)
 
@@ -158,7 +158,7 @@ def _gpt_oss(config: Mapping[str, Any]) -> ModelSpec:
     if slope != GPT_OSS_SLOPE:
         raise ModelError(f"swiglu_alpha {slope} is not supported; it must be {GPT_OSS_SLOPE}.", param="swiglu_alpha")
     packing = str((config.get("quantization_config") or {}).get("quant_method") or "")
-    moe = _mixture(
+    moe = mixture(
         config,
         "intermediate_size",
         renormalize=True,

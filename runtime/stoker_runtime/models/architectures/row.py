@@ -106,3 +106,8 @@ class Architecture:
     base: str = "model."
     layers: str = "model.layers."
     ignored: str = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+
+    def names_of(self, spec: ModelSpec, field: str) -> Names:
+        """What a tensor of a layer is called: the first projection by whether it narrows queries."""
+        whole = field == "qkv" and spec.latent is not None and not spec.latent.q_lora_rank
+        return self.layer_names["qkv_unnarrowed" if whole else field]

@@ -5,6 +5,7 @@ Knows nothing of how a row is read: that is in the module of its family.
 
 from __future__ import annotations
 
+from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.layer_norm import LAYER_NORM_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
 from stoker_runtime.models.architectures.moe import MOE_ROWS
@@ -12,6 +13,7 @@ from stoker_runtime.models.architectures.post_norm import POST_NORM_ROWS
 from stoker_runtime.models.architectures.row import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
+    **LATENT_ROWS,
     **LLAMA_ROWS,
     **MOE_ROWS,
     **POST_NORM_ROWS,
@@ -24,6 +26,8 @@ MODELS = {
     "BaichuanForCausalLM": "Baichuan 7B of the first generation",
     "Cohere2ForCausalLM": "Command R7B, Command A",
     "CohereForCausalLM": "Command-R, Command-R+, Aya 23 and Expanse",
+    "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
+    "DeepseekV3ForCausalLM": "DeepSeek-V3, V3.1 and R1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Exaone4ForCausalLM": "EXAONE 4",
     "ExaoneForCausalLM": "EXAONE 3, 3.5 and Deep",
@@ -44,6 +48,7 @@ MODELS = {
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "LlamaForCausalLM": "Llama 2 and 3, CodeLlama, Vicuna, DeepSeek-R1-Distill-Llama, SmolLM 1 and 2, Falcon 3, Yi",
+    "MiniCPM3ForCausalLM": "MiniCPM3 4B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B and 4",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",

@@ -1,0 +1,62 @@
+"""Latent attention in two ops: `latent_rope_write` before it, `latent_attention` over pages.
+
+Invariants: the cache of a token is its normed latent and its rotated key; `latent_attention` reads it as keys and, the
+latent alone, as values. Rows and padding are as in `attention`: decodes first, a row with `seq_lens` 0 gives zeros, as
+do tokens past `query_start[-1]`. Nothing is read back to the host on a GPU.
+Knows nothing of how queries and latents were projected.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.attention import AttentionMeta
+from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FOLDER = "stoker_kernels.latent_attention"
+
+register("latent_rope_write", "reference", f"{_FOLDER}.reference:latent_rope_write", reference_supports)
+register("latent_attention", "cpu", f"{_FOLDER}.cpu_latent:latent_attention", cpu_supports(*_FLOATS))
+register("latent_attention", "reference", f"{_FOLDER}.reference:latent_attention", reference_supports)
+
+
+def latent_rope_write(
+    q: Tensor,
+    latents: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    cos_sin: Tensor,
+    cache: Tensor,
+    *,
+    norm: Tensor,
+    eps: float,
+    interleaved: bool,
+) -> Tensor:
+    """Norm latents, rotate their keys and the queries by position, write latents and keys to pages.
+
+    `q [T,H,N+P]`: the last P of each head are rotated in place. `latents [T,R+P]`: R that are normed by `norm [R]`
+    (RMS), then the key. `positions [T]` int32; `slot_mapping [T]` int64, page·B + offset, negative writes nothing;
+    `cos_sin [max_pos,P]` fp32, cos in the first half; `cache [P,1,B,R+P]`. `interleaved` as in `rope`.
+    → what a token's cache is, of all tokens, `[T,R+P]` of q's dtype. On CUDA `positions` and `slot_mapping` have to be
+    settled (`pdl.pdl_settle`).
+    """
+    own: Tensor = select("latent_rope_write", q.device, q.dtype)(
+        q, latents, positions, slot_mapping, cos_sin, cache, norm=norm, eps=eps, interleaved=interleaved
+    )
+    return own
+
+
+def latent_attention(
+    q: Tensor, own: Tensor, cache: Tensor, kv_b: Tensor, meta: AttentionMeta, *, scale: float
+) -> Tensor:
+    """Causal attention of `q [T,H,N+P]` over the latents `[P,1,B,R+P]` of the pages that `meta` names; → `[T,H,V]`.
+
+    `kv_b [H,N+V,R]` widens a latent to a head's key, all but its rotated part, and value. Rows of one token are
+    computed on latents as they are, by queries brought there (absorbed); chunks on keys and values widened from
+    `own [T,R+P]`, what `latent_rope_write` gave, and what lies in pages before them absorbed, too.
+    Raises ValueError for shapes that do not fit, KernelUnavailable.
+    """
+    o: Tensor = select("latent_attention", q.device, q.dtype)(q, own, cache, kv_b, meta, scale=scale)
+    return o
