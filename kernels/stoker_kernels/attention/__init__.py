@@ -13,7 +13,7 @@ from stoker_kernels.attention.meta import (
     attention_workspace,
     attention_workspace_bytes,
 )
-from stoker_kernels.attention.op import attention_kernels, paged_attention, plan_attention
+from stoker_kernels.attention.op import attention_kernels, paged_attention, plan_attention, split_decodes
 
 __all__ = [
     "AttentionMeta",
@@ -23,4 +23,5 @@ __all__ = [
     "attention_workspace_bytes",
     "paged_attention",
     "plan_attention",
+    "split_decodes",
 ]

@@ -30,6 +30,7 @@ __all__ = [
     "attention_workspace_bytes",
     "paged_attention",
     "plan_attention",
+    "split_decodes",
 ]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,6 +95,22 @@ def attention_kernels(
     from stoker_kernels.attention.choose import describe_kernels
 
     return describe_kernels(device, kv_dtype, head_dim, group, softcap)
+
+
+def split_decodes(meta: AttentionMeta, *, programs: int, programs_per_sm: int, planned: bool = False) -> int:
+    """Plan on a GPU how the keys of the decode rows are split among programs, for kernels of other ops.
+
+    The plan lies in the workspace: `items [num_items, 8]` int32 of row, slot, first key, end, the row's first item and
+    how many it has, its keys. `programs` work on one item each, `programs_per_sm` fit an SM. → a bound of the items,
+    for the launch; with `planned` that alone.
+    """
+    from stoker_kernels.attention.config import DecodeConfig
+    from stoker_kernels.attention.triton_launch import item_bounds, launch_plan
+
+    config = DecodeConfig(programs_per_sm=programs_per_sm)
+    if not planned:
+        launch_plan(meta, programs, 0, config)
+    return item_bounds(meta, programs, config)[1]
 
 
 def plan_attention(

@@ -38,7 +38,7 @@ NO_WINDOW = 1 << 30  # keys: wider than any context
 
 def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: DecodeConfig) -> None:
     """Write the decode items of this step into the workspace."""
-    target, capacity = _item_bounds(meta, num_kv_heads, config)
+    target, capacity = item_bounds(meta, num_kv_heads, config)
     decode_plan_kernel[(1,)](
         meta.seq_lens,
         meta.seq_slots,
@@ -59,7 +59,7 @@ def launch_plan(meta: AttentionMeta, num_kv_heads: int, window: int, config: Dec
 def launch_decode(inputs: Inputs, meta: AttentionMeta, config: DecodeConfig) -> None:
     """Run the planned decode items. The plan must be of the same configuration and number of KV heads."""
     num_kv_heads = inputs.k_cache.shape[1]
-    _, capacity = _item_bounds(meta, num_kv_heads, config)
+    _, capacity = item_bounds(meta, num_kv_heads, config)
     space = meta.workspace
     if not tuned(inputs):
         config = rare_decode_config(config, inputs.q.shape[2], inputs.kv_bytes, sm_of(inputs.q.device))
@@ -132,8 +132,8 @@ def launch_prefill(inputs: Inputs, meta: AttentionMeta, config: PrefillConfig) -
     )
 
 
-def _item_bounds(meta: AttentionMeta, num_kv_heads: int, config: DecodeConfig) -> tuple[int, int]:
-    """(target, capacity) of the plan: items for equal shares, and items at most."""
+def item_bounds(meta: AttentionMeta, num_kv_heads: int, config: DecodeConfig) -> tuple[int, int]:
+    """(target, capacity) of the plan: items for equal shares, and items at most, which a launch has to cover."""
     programs = config.programs_per_sm * sm_count(meta.seq_lens.device)
     target = max(1, programs // num_kv_heads)
     # No row gives more items than its keys fill, so a short bound needs a smaller launch.

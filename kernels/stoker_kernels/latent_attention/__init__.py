@@ -1,10 +1,11 @@
 """Multi-head latent attention over paged latents (DeepSeek): one latent and one rotated key a token for all heads.
 
 `op.py` holds the public functions, `shapes.py` what follows from their tensors, `reference.py` the oracle,
-`cpu_latent.py` the way on a CPU.
+`cpu_latent.py` the way on a CPU. On a GPU `triton_write.py` norms, rotates and writes, `triton_absorbed.py` attends
+latents, `triton_widened.py` chunks; `triton_launch.py` launches them in tiles that `tiles.py` chooses.
 Must never know: models, projections, requests, how pages are dealt. What a step tells is `attention`'s AttentionMeta.
 """
 
-from stoker_kernels.latent_attention.op import latent_attention, latent_rope_write
+from stoker_kernels.latent_attention.op import latent_attention, latent_rope_write, plan_latent_attention
 
-__all__ = ["latent_attention", "latent_rope_write"]
+__all__ = ["latent_attention", "latent_rope_write", "plan_latent_attention"]

@@ -8,15 +8,28 @@ Knows nothing of how queries and latents were projected.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select
+from stoker_kernels.launch.dispatch import Target, cpu_supports, reference_supports, register, select, triton_supports
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FOLDER = "stoker_kernels.latent_attention"
+_takes = triton_supports(*_FLOATS)
 
+
+def _supports(target: Target) -> str | None:
+    if target.device == "cuda" and target.sm < 80:
+        return "needs sm_80 or newer"
+    return _takes(target)
+
+
+
+register("latent_rope_write", "triton", f"{_FOLDER}.triton_write:latent_rope_write", _supports)
+register("latent_attention", "triton", f"{_FOLDER}.triton_launch:latent_attention", _supports)
 register("latent_rope_write", "reference", f"{_FOLDER}.reference:latent_rope_write", reference_supports)
 register("latent_attention", "cpu", f"{_FOLDER}.cpu_latent:latent_attention", cpu_supports(*_FLOATS))
 register("latent_attention", "reference", f"{_FOLDER}.reference:latent_attention", reference_supports)
@@ -60,3 +73,16 @@ def latent_attention(
     """
     o: Tensor = select("latent_attention", q.device, q.dtype)(q, own, cache, kv_b, meta, scale=scale)
     return o
+
+
+def plan_latent_attention(meta: AttentionMeta, *, heads: int, rank: int, dtype: torch.dtype) -> AttentionMeta:
+    """Plan a step once for all its layers of `heads` heads and latents of `rank`: the meta for each call of it.
+
+    Without it each call plans anew. `meta.seq_lens` must be final, and the workspace, of `heads` times `rank` values,
+    serve no other step in between.
+    """
+    if meta.seq_lens.device.type == "cuda":
+        from stoker_kernels.latent_attention.triton_launch import plan
+
+        return plan(meta, heads, rank, dtype.itemsize)
+    return replace(meta, planned_window=None)

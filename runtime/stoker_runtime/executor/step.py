@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
+from stoker_kernels.latent_attention import plan_latent_attention
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
@@ -174,6 +175,9 @@ class StepBody:
             workspace=self._workspace,
             settled=True,  # the embedding stands between this step's description and its first layer
         )
+        if spec.latent is not None:
+            rank = spec.latent.kv_lora_rank
+            return plan_latent_attention(meta, heads=spec.heads, rank=rank, dtype=self.decoder.dtype)
         return plan_attention(
             meta,
             num_tokens=shape.total_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,8 +151,8 @@ def test_attention_is_scaled_by_the_square_of_what_yarn_says() -> None:
 
 
 @pytest.fixture
-def crowd(deepseek: Path) -> Iterator[dict[str, Any]]:
-    yield {"model": str(deepseek), "device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16}
+def crowd(deepseek: Path) -> dict[str, Any]:
+    return {"model": str(deepseek), "device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16}
 
 
 def test_crowding_changes_no_token(crowd: dict[str, Any]) -> None:

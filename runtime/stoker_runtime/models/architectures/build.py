@@ -59,8 +59,9 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
     dense = []
     if spec.latent is not None and not isinstance(checkpoint, Fp8Checkpoint):
         raise ModelError(
-            f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits or in FP8.", param="quantization_config",
-        )  # fmt: skip
+            f"latent attention in {checkpoint.described} is not supported; serve the checkpoint in 16 bits or in FP8.",
+            param="quantization_config",
+        )
     for parameter in spec.parameters():
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")

@@ -1,0 +1,44 @@
+"""Tile sizes of the latent kernels, by heads, ranks, type and SM: rules, not measurements, for none has run on a GPU.
+
+Invariants: a tile never changes which result is right, only its rounding and its speed; those chosen here fit the
+shared memory of their SM for ranks up to 512.
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LARGE_SHARED = (80, 87, 90, 100, 103)  # SMs with 160 KB and more
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`block_m` queries against `block_n` keys."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    stages: int
+
+
+def absorbed_tile(rows: int, rank: int, itemsize: int, sm: int) -> Tile:
+    """For `rows` queries that share keys: heads of a token, or of a few.
+
+    Each takes `rank` sums in registers, so that 64 of them want eight warps; 16 are the least that a dot takes. More
+    heads than a tile holds read keys again, from L2.
+    """
+    large = sm in LARGE_SHARED
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 or not large or itemsize > 2 or rank > 512 else 64
+    if itemsize > 2 or rank > 512:
+        return Tile(16, 16, 4, 1)
+    return Tile(block_m, 32 if large else 16, 8 if block_m == 64 else 4, 2 if large else 1)
+
+
+def widened_tile(itemsize: int, sm: int) -> Tile:
+    """For chunks."""
+    if itemsize > 2:
+        return Tile(32, 16, 4, 1)
+    if sm in LARGE_SHARED:
+        return Tile(128, 64, 8, 3)
+    return Tile(64, 32, 4, 2)
