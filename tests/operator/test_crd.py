@@ -60,6 +60,8 @@ GOOD: list[dict[str, Any]] = [
     {"cache": {"verify": "Scheduled"}},
     {"cache": {"verify": "Scheduled", "verifyEvery": "90m", "pvc": {"accessMode": "ReadWriteMany"}}},
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"verify": "Scheduled", "verifyEvery": "8760h"}},
+    {"model": {"uri": "s3://a.bucket-9/team/x/m.gguf", "secretRef": {"name": "keys"}, "endpoint": "http://minio:9000"}},
+    {"model": {"uri": "az://$web", "serviceAccountName": "reader.of-models", "files": {"allow": ["*"]}}},
     {"rollout": {"waitForIdle": "10m"}, "disruption": {"maxUnavailable": 3, "protectStartup": True}},
     {
         "placement": {

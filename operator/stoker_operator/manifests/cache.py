@@ -35,6 +35,7 @@ from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
+AZURE_IDENTITY = "azure.workload.identity/use"
 # On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
 USER_PREFIX = f"user.{GROUP}/"
 CLAIM = ("v1", "PersistentVolumeClaim")
@@ -201,11 +202,16 @@ def prefetch_job(
             ]
         },
         "template": {
-            "metadata": {"labels": dict(job["metadata"]["labels"])},
+            "metadata": {"labels": job["metadata"]["labels"] | _identity_labels(service)},
             "spec": template,
         },
     }
     return stamped(job)
+
+
+def _identity_labels(service: InferenceService) -> dict[str, str]:
+    """What Azure's webhook looks for; the clouds' others look at the ServiceAccount alone."""
+    return {AZURE_IDENTITY: "true"} if service.model.scheme == "az" and service.model.service_account else {}
 
 
 def is_repair(job: Mapping[str, Any]) -> bool:
@@ -246,17 +252,12 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "source", "persistentVolumeClaim": source})
         mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
-    environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
-    token = service.model.secret_ref
-    if token is not None:
-        reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
-        environment.append({"name": "HF_TOKEN", "valueFrom": reference})
     container = {
         "name": "fetch",
         "image": pod.image(service, settings),
         "command": ["stoker"],
         "args": _fetch_arguments(service, settings, repair=repair),
-        "env": environment,
+        **_credentials(service),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": dict(pod.CONTAINER_SECURITY),
@@ -266,7 +267,21 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
     }
     # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
     # them.
-    return pod.base_spec(service, settings) | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    identity = {"serviceAccountName": service.model.service_account} if service.model.service_account else {}
+    found = pod.base_spec(service, settings) | identity
+    return found | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+
+
+def _credentials(service: InferenceService) -> dict[str, Any]:
+    """The environment of a prefetch. A store's Secret names its keys as the store's own tools do, so it comes whole."""
+    secret = service.model.secret_ref
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
+    if secret is None:
+        return {"env": environment}
+    if service.model.in_store:
+        return {"env": environment, "envFrom": [{"secretRef": {"name": secret.name}}]}
+    reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
+    return {"env": [*environment, {"name": "HF_TOKEN", "valueFrom": reference}]}
 
 
 def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:

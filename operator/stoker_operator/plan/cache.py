@@ -62,6 +62,11 @@ _ADVICE = {
     "RevisionNotFound": "Check spec.model.revision.",
     "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
 }
+_STORE_ADVICE = {
+    "TokenRejected": "Put keys with access into the Secret that spec.model.secretRef names, or name a ServiceAccount "
+    "that has access in spec.model.serviceAccountName.",
+    "ModelNotFound": "Check spec.model.uri and spec.model.endpoint.",
+}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
 
@@ -206,7 +211,7 @@ def _from_jobs(
         # An API server whose clock is behind ours must not have us try without a pause.
         due = max(failed_at, begun_at(latest) or failed_at) + delay
         if now < due:
-            return _waiting(observed, base, latest, due, now)
+            return _waiting(service, observed, base, latest, due, now)
     if changed and latest is not None:
         why = f"the spec or the chart asks for another {changed} than Job {latest['metadata']['name']} had"
     else:
@@ -288,14 +293,17 @@ def _poll(observed: Observed) -> float:
     return min(max(progress.eta_seconds / 20, POLL_SECONDS), SLOWEST_POLL_SECONDS)
 
 
-def _waiting(observed: Observed, base: CachePlan, job: Object, due: datetime, now: datetime) -> CachePlan:
+def _waiting(
+    service: InferenceService, observed: Observed, base: CachePlan, job: Object, due: datetime, now: datetime
+) -> CachePlan:
     """A prefetch failed and the next one is not due yet."""
     name = job["metadata"]["name"]
     outcome = fetch_outcome(pods_of(observed, job))
     failure = outcome if isinstance(outcome, FetchFailure) else None
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
+    known = _ADVICE | _STORE_ADVICE if service.model.in_store else _ADVICE
     text = (
-        f"{sentence(failure.message)} {_ADVICE.get(failure.reason, '').format(claim=base.claim)}".strip()
+        f"{sentence(failure.message)} {known.get(failure.reason, '').format(claim=base.claim)}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
     )
     return replace(

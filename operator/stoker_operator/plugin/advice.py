@@ -33,7 +33,7 @@ _ADVICE = {
     "HubUnreachable": "nothing: it is tried again, ever more seldom; deleting the prefetch Job tries at once",
     "FetchFailed": "nothing: it is tried again, ever more seldom; deleting the prefetch Job tries at once",
     "Interrupted": "nothing: it is tried again",
-    "TokenRejected": "put a token with access into the Secret of spec.model.secretRef",
+    "TokenRejected": "put a token, or keys, with access into the Secret of spec.model.secretRef",
     "RevisionNotFound": "correct spec.model.revision",
     "ModelNotFound": "correct spec.model.uri; a private model needs spec.model.secretRef",
     "BadRequest": "correct the field that the message names",

@@ -61,9 +61,12 @@ NAME_MAX = 40
 # The namespace's own ServiceAccount and Service, and the Service that scrapers of another service use.
 RESERVED_NAME_PATTERN = r"^(default|kubernetes)$|-metrics$"
 URI_PATTERN = (
-    r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|https://[^/ ]+/[^ ]+|file:///[^ ]+"
+    r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|(s3|gs|az)://[a-z0-9$][a-z0-9._-]+[a-z0-9](/[^ ?#]*)?"
+    r"|https://[^/ ]+/[^ ]+|file:///[^ ]+"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 )
+ACCOUNT_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
+STORES = ("s3", "gs", "az")
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
@@ -92,6 +95,7 @@ class Model:
     revision: str = "main"
     served_names: tuple[str, ...] = ()
     secret_ref: SecretRef | None = None
+    service_account: str = ""
     endpoint: str = ""
     allow: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -101,8 +105,13 @@ class Model:
 
     @property
     def scheme(self) -> str:
-        """hf, https, file or pvc."""
+        """hf, s3, gs, az, https, file or pvc."""
         return self.uri.partition("://")[0]
+
+    @property
+    def in_store(self) -> bool:
+        """Whether an object store has the weights."""
+        return self.scheme in STORES
 
     @property
     def source_claim(self) -> tuple[str, str] | None:
@@ -254,6 +263,7 @@ def _model(r: Reader) -> Model:
         revision=r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256),
         served_names=r.texts("servedNames", pattern=SERVED_NAME_PATTERN, most=16, longest=128),
         secret_ref=read_secret_ref(r.mapping("secretRef"), "token"),
+        service_account=r.text("serviceAccountName", pattern=ACCOUNT_PATTERN, longest=253),
         endpoint=r.text("endpoint", pattern=r"^(https?://[^ ]+)?$", longest=1024),
         allow=files.texts("allow", most=32, longest=256),
         ignore=files.texts("ignore", most=32, longest=256),
@@ -309,10 +319,14 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     """The CRD's CEL rules that look at more than one field, in the same words."""
     model, resources = service.model, service.resources
     found = []
-    if model.secret_ref and model.scheme not in ("hf", "https"):
-        found.append("spec.model.secretRef: only hf:// and https:// sources take a token")
-    if model.endpoint and model.scheme != "hf":
-        found.append("spec.model.endpoint: only hf:// sources have an endpoint")
+    if model.secret_ref and not (model.in_store or model.scheme in ("hf", "https")):
+        found.append("spec.model.secretRef: only hf://, https:// and object stores take a token or keys")
+    if model.secret_ref and model.in_store and model.secret_ref.key != "token":
+        found.append("spec.model.secretRef.key: an object store's Secret is taken whole; leave it out")
+    if model.service_account and not model.in_store:
+        found.append("spec.model.serviceAccountName: only object stores know identities")
+    if model.endpoint and not (model.in_store or model.scheme == "hf"):
+        found.append("spec.model.endpoint: only hf:// and object stores have an endpoint")
     if model.revision != "main" and model.scheme != "hf":
         found.append("spec.model.revision: only hf:// sources have revisions")
     if (model.allow or model.ignore) and model.scheme == "https":

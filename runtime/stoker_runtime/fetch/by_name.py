@@ -1,7 +1,9 @@
-"""What a model argument names, as a path on this machine; a name of the hub is fetched if it does not lie here yet.
+"""What a model argument names, as a path on this machine; what does not lie here yet is fetched.
 
-Invariants: a path that is here wins, and costs nothing: what asks a hub is imported for those who name a repository
-alone (`local_copy.py`). A token comes from HF_TOKEN or the user's login, never from a flag.
+A name of the hub goes into the hub's cache (`local_copy.py`), a URI of another source where `stoker fetch` publishes.
+
+Invariants: a path that is here wins, and costs nothing: what asks a source is imported for those who name one alone. A
+token comes from HF_TOKEN or the user's login, never from a flag; a store's keys come from the environment.
 Knows nothing of what serves the files.
 """
 
@@ -9,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.fetch.errors import FetchError
-from stoker_runtime.fetch.reference import hub_name
+from stoker_runtime.fetch.reference import PUBLISHED, hub_name
 
 DESCRIPTIONS = ("*.json",)
 """What tells a model's sizes, without its weights."""
@@ -39,6 +42,8 @@ def located(config: EngineConfig, *, only: Sequence[str] = (), say: Say = log.in
 
 def locate(model: str, revision: str = "", *, only: Sequence[str] = (), say: Say = log.info) -> str:
     """The path of `model`; `model` itself for what is none, whose reader will say so. Raises as `located` does."""
+    if model.startswith(PUBLISHED):
+        return _published(model, revision, tuple(only), say)
     here = model.startswith(SHAPE_PREFIX) or os.path.lexists(model)
     reference = None if model.startswith(SHAPE_PREFIX) else hub_name(model)
     if here or reference is None:
@@ -57,3 +62,28 @@ def locate(model: str, revision: str = "", *, only: Sequence[str] = (), say: Say
             raise
         hint = "" if model.startswith("hf://") else f" (Nor is there a folder or file {model!r} here.)"
         raise ModelError(f"{error.message}{hint}", param="model") from None
+
+
+def _published(uri: str, revision: str, only: tuple[str, ...], say: Say) -> str:
+    """The path of what a URI names, fetched and published as `stoker fetch` does. Raises as `located` does."""
+    from stoker_runtime.fetch.download import Patience
+    from stoker_runtime.fetch.interrupt import stopped_by_signals
+    from stoker_runtime.fetch.order import Order, endpoint_for
+    from stoker_runtime.fetch.prefetch import Prefetch, serve_path
+    from stoker_runtime.fetch.progress import Progress, Terminal
+    from stoker_runtime.fetch.volume import DEFAULT_ROOT, Volume
+
+    if revision:
+        raise ConfigError(f"revision is {revision!r}, but only a hub has revisions; leave it out.", param="revision")
+    root, stop, progress = DEFAULT_ROOT.expanduser(), threading.Event(), Progress()
+    whole = Order(uri, root, endpoint=endpoint_for(uri, ""))
+    order = whole if not only or Volume(root).recall(whole.key("")) else replace(whole, only=only)
+    try:
+        with stopped_by_signals(stop), Terminal(progress, log=say) as terminal:
+            path = serve_path(Prefetch(order, progress, stop, terminal.say, Patience()).run())
+    except FetchError as error:
+        if error.exit_status != 3:
+            raise
+        raise ModelError(error.message, param="model") from None
+    say(f"{uri.partition('?')[0]}: as published at {path}")
+    return str(path)

@@ -21,7 +21,8 @@ from typing import Any
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.interrupt import stopped_by_signals
-from stoker_runtime.fetch.prefetch import Order, Prefetch, in_place, serve_path, verify_only
+from stoker_runtime.fetch.order import Order, endpoint_for
+from stoker_runtime.fetch.prefetch import Prefetch, in_place, serve_path, verify_only
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
 from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.fetch.volume import DEFAULT_ROOT
@@ -123,7 +124,7 @@ def _order(options: argparse.Namespace) -> Order:
         uri=uri,
         dest=options.dest.expanduser().absolute(),
         revision=options.revision,
-        endpoint=options.endpoint or os.environ.get("HF_ENDPOINT", ""),
+        endpoint=endpoint_for(uri, options.endpoint),
         token=os.environ.get("HF_TOKEN", "").strip(),
         send_token=options.send_token,
         allow=tuple(options.allow),
@@ -159,16 +160,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stoker fetch",
         description="Fetch a model once: resolve its revision, download what is missing, verify every file, "
-        "publish atomically. Prints the path for `stoker serve`. HF_TOKEN holds a private model's token.",
+        "publish atomically. Prints the path for `stoker serve`. HF_TOKEN holds a private model's token; stores take "
+        "their own variables.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    uris = "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], https://…, file:///PATH or pvc://CLAIM/PATH"
+    uris = (
+        "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], s3://BUCKET/PREFIX[/FILE.gguf] (so gs://, az://), https://…, "
+        "file:///PATH or pvc://CLAIM/PATH"
+    )
     add("uri", nargs="?", default="", help=uris)
     add("--uri", dest="uri_flag", metavar="URI", default="", help="the same, as a flag")
     add("--revision", default="", help="branch, tag or commit (default: main)")
     add("--dest", type=Path, default=DEFAULT_ROOT, help="where to publish (default: %(default)s)")
-    add("--endpoint", default="", metavar="URL", help="the hub (default: HF_ENDPOINT, then huggingface.co)")
+    server = "the hub, or the store's server (default: HF_ENDPOINT, AWS_ENDPOINT_URL and so on)"
+    add("--endpoint", default="", metavar="URL", help=server)
     add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these out; may be repeated")

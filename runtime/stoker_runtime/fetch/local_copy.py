@@ -27,7 +27,8 @@ from stoker_runtime.fetch.hub.cache import HubCache
 from stoker_runtime.fetch.hub.session import Session
 from stoker_runtime.fetch.hub.source import Hub
 from stoker_runtime.fetch.interrupt import stopped_by_signals
-from stoker_runtime.fetch.prefetch import LOCK_SECONDS, Order, Published, patient_listing, serve_path
+from stoker_runtime.fetch.order import Order
+from stoker_runtime.fetch.prefetch import LOCK_SECONDS, Published, patient_listing, serve_path
 from stoker_runtime.fetch.progress import Progress, Terminal, files, size
 from stoker_runtime.fetch.reference import Reference
 from stoker_runtime.fetch.select import EXPORTS, select

@@ -81,7 +81,7 @@ def read(folder: Path) -> Manifest:
     """
     try:
         document = json.loads((folder / NAME).read_bytes())
-        manifest = _parse(document)
+        manifest = parse(document)
     except (FileNotFoundError, NotADirectoryError):
         raise NotPublished(f"{folder} holds no published model: there is no {NAME}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, BadRequest):
@@ -100,7 +100,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _parse(document: dict[str, Any]) -> Manifest:
+def parse(document: dict[str, Any]) -> Manifest:
     files = {
         relative_path(str(name), NAME): ManifestFile(
             str(file["sha256"]), int(file["bytes"]), int(file.get("mtimeNs", 0))

@@ -8,11 +8,9 @@ Knows nothing of flags, signals and exit statuses.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker_runtime.fetch import manifest as manifests
@@ -20,45 +18,17 @@ from stoker_runtime.fetch.download import Downloader, Patience
 from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFailed, Interrupted, NotPublished
 from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.manifest import Manifest
+from stoker_runtime.fetch.order import Order, opened
 from stoker_runtime.fetch.progress import Progress, files, size
-from stoker_runtime.fetch.reference import Reference, parse
-from stoker_runtime.fetch.select import select
+from stoker_runtime.fetch.reference import STORES, Reference, parse
+from stoker_runtime.fetch.select import EXPORTS, select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
 from stoker_runtime.fetch.verify import check, hash_file
 from stoker_runtime.fetch.volume import Volume
-from stoker_runtime.fetch.web import Web, WebFile
 
 # Another fetcher may be downloading all of a large model; the Job's own deadline ends a wait that is longer
 # than it allows.
 LOCK_SECONDS = 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to fetch, and where to. `revision` "" is the source's default; `sha256` pins files by name.
-
-    `token` goes to a hub, and to a web server only with `send_token`.
-    `refresh` looks up a branch again although an earlier run answered it; `repair` hashes what is published.
-    """
-
-    uri: str
-    dest: Path
-    revision: str = ""
-    endpoint: str = ""
-    token: str = field(default="", repr=False)
-    send_token: bool = False
-    allow: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    mount_root: Path = Path("/source")
-    parallel: int = 4
-    refresh: bool = False
-    repair: bool = False
-
-    def key(self, revision: str) -> str:
-        """Names the answer to this order at `revision`."""
-        text = json.dumps([self.uri, revision, self.allow, self.ignore, sorted(self.sha256.items())])
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +68,7 @@ class Prefetch:
         key = hashlib.sha256(self._order.uri.encode()).hexdigest()[:16]
         self._volume.prepare()
         with (
-            self._opened() as source,
+            opened(self._order, self._reference) as source,
             self._volume.lock(key, seconds=LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
         ):
             return self._answered(source, key) or self._fetch(source, key)
@@ -142,10 +112,10 @@ class Prefetch:
         listing = self._list(source, self._order.revision)
         wanted = choose(self._order, self._reference, listing)
         before = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop).present(wanted)
-        self._say(_announce(self._order.uri, listing.revision, wanted, before))
+        self._say(_announce(self._reference.text, listing.revision, wanted, before))
         fetched = self._download(source, key, wanted)
         entries = {name: entry for name, (entry, _) in fetched.items()}
-        manifest = Manifest(self._order.uri, listing.revision, entries)
+        manifest = Manifest(self._reference.text, listing.revision, entries)
         manifest = replace(manifest, resolved_revision=listing.revision or manifest.digest)
         self._progress.enter("publish")
         folder = self._volume.publish(key, manifest, {name: path for name, (_, path) in fetched.items()})
@@ -163,26 +133,6 @@ class Prefetch:
 
     def _list(self, source: Source, revision: str) -> Listing:
         return patient_listing(source, revision, self._patience, self._stop, self._say)
-
-    @contextmanager
-    def _opened(self) -> Iterator[Source]:
-        """The order's source; its connections are closed at the end."""
-        order, reference = self._order, self._reference
-        if reference.scheme == "hf":
-            # Importing huggingface_hub takes a third of a second, which the other sources need not wait for.
-            from stoker_runtime.fetch.hub.session import Session
-            from stoker_runtime.fetch.hub.source import Hub
-
-            with Session(order.endpoint, order.token) as session:
-                yield Hub(reference.place, session)
-        elif reference.scheme == "https":
-            web = Web(order.token if order.send_token else "", connections=order.parallel + 2)
-            try:
-                yield WebFile(reference, web)
-            finally:
-                web.close()
-        else:
-            yield Folder(reference, order.mount_root)
 
     def _waiting(self) -> None:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
@@ -209,14 +159,15 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
     """The files that an order means, with its digests pinned on them. Raises FetchError."""
     offered = {file.name: file for file in listing.files}
     names = list(offered)
-    if reference.scheme == "hf" or len(offered) > 1:
+    if reference.scheme in ("hf", *STORES) or len(offered) > 1:
+        only = order.only if "config.json" in offered and not reference.file else ()
         names = select(
             names,
             file=reference.file,
             quantization=reference.quantization,
-            allow=order.allow,
-            ignore=order.ignore,
-            where=order.uri,
+            allow=order.allow or only,
+            ignore=order.ignore or (EXPORTS if only else ()),
+            where=reference.text,
         )
     unknown = [name for name in order.sha256 if name not in names]
     if unknown:

@@ -6,6 +6,9 @@
     https://HOST/PATH/FILE        that file alone
     file:///PATH                  a folder or a file on this machine
     pvc://CLAIM/PATH              a folder or a file on the volume CLAIM, mounted under --mount-root
+    s3://BUCKET/PREFIX            every object below the prefix that the default choice takes; so gs:// and, with a
+                                  container in the bucket's place, az://
+    s3://BUCKET/PREFIX/FILE.gguf  that object alone (with its other parts, when it is split)
 
 Invariants: a reference holds no secret; its `text` is what a status may show.
 Does no I/O.
@@ -20,8 +23,14 @@ from urllib.parse import unquote
 
 from stoker_runtime.fetch.errors import BadRequest
 
-SCHEMES = ("hf", "https", "http", "file", "pvc")
-_PLANNED = ("modelscope", "s3", "gs", "oci")
+STORES = ("s3", "gs", "az")
+"""Object stores."""
+SCHEMES = ("hf", *STORES, "https", "http", "file", "pvc")
+PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "https://")
+"""How URIs begin that a server takes in the place of a path, beside the hub's."""
+_PLANNED = ("modelscope", "oci")
+# The longest key that the three stores take is 1,024 bytes; names of buckets and containers differ little.
+_BUCKET = re.compile(r"[a-z0-9$][a-z0-9._-]{1,221}[a-z0-9]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # The longest name of a file, or of a folder, that Linux' file systems take.
 _NAME_BYTES = 255
@@ -29,7 +38,7 @@ _NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed URI. `place` is "org/repo", a URL, or a path; `file` is the single file asked for, or "".
+    """A parsed URI. `place` is "org/repo", "bucket/prefix", a URL, or a path; `file` is the one file asked for, or "".
 
     `quantization` is that of the GGUF model asked for, or "".
     """
@@ -46,7 +55,8 @@ def parse(text: str) -> Reference:
     scheme, separator, rest = text.partition("://")
     if not separator or not rest or any(c.isspace() for c in text):
         raise BadRequest(
-            f"{text!r} is no model URI; write it as hf://ORG/REPO, https://…, file:///PATH or pvc://CLAIM/PATH."
+            f"{text!r} is no model URI; write it as hf://ORG/REPO, s3://BUCKET/PREFIX, https://…, file:///PATH or "
+            "pvc://CLAIM/PATH."
         )
     if scheme not in SCHEMES:
         later = " is not supported yet" if scheme in _PLANNED else " is not known"
@@ -57,6 +67,8 @@ def parse(text: str) -> Reference:
         return _web(text, rest)
     if scheme == "pvc":
         return _claim(text, rest)
+    if scheme in STORES:
+        return _store(scheme, text, rest)
     if not rest.startswith("/"):
         raise BadRequest(f"{text!r} has no absolute path; a local folder is written with three slashes: file:///PATH.")
     return Reference("file", rest, "", text)
@@ -122,6 +134,20 @@ def _web(text: str, rest: str) -> Reference:
     if "/" in name:
         raise BadRequest(f"{shown!r} ends in the name {name!r}, which is no plain file name.")
     return Reference("https", text, relative_path(name, shown), shown)
+
+
+def _store(scheme: str, text: str, rest: str) -> Reference:
+    bucket, _, path = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        what = "container" if scheme == "az" else "bucket"
+        raise BadRequest(f"{text!r} names no {what}; write it as {scheme}://{what.upper()}/PREFIX.")
+    if "?" in path or "#" in path:
+        raise BadRequest(f"{text.partition('?')[0]!r} is followed by a query; keys are given in the environment.")
+    path = path.strip("/")
+    folder, _, file = relative_path(path, text).rpartition("/") if path.endswith(".gguf") else (path, "", "")
+    if folder:
+        relative_path(folder, text)
+    return Reference(scheme, f"{bucket}/{folder}".rstrip("/"), file, text.rstrip("/"))
 
 
 def _claim(text: str, rest: str) -> Reference:

@@ -82,9 +82,11 @@ def _default(names: Sequence[str], where: str) -> list[str]:
         return chosen
     one = _parts(ggufs[0], names)
     if len(one) != len(ggufs):
+        hub = "://" not in where or where.startswith("hf://")
+        either = f", or its quantization as {where}:Q4_K_M" if hub else ""
         raise BadRequest(
-            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE, or its quantization as "
-            f"{where}:Q4_K_M: {_listed(sorted(ggufs))}."
+            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE{either}: "
+            f"{_listed(sorted(ggufs))}."
         )
     return one
 

@@ -224,6 +224,26 @@ def test_a_token_is_never_on_a_command_line(service: Build, settings: Settings) 
     assert not any("token" in argument.lower() for argument in fetch["args"])
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_store_is_asked_with_a_whole_secret_and_under_an_identity(
+    service: Build, settings: Settings, model: FetchedModel, scheme: str
+) -> None:
+    source = {"uri": f"{scheme}://weights/team/x", "secretRef": {"name": "keys"}, "serviceAccountName": "reader"}
+    built = service(model=source | {"endpoint": "https://minio.internal:9000"})
+    template = manifests.prefetch_job(built, settings, "v", 1)["spec"]["template"]
+    pod, [fetch] = template["spec"], template["spec"]["containers"]
+    assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert [item["name"] for item in fetch["env"]] == ["HOME"]
+    assert fetch["args"][fetch["args"].index("--endpoint") + 1] == "https://minio.internal:9000"
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("reader", False)
+    assert ("azure.workload.identity/use" in template["metadata"]["labels"]) == (scheme == "az")
+    # Who fetched has no part in what serves.
+    engine = deployment(built, settings, model)["spec"]["template"]
+    assert engine["spec"]["serviceAccountName"] == built.name
+    assert "azure.workload.identity/use" not in engine["metadata"]["labels"]
+    assert not any("envFrom" in container for container in engine["spec"]["containers"])
+
+
 def test_grace_covers_the_whole_drain(service: Build, settings: Settings, model: FetchedModel) -> None:
     built = service(drain={"preStop": "30s", "timeout": "10m"})
     pod = deployment(built, settings, model)["spec"]["template"]["spec"]

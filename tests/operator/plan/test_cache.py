@@ -251,6 +251,16 @@ def test_a_failure_is_told_and_tried_again_later(world: World, why: str, code: i
     assert [name[-2:] for _, name in applied(later)] == ["-2"]
 
 
+def test_a_store_that_refuses_is_a_matter_of_keys_or_of_an_identity(
+    service: Callable[..., InferenceService], live: Callable[..., Object]
+) -> None:
+    world = World(service(model={"uri": "gs://weights/x"}), live)
+    failure = {"reason": "TokenRejected", "message": "gs://weights/x: refused access (403)."}
+    plan = world.job(ended="Failed", seconds_ago=10).pod(failure, code=3, phase="Failed").plan()
+    assert plan.finding is not None
+    assert "spec.model.serviceAccountName" in plan.finding.message
+
+
 def test_an_api_server_whose_clock_is_behind_makes_no_loop(world: World) -> None:
     world.job(9, ended="Failed", seconds_ago=5000).pod({"reason": "HubUnreachable", "message": "m"}, code=1)
     world.jobs[0]["metadata"]["annotations"]["stoker.dev/begun"] = stamp(7)

@@ -55,7 +55,7 @@ def test_the_screen_says_what_since_when_and_what_to_do(raw: Callable[..., Objec
     assert lines[0] == "default/some  not ready: TokenRejected"
     assert "The hub wants a token." in text
     assert f"since      3m20s ago ({ago(minutes=3, seconds=20)})" in text
-    assert "to do      put a token with access into the Secret of spec.model.secretRef" in text
+    assert "to do      put a token, or keys, with access into the Secret of spec.model.secretRef" in text
     assert "cache      25% on volume models-1, about 77 s to go" in text
     assert "no pods" in text
     assert max(map(len, lines)) <= 118

@@ -16,7 +16,8 @@ import pytest
 from e2e.hub.server import Hub
 
 from stoker_runtime.fetch.download import Patience
-from stoker_runtime.fetch.prefetch import Order, Prefetch, Published
+from stoker_runtime.fetch.order import Order
+from stoker_runtime.fetch.prefetch import Prefetch, Published
 from stoker_runtime.fetch.progress import Progress
 
 REPO = "acme/tiny"

@@ -17,6 +17,9 @@ from stoker_runtime.fetch.reference import parse, relative_path
         ("file:///models/x", "file", "/models/x", ""),
         ("pvc://claim", "pvc", "claim", ""),
         ("pvc://claim/a/b/", "pvc", "claim/a/b", ""),
+        ("s3://a.bucket-9/team/m-1/", "s3", "a.bucket-9/team/m-1", ""),
+        ("gs://bucket", "gs", "bucket", ""),
+        ("az://$web/deep/m.gguf", "az", "$web/deep", "m.gguf"),
     ],
 )
 def test_parses(text: str, scheme: str, place: str, file: str) -> None:
@@ -43,6 +46,10 @@ def test_the_text_for_a_status_holds_no_signature() -> None:
         ("https://host/", "names no file"),
         ("pvc://Claim_1/x", "no PersistentVolumeClaim"),
         ("pvc://claim/../other", "no plain relative path"),
+        ("s3:///prefix", "names no bucket; write it as s3://BUCKET/PREFIX"),
+        ("az://-x/prefix", "names no container"),
+        ("s3://bucket/../other", "no plain relative path"),
+        ("s3://bucket/m.gguf?X-Amz-Signature=secret", "followed by a query"),
         ("oci://registry/image", "not supported yet"),
         ("ftp://host/file", "not known"),
     ],
