@@ -17,6 +17,7 @@ import torch
 from stoker_kernels.block_gemm import block_linear
 from stoker_kernels.fp4_gemm import fp4_linear
 from stoker_kernels.gemm import onednn
+from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
 from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
@@ -25,7 +26,7 @@ from stoker_kernels.quant import (
     AnyWeight,
     BlockWeight,
     Fp4Weight,
-    IntegerWeight,
+    Int8Weight,
     LinearWeight,
     Quantized,
     WeightKind,
@@ -73,16 +74,19 @@ def linear(
     x:    [T, K] of the weight's dtype, or `Quantized([T, K] e4m3, [T, 1] fp32)` for FP8 weights.
           A float x against an FP8 weight is quantized per token first.
     bias: [N] or None. out: [T, N] or None (allocated; x's dtype, bfloat16 for a quantized x).
-    Weights in integers, floats of four bits or blocks take a float x: `integer_linear`, `fp4_linear`, `block_linear`.
-    Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weight's dtype.
+    Weights in integers, floats of four bits or blocks take a float x: `integer_linear`, `int8_linear`, `fp4_linear`,
+    `block_linear`. Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes the weight's
+    dtype.
     """
-    if isinstance(weight, IntegerWeight | BlockWeight | Fp4Weight):
+    if not isinstance(weight, LinearWeight):
         if isinstance(x, Quantized):
             raise ValueError(f"x is quantized, but {weight.kind} weights take floats")
         if isinstance(weight, BlockWeight):
             return block_linear(x, weight, bias=bias, out=out)
         if isinstance(weight, Fp4Weight):
             return fp4_linear(x, weight, bias=bias, out=out)
+        if isinstance(weight, Int8Weight):
+            return int8_linear(x, weight, bias=bias, out=out)
         return integer_linear(x, weight, bias=bias, out=out)
     data = x.data if isinstance(x, Quantized) else x
     if data.dim() != 2 or data.shape[1] != weight.in_features:

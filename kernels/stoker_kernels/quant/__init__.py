@@ -5,6 +5,7 @@ Must never know: how a product is computed (`gemm`). A new kind of weight: `line
 
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
 from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight
+from stoker_kernels.quant.int8_weight import INT8_MAX, Int8Weight, quantize_int8
 from stoker_kernels.quant.integer_weight import (
     IntegerWeight,
     Layout,
@@ -17,7 +18,7 @@ from stoker_kernels.quant.linear_weight import BLOCK, FP8, WEIGHT_KINDS, LinearW
 from stoker_kernels.quant.op import dequantize, quantize_fp8, quantize_weight
 from stoker_kernels.quant.types import FP8_MAX, MIN_SCALE, Quantized
 
-AnyWeight = LinearWeight | IntegerWeight | BlockWeight | Fp4Weight
+AnyWeight = LinearWeight | IntegerWeight | BlockWeight | Fp4Weight | Int8Weight
 """The weight of a linear layer in any form that `gemm.linear` multiplies."""
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "FP4_BLOCKS",
     "FP8",
     "FP8_MAX",
+    "INT8_MAX",
     "MIN_SCALE",
     "WEIGHT_KINDS",
     "AnyWeight",
@@ -34,6 +36,7 @@ __all__ = [
     "BlockWeight",
     "Fp4Kind",
     "Fp4Weight",
+    "Int8Weight",
     "IntegerWeight",
     "Layout",
     "LinearWeight",
@@ -44,6 +47,7 @@ __all__ = [
     "integer_scale_shape",
     "pack_rows",
     "quantize_fp8",
+    "quantize_int8",
     "quantize_integers",
     "quantize_weight",
     "scale_shape",

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from stoker_kernels.block_gemm import decode_blocks
 from stoker_kernels.fp4_gemm import dequantize_fp4
+from stoker_kernels.int8_gemm.reference import int8_linear
 from stoker_kernels.integer_gemm import dequantize_integers
-from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, IntegerWeight, dequantize, quantize_fp8
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, dequantize, quantize_fp8
 from stoker_runtime.bench.reference_latent import latent_heads
 from stoker_runtime.bench.reference_mixture import mixture
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
@@ -96,6 +97,8 @@ def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
         placed = x if weight.order is None else x[:, weight.order.long()]
         value = dequantize_integers(weight, weight.scale.dtype).float()
         return F.linear(placed, value, None if bias is None else bias.float())
+    if isinstance(weight, Int8Weight):
+        return int8_linear(x, weight, bias=bias, out=None)
     wide = weight.data if weight.kind == "dense" else dequantize(weight)
     if weight.kind != "dense":
         quantized = quantize_fp8(x.to(torch.bfloat16))

@@ -131,8 +131,8 @@ def _gpu_dtype(spec: ModelSpec) -> str:
     """The checkpoint's dtype; bfloat16 for one in 32 bits, or in four or in integers, whose files say float16 out of
     habit.
     """
-    packed = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
-    return "bfloat16" if spec.dtype == "float32" or packed else spec.dtype
+    habit = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
+    return "bfloat16" if spec.dtype == "float32" or habit else spec.dtype
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
@@ -192,12 +192,17 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
 
 
 def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
-    """Elements that products with packed weights need besides: the largest weight in 16 bits, x in another order."""
+    """Elements that products with packed weights need besides: the largest weight in 16 bits, x in another order
+    or in eight bits.
+    """
     kinds = {each.name: stored_kind(each, config.quantization) for each in spec.parameters()}
     shapes = [each.shape for each in spec.parameters() if is_packed(kinds[each.name])]
     ordered = isinstance(spec.checkpoint, IntegerCheckpoint) and spec.checkpoint.scheme.order
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
-    return wide + (tokens * max((k for _, k in shapes), default=0) if ordered else 0)
+    wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0
+    rows = [each.shape[1] for each in spec.parameters() if kinds[each.name] == "int8_channel"]
+    # x once more in eight bits, and its scales.
+    return wide + (-(-tokens * (max(rows) + 4) // ITEM_BYTES[config.dtype]) if rows else 0)
 
 
 def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:

@@ -73,8 +73,8 @@ class Parameter:
     """One final tensor: `layers.3.qkv`, its shape (`[out, in]` for a linear), and its role.
 
     `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
-    to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block; or int4, int8,
-    nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it.
+    to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int8_channel; or int4,
+    int8, nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it.
     """
 
     name: str
@@ -356,7 +356,7 @@ class ModelSpec:
 
 
 def stored_kind(parameter: Parameter, quantization: str) -> str:
-    """How this parameter rests in memory: dense, fp8_channel, fp8_block, int4, int8, nvfp4, mxfp4 or blocks.
+    """How this parameter rests in memory: dense, a kind that a checkpoint has, or what it becomes at load.
 
     Embedding and output head keep 16 bits.
     """
@@ -373,9 +373,9 @@ def stored_scheme(parameter: Parameter) -> Scheme:
 
 
 def scale_count(parameter: Parameter, kind: str) -> int:
-    """Number of fp32 scales of a linear of an fp8 kind."""
+    """Number of fp32 scales of a linear of an fp8 kind, or of int8_channel."""
     rows, columns = parameter.shape
-    return rows if kind == "fp8_channel" else -(-rows // BLOCK) * -(-columns // BLOCK)
+    return rows if kind != "fp8_block" else -(-rows // BLOCK) * -(-columns // BLOCK)
 
 
 def aligned(size: int) -> int:

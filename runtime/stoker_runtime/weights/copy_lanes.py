@@ -34,7 +34,7 @@ MAX_WORKERS = 16
 PLAIN_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What is copied as it is: fp8 and packed integers never become another dtype here, because their values need scales.
 WORD_DTYPES = {"I32": torch.int32}
-BYTE_DTYPES = {"U8": torch.uint8, "F8_E8M0": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+BYTE_DTYPES = {"I8": torch.int8, "U8": torch.uint8, "F8_E8M0": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
 READABLE_DTYPES = PLAIN_DTYPES | WORD_DTYPES | BYTE_DTYPES
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,9 @@
-"""The scales of an FP8 checkpoint: found beside their weights, checked, and copied to where the kernels read them.
+"""The scales of a checkpoint in FP8, or in INT8 on both sides: found beside their weights, checked, and copied to where
+the kernels read them.
 
 A weight `x.weight` has its scale in `x.weight_scale` or `x.weight_scale_inv`; the value is always weight · scale.
 
-Invariants: every FP8 weight has exactly one scale of a shape that fits it, and every scale its weight; otherwise a
+Invariants: every such weight has exactly one scale of a shape that fits it, and every scale its weight; otherwise a
 ModelError names the tensor. Scales of activations are known and not used.
 Knows nothing of how products are computed.
 """
@@ -26,7 +27,8 @@ from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless
 
-FP8_ENCODING = "F8_E4M3"
+ENCODINGS = {"fp8_channel": "F8_E4M3", "fp8_block": "F8_E4M3", "int8_channel": "I8"}
+"""safetensors' word for the numbers of a kind of weight that has scales beside it."""
 SUFFIXES = ("_scale", "_scale_inv")
 WEIGHT_SCALES = tuple(f"weight{suffix}" for suffix in SUFFIXES)
 UNUSED = ("input_scale", "activation_scale", "input_scale_ub", "q_scale", "output_scale")
@@ -59,7 +61,7 @@ def plan_scales(
     """The scales of each final tensor that the checkpoint holds in FP8. Raises ModelError naming the tensor."""
     plan: dict[str, tuple[ScaleRoute, ...]] = {}
     for parameter in spec.parameters():
-        if parameter.kind.startswith("fp8"):
+        if parameter.kind in ENCODINGS:
             pieces = routes[parameter.name]
             last = pieces[-1]
             plan[parameter.name] = tuple(_route(piece, parameter.kind, scales, piece is last) for piece in pieces)
@@ -67,7 +69,7 @@ def plan_scales(
     used |= {piece.scales.name for pieces in routes.values() for piece in pieces if piece.scales is not None}
     for name, entry in scales.items():
         if name not in used and not is_harmless(spec, name, Vocabulary.HF):
-            raise ModelError(f"{entry.file}: tensor {name} is the scale of no FP8 weight.")
+            raise ModelError(f"{entry.file}: tensor {name} is the scale of no quantized weight.")
     return plan
 
 
@@ -78,7 +80,7 @@ def with_scales(
     found = dict(routes)
     if isinstance(checkpoint := spec.checkpoint, Fp8Checkpoint):
         for name in (each.name for each in spec.parameters() if each.role is Role.LATENT):
-            stored = (piece.entry.encoding == FP8_ENCODING for piece in routes[name])
+            stored = (piece.entry.encoding == ENCODINGS[checkpoint.kind] for piece in routes[name])
             pieces = zip(routes[name], stored, strict=True)
             found[name] = tuple(
                 replace(piece, scales=_route(piece, checkpoint.kind, scales, is_last=True).entry) if narrow else piece
@@ -100,15 +102,15 @@ def widen(raw: Tensor, shape: tuple[int, ...], scales: TensorEntry) -> Tensor:
 
 def _route(piece: Route, kind: str, scales: Entries, is_last: bool) -> ScaleRoute:
     weight = piece.entry
-    if weight.encoding != FP8_ENCODING:
+    if weight.encoding != ENCODINGS[kind]:
         raise ModelError(
-            f"{weight.file}: tensor {weight.name} is {weight.encoding}, but quantization_config says {FP8_ENCODING}; "
-            "modules that are not quantized must be named there."
+            f"{weight.file}: tensor {weight.name} is {weight.encoding}, but quantization_config says "
+            f"{ENCODINGS[kind]}; modules that are not quantized must be named there."
         )
     found = [scales[name] for name in (f"{weight.name}{suffix}" for suffix in SUFFIXES) if name in scales]
     if len(found) != 1:
         problem = "lacks" if not found else "has both forms of"
-        raise ModelError(f"{weight.file}: the checkpoint {problem} {weight.name}_scale, the scale of an FP8 weight.")
+        raise ModelError(f"{weight.file}: the checkpoint {problem} {weight.name}_scale, the scale of its weight.")
     scale, (rows, columns) = found[0], piece.shape
     if scale.encoding not in PLAIN_DTYPES:
         raise ModelError(f"{scale.file}: tensor {scale.name} is {scale.encoding}; it must be one of "

@@ -22,6 +22,7 @@ from stoker_kernels.quant import (
     BlockRows,
     BlockWeight,
     Fp4Weight,
+    Int8Weight,
     IntegerWeight,
     LinearWeight,
     pack_rows,
@@ -45,8 +46,8 @@ class WeightArena:
     """One block of device memory with a view per parameter.
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
-    holds fp8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through `integers[name]`,
-    `fp4[name]` or, as a GGUF file has them, `blocks[name]`.
+    holds fp8 or int8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through
+    `integers[name]`, `fp4[name]` or, as a GGUF file has them, `blocks[name]`.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -56,7 +57,7 @@ class WeightArena:
         self.dtype = dtype
         self.quantization = quantization
         self.dense: dict[str, Tensor] = {}
-        self.quantized: dict[str, LinearWeight] = {}
+        self.quantized: dict[str, LinearWeight | Int8Weight] = {}
         self.integers: dict[str, IntegerWeight] = {}
         self.fp4: dict[str, Fp4Weight] = {}
         self.blocks: dict[str, BlockWeight] = {}
@@ -138,6 +139,12 @@ class WeightArena:
                 self.fp4[parameter.name] = self._place_fp4(parameter, scheme)
             else:
                 self.integers[parameter.name] = self._place_integers(parameter, scheme)
+            return
+        if stored == "int8_channel":
+            integers = self._take(parameter.shape, torch.int8, parameter.elements)
+            channels = parameter.shape[0]
+            scales_view = self._take((channels, 1), torch.float32, channels * 4)
+            self.quantized[parameter.name] = Int8Weight(integers, scales_view)
             return
         kind = next(each for each in WEIGHT_KINDS if each == stored)
         scales = scale_shape(kind, *parameter.shape) if kind != "dense" else None

@@ -26,6 +26,7 @@ from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
@@ -109,10 +110,12 @@ def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
         )  # fmt: skip
         return
     aside = f"; not used: {checkpoint.note}" if checkpoint.note else ""
-    if isinstance(checkpoint, Fp4Checkpoint):
+    if not isinstance(checkpoint, Fp8Checkpoint):
+        keep = f"keep {str(arena.dtype).removeprefix('torch.')}"
         log.info(
-            "weights: in %s as the checkpoint has them (%s); activations keep %s%s",
-            checkpoint.described, checkpoint.method, str(arena.dtype).removeprefix("torch."), aside,
+            "weights: in %s as the checkpoint has them (%s); activations %s%s",
+            checkpoint.described, checkpoint.method,
+            keep if isinstance(checkpoint, Fp4Checkpoint) else "are quantized per token", aside,
         )  # fmt: skip
         return
     log.info(
@@ -217,7 +220,7 @@ def _submit_blocks(lanes: CopyLanes, piece: Route, place: Tensor) -> list[Future
 
 
 def _target(arena: WeightArena, parameter: Parameter) -> Tensor:
-    if parameter.kind.startswith("fp8"):
+    if parameter.name in arena.quantized and parameter.kind:
         return arena.quantized[parameter.name].data
     if stored_kind(parameter, arena.quantization) != "dense":
         return torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)

@@ -19,7 +19,6 @@ from stoker_kernels.quant import IntegerWeight
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
-from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
@@ -44,7 +43,7 @@ class PackedRoute:
 
 def packed_checkpoint(spec: ModelSpec) -> PackedCheckpoint | None:
     """How the spec's checkpoint is packed; None where it is not."""
-    return None if isinstance(spec.checkpoint, Fp8Checkpoint) else spec.checkpoint
+    return spec.checkpoint if isinstance(spec.checkpoint, PackedCheckpoint) else None
 
 
 def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRoute, ...]]:

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 from tests.runtime.models import test_fp8_checkpoint as fp8
 from tests.runtime.weights import test_fp4_checkpoint as fp4
+from tests.runtime.weights import test_int8_checkpoint as int8
 from tests.runtime.weights import test_integer_checkpoint as integers
 from torch import Tensor
 
 from stoker_kernels.fp4_gemm import dequantize_fp4
-from stoker_kernels.quant import AnyWeight, Fp4Weight, IntegerWeight, LinearWeight, dequantize
+from stoker_kernels.quant import AnyWeight, Fp4Weight, Int8Weight, IntegerWeight, LinearWeight, dequantize
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import resolve_quantization
@@ -69,6 +70,8 @@ def value(weight: AnyWeight) -> Tensor:
         return integers.dense_value(weight)
     if isinstance(weight, Fp4Weight):
         return dequantize_fp4(weight, torch.float32)
+    if isinstance(weight, Int8Weight):
+        return weight.data.float() * weight.scale
     assert isinstance(weight, LinearWeight)
     return weight.data if weight.kind == "dense" else dequantize(weight)
 
@@ -89,6 +92,10 @@ def test_integers(form: str, dense: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["compressed-nvfp4", "modelopt-nvfp4", "compressed-mxfp4"])
 def test_floats_of_four_bits(form: str, dense: Path, tmp_path: Path) -> None:
     assert_parts_are_alike(*integers.write(dense, tmp_path, *fp4.FORMATS[form]))
+
+
+def test_integers_on_both_sides(dense: Path, tmp_path: Path) -> None:
+    assert_parts_are_alike(*integers.write(dense, tmp_path, int8.config(), int8.quantized))
 
 
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-static-groups"])

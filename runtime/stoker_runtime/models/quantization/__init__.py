@@ -1,7 +1,7 @@
 """How a checkpoint's linears are quantized already, as its configuration says: what is read, checked and refused.
 
 `quantized_checkpoint.py` knows the methods; a family of number formats has a module for its settings
-(`fp8_checkpoint.py`, `integer_checkpoint.py`, `fp4_checkpoint.py`) and, where its weights lie in several tensors, one
-for what they take of memory (`integer_scheme.py`, `fp4_scheme.py`).
+(`fp8_checkpoint.py`, `int8_checkpoint.py`, `integer_checkpoint.py`, `fp4_checkpoint.py`) and, where its weights lie in
+several tensors, one for what they take of memory (`integer_scheme.py`, `fp4_scheme.py`).
 Must never know: tensors, files of weights, kernels.
 """

@@ -18,11 +18,12 @@ from stoker_runtime.models.quantization.fp4_checkpoint import (
     read_modelopt,
 )
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint, read_float_compressed, read_fp8
+from stoker_runtime.models.quantization.int8_checkpoint import Int8Checkpoint, read_int8
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, read_awq, read_gptq, read_packed
 
 PackedCheckpoint = IntegerCheckpoint | Fp4Checkpoint
 """Those whose weights lie in several tensors each, which `weights/packed_load.py` brings together."""
-QuantizedCheckpoint = Fp8Checkpoint | PackedCheckpoint
+QuantizedCheckpoint = Fp8Checkpoint | Int8Checkpoint | PackedCheckpoint
 PACKED_EXPERTS = "mxfp4"
 METHODS = (*fp8_checkpoint.METHODS, "compressed-tensors", "awq", "gptq", MODELOPT)
 
@@ -75,6 +76,8 @@ def _compressed(name: str, given: Mapping[str, Any], ignored: tuple[str, ...]) -
         return read_fp4_compressed(name, groups[0], form, ignored)
     if weights.get("type") == "int" and groups[0].get("input_activations") is None:
         return read_packed(name, weights, form, ignored)
+    if weights.get("type") == "int":
+        return read_int8(name, groups[0], form, ignored)
     return read_float_compressed(name, groups[0], ignored)
 
 

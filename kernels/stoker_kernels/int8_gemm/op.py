@@ -1,0 +1,30 @@
+"""`int8_linear`: y = x · Wᵀ + bias, both sides in integers of eight bits, x quantized a row as it comes.
+
+Implementations, for `--kernel int8_linear=NAME`: `own` (CUDA: Triton) and `reference`, which is also the CPU's.
+Invariants: sums of integers are exact, so that each row of the result depends on its own row of x alone, and every
+implementation finds the same sums; nothing synchronises with the host.
+Does not know: which layer it serves, nor how weights reached the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.quant import Int8Weight
+
+_FLOATS = (torch.bfloat16, torch.float16)
+register("int8_linear", "own", "stoker_kernels.int8_gemm.triton_int8:int8_linear", triton_supports(*_FLOATS))
+register("int8_linear", "reference", "stoker_kernels.int8_gemm.reference:int8_linear", reference_supports)
+
+
+def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """x [T, K] float, weight [N, K] → [T, N] of x's dtype; bias [N]; `out` is written and returned where given.
+
+    Raises ValueError for shapes that do not fit, KernelUnavailable where nothing takes x's dtype.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.in_features:
+        raise ValueError(f"x is {tuple(x.shape)}, the weight [N, K] = {(weight.out_features, weight.in_features)}")
+    y: Tensor = select("int8_linear", x.device, x.dtype)(x, weight, bias=bias, out=out)
+    return y
