@@ -27,7 +27,8 @@ from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless
 
-ENCODINGS = {"fp8_channel": "F8_E4M3", "fp8_block": "F8_E4M3", "int8_channel": "I8"}
+FP8_ENCODING = "F8_E4M3"
+ENCODINGS = {"fp8_channel": FP8_ENCODING, "fp8_block": FP8_ENCODING, "int8_channel": "I8"}
 """safetensors' word for the numbers of a kind of weight that has scales beside it."""
 SUFFIXES = ("_scale", "_scale_inv")
 WEIGHT_SCALES = tuple(f"weight{suffix}" for suffix in SUFFIXES)

@@ -108,7 +108,7 @@ def test_an_fp8_checkpoint_s_latents_are_widened_by_16_bits(deepseek: Path, tmp_
         return tensors | {"model.layers.1.self_attn.k_proj.weight_scale_inv": torch.ones(1, 1)}
 
     strange = changed(folder, tmp_path / "stray", stray)
-    with pytest.raises(ModelError, match=r"k_proj\.weight_scale_inv is the scale of no FP8 weight"):
+    with pytest.raises(ModelError, match=r"k_proj\.weight_scale_inv is the scale of no quantized weight"):
         load_weights(str(strange), ours.spec, CPU, torch.float32)
 
     def bare(tensors: Tensors, config: dict[str, Any]) -> Tensors:
