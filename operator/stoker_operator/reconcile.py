@@ -101,7 +101,7 @@ class Reconciler:
                 plan = make_plan(service, observed, self.settings, now)
         await self._note_turn((namespace, name), plan)
         # 4. apply
-        failures = await carry_out(self.cluster, raw, plan.actions)
+        failures = await carry_out(self.cluster, raw, plan.actions, first=not observed.begun)
         # 5. status
         if failures:
             await self._refuse(raw, Finding("ApplyFailed", f"{'; '.join(failures)}."), now)

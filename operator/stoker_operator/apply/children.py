@@ -29,11 +29,15 @@ class NameTaken(Exception):
     """A child's name is in use by an object that is not this service's."""
 
 
-async def carry_out(cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...]) -> list[str]:
-    """Do every action, in order. Returns one sentence for each that the API server refused."""
+async def carry_out(
+    cluster: Cluster, service: Mapping[str, Any], actions: tuple[Action, ...], *, first: bool
+) -> list[str]:
+    """Do every action, in order; `first`: nothing of the service is there yet. Returns one sentence for each that the
+    API server refused.
+    """
     failures = []
     refused = await _names_taken(cluster, service, actions)
-    if refused and all(isinstance(action, Apply) and action.create for action in actions):
+    if refused and first:
         actions = tuple(action for action in actions if id(action) in refused)
     for action in actions:
         try:

@@ -32,6 +32,9 @@ PORT = 8000
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GRACE_MARGIN_SECONDS = 15
 STARTUP_BASE_SECONDS = 120
+# A revision is told by its record. An old ReplicaSet only keeps pods that were evicted, and these the volume that they
+# name: it would never go when the service moves on to another model.
+OLD_REPLICA_SETS = 0
 KEYS_VOLUME = "api-keys"
 KEYS_FOLDER = "/etc/stoker/api-keys"
 KEYS_FILE = "keys"
@@ -88,7 +91,7 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
         workload["metadata"]["labels"] |= {QUEUE_LABEL: service.placement.queue_name}
     deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600
     spec: dict[str, Any] = {
-        "revisionHistoryLimit": 5,
+        "revisionHistoryLimit": OLD_REPLICA_SETS,
         "progressDeadlineSeconds": deadline,
         "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},
@@ -108,7 +111,7 @@ def held_deployment(service: InferenceService, live: Mapping[str, Any], variant:
     strategy = live["spec"].get("strategy") or {}
     kept = {key: strategy[key] for key in ("type", "rollingUpdate") if key in strategy}
     spec: dict[str, Any] = {
-        "revisionHistoryLimit": 5,
+        "revisionHistoryLimit": OLD_REPLICA_SETS,
         "progressDeadlineSeconds": live["spec"].get("progressDeadlineSeconds", 600),
         "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},

@@ -87,3 +87,8 @@ class Observed:
     def child(self, manifest: Mapping[str, Any]) -> Object | None:
         """The live object that a manifest stands for."""
         return self.children.get((manifest["kind"], manifest["metadata"]["name"]))
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of the service is there: volumes apart, which may be others' too."""
+        return any(kind != "PersistentVolumeClaim" for kind, _ in self.children)

@@ -23,6 +23,7 @@ from stoker_operator.manifests import (
     volume_claim,
 )
 from stoker_operator.manifests.revision import live_template_key
+from stoker_operator.observe import rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
@@ -136,7 +137,7 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
     jobs = sorted((job for job in observed.jobs if source_of(job) == source), key=attempt_of)
     if "deletionTimestamp" in live["metadata"]:
         after = "it is made anew once it is gone" if ours else "make it anew once it is gone"
-        text = f"Volume {name} is being deleted; {after}. It waits for the pods that use it."
+        text = f"Volume {name} is being deleted; {after}. {_held_by(observed)}"
         # Kubernetes keeps a volume as long as a pod names it, the pods of a finished Job too.
         freed = [action for job in jobs for action in delete(job, f"volume {name} is being deleted")]
         return replace(
@@ -144,6 +145,15 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
         )
     base = replace(base, source=source, actions=tuple(claim))
     return _looked_after(service, observed, settings, now, base, jobs)
+
+
+def _held_by(observed: Observed) -> str:
+    """What keeps a volume that is being deleted: Kubernetes counts a pod that is over, too, and nobody ends that."""
+    over = [pod for pod in observed.engine_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
+    if not over:
+        return "It waits for the pods that use it."
+    names = " ".join(sorted(pod["metadata"]["name"] for pod in over))
+    return f"It waits for the pods that use it, those that are over too: kubectl delete pod {names}."
 
 
 def _looked_after(

@@ -145,6 +145,10 @@ def test_a_volume_that_is_going_is_left_alone(world: World) -> None:
     for job in world.jobs:
         job["metadata"]["deletionTimestamp"] = stamp(0)
     assert world.plan().actions == ()
+    world.engine_pods.append({"metadata": {"name": "evicted-7"}, "status": {"phase": "Failed"}})
+    plan = world.plan()
+    assert plan.finding is not None
+    assert "kubectl delete pod evicted-7" in plan.finding.message
 
 
 @pytest.mark.parametrize("ended", ["", "Failed"])

@@ -162,3 +162,15 @@ async def test_a_strangers_object_is_not_taken_over(
     kubectl("delete", "service", "demo")
     await reconciler.reconcile(namespace, "demo")
     assert "stoker" in kubectl("get", "service", "demo", "-o", "jsonpath={.metadata.labels}")
+
+
+async def test_a_strangers_name_keeps_nothing_else_of_a_running_service_from_being_made(
+    serve: Callable[..., Any], reconciler: Reconciler, cluster: Cluster, namespace: str, kubectl: Callable[..., str]
+) -> None:
+    await serve()
+    kubectl("delete", "networkpolicy/demo", "deployment/demo", "--wait=true")
+    body = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "demo"}}
+    kubectl("create", "-f", "-", stdin=body | {"spec": {"podSelector": {}}})
+    with pytest.raises(ApplyFailed, match="NetworkPolicy demo exists and is not this service's"):
+        await reconciler.reconcile(namespace, "demo")
+    assert await cluster.get(kinds.DEPLOYMENT, namespace, "demo") is not None

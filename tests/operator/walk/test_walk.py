@@ -28,6 +28,7 @@ KEPT: dict[str, list[Step]] = {
     "a wrong image, then a lost node": [("a_wrong_image", 0), ("a_node_is_lost", 0), ("time_passes", 1)],
     "rot that is not mended yet": [("a_file_rots", 0), ("fetches_fail", 2), ("time_passes", 2), ("a_wrong_image", 1)],
     "two that cannot run at once": [("a_wrong_image", 1), ("memory", 2), ("another_model", 1), ("fetches_fail", 2)],
+    "an evicted pod names the volume of the model before": [("a_pod_is_struck", 0), ("another_model", 1)],
 }
 HISTORY = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 11)), min_size=4, max_size=12)
 

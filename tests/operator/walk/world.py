@@ -32,7 +32,7 @@ from stoker_operator.settings import Settings
 
 # For so long nothing happens before it counts as rest, and so long it may take, in seconds.
 QUIET_SECONDS = 0.15
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 _REFUSED = (404, 409, 422)
 
 
