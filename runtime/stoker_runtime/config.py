@@ -236,6 +236,7 @@ class ServerConfig:
     `response_store_bytes` bounds the answers of /v1/responses that are kept, by all API processes together; 0: none.
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
     `allow_runtime_lora_updating` lets callers load adapters from the server's folders, and unload them.
+    `otlp_traces_endpoint` is the URL of an OpenTelemetry collector that gets a trace of each request; "": none.
     `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
     """
@@ -274,6 +275,7 @@ class ServerConfig:
     batch_concurrency: int = 64
     max_file_bytes: int = 200 * 1024 * 1024
     allow_runtime_lora_updating: bool = False
+    otlp_traces_endpoint: str = ""
 
     @property
     def model_names(self) -> tuple[str, ...]:

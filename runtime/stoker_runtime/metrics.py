@@ -127,6 +127,7 @@ class ServerMetrics(Collector):
         self._max_loras = 0
         self._finished = {reason: board.take(1) for reason in FinishReason}
         self._rejected = board.take(1)
+        self._spans_sent, self._spans_lost = board.take(1), board.take(1)
         self._first_token = Histogram(board, "vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
         self._inter_token = Histogram(board, "vllm:inter_token_latency_seconds", "Time between tokens", _TOKEN)
         self._end_to_end = Histogram(board, "vllm:e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
@@ -180,6 +181,11 @@ class ServerMetrics(Collector):
         """A request was turned away because the queue was full."""
         self.board.cells[self._rejected] += 1
 
+    def spans(self, sent: int, lost: int) -> None:
+        """So many spans went to the collector, and so many could not. By one thread, which no other cell is of."""
+        self.board.cells[self._spans_sent] += sent
+        self.board.cells[self._spans_lost] += lost
+
     def expose(self) -> bytes:
         """The text that a scrape reads."""
         return generate_latest(self._registry)
@@ -202,6 +208,13 @@ class ServerMetrics(Collector):
         rejected = CounterMetricFamily("stoker:requests_rejected", "Requests refused by a full queue", labels=labels)
         rejected.add_metric([self.model_name], self.board.total(self._rejected))
         yield rejected
+        for name, said, at in (
+            ("stoker:spans_sent", "Spans of traces that a collector took", self._spans_sent),
+            ("stoker:spans_lost", "Spans of traces that no collector took", self._spans_lost),
+        ):
+            spans = CounterMetricFamily(name, said, labels=labels)
+            spans.add_metric([self.model_name], self.board.total(at))
+            yield spans
         if self.cache_config:
             config = {**self.cache_config, "num_cpu_blocks": str(stats.host_pages_total)}
             info = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration", labels=[*labels, *config])

@@ -88,6 +88,7 @@ def make_api(state: ServerState, shelf: Shelf, batches: BatchRunner | None) -> F
     )
     api.state.server, api.state.shelf, api.state.batches = state, shelf, batches
     api.state.keys = KeyRing(state.config.api_keys, state.config.api_key_file, processes=state.config.api_server_count)
+    api.state.traced = bool(state.config.otlp_traces_endpoint)
     # An included router is asked as a whole, and then its routes are again: five times the time of a flat list.
     api.router.routes.extend(chain.from_iterable(router.routes for router in (*KEYED, *OPEN)))
     api.add_exception_handler(StokerError, _refused)

@@ -35,6 +35,7 @@ from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.port import address, open_ports
 from stoker_runtime.serve.server import Mortal, outlast
 from stoker_runtime.serve.tls import tls_context
+from stoker_runtime.tracing import require_tracing
 
 COMMAND = (sys.executable, "-m", "stoker_runtime.serve.api_process")
 MOST_DEATHS, DEATH_SECONDS = 5, 60.0
@@ -107,6 +108,7 @@ class Fleet:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         tls_context(self._config)
+        require_tracing(self._config.otlp_traces_endpoint)
         listeners = open_ports(self._config.host, self._config.port, self._count)
         log.info("listening on %s, %d API processes", address(self._config, listeners[0]), self._count)
         engine: SharedEngine | None = None

@@ -22,7 +22,6 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -35,26 +34,26 @@ from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults, load_
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import EngineDeadError, EngineError
+from stoker_runtime.errors import EngineDeadError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
 from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
-from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 from stoker_runtime.serve.bounds import BoundedProtocol
 from stoker_runtime.serve.port import BACKLOG, address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
+from stoker_runtime.serve.warm_up import warm_up
 from stoker_runtime.text.chat_template import ChatTemplate, load_chat_template
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.tracing import open_tracer
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 75
 GOODBYE_SECONDS = 2.0
 MOURNING_SECONDS = 5.0
 WARM_UP_SECONDS = 300.0
-WARM_UP_TOKENS = 2
 POLL_SECONDS = 0.02
 
 
@@ -169,6 +168,7 @@ class Server:
         """
         self._catch_signals()
         tls = tls_context(self.config)
+        tracer = self.state.tracer = open_tracer(self.config.otlp_traces_endpoint, self.state.metrics.spans)
         self.app = Application(self.state, self._seat.responses if self._seat else None)
         http = HttpServer(uvicorn_config(self.app, tls))
         listener = self._seat.listener if self._seat else open_port(self.config.host, self.config.port)
@@ -191,6 +191,8 @@ class Server:
                 refreshing.cancel()
             http.should_exit = True
             await serving
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
         log.info("stopped")
         return 0 if asked else 1
 
@@ -339,27 +341,6 @@ def find_pooling(config: EngineConfig) -> PoolingSpec | None:
     if config.runner != "pooling" and not (Path(config.model) / "config.json").is_file():
         return None
     return read_pooling(read_source(config.model), config)
-
-
-async def warm_up(service: Service) -> None:
-    """Let one short completion, or text to pool, through the engine. Raises EngineError when it does not come out."""
-    prompt = tuple(at % service.limits.vocab_size for at in range(4))
-    request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
-    if service.pooling is None:
-        tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
-        params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
-        request = replace(request, params=params)
-    else:
-        prompt = prompt[: service.limits.max_model_len]
-        params, good = SamplingParams(max_tokens=0), FinishReason.STOP
-        request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
-    stream = service.engine.submit([request])
-    while True:
-        for output in await stream.next():
-            if output.finish is good:
-                return
-            if output.finish is not None:
-                raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")
 
 
 class WebConfig(uvicorn.Config):

@@ -100,7 +100,6 @@ UNSUPPORTED = {
     "hf-token": "set HF_TOKEN, or log in with `hf auth login`: other users of the machine see command lines",
     "uvicorn-log-level": "there is one log: use --log-level",
     "max-log-len": "prompts are never logged",
-    "otlp-traces-endpoint": "traces are not sent yet",
     "headless": "a model runs on one machine",
 }
 """Flags that are refused, and why."""

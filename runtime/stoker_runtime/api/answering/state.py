@@ -29,11 +29,33 @@ from stoker_runtime.process.board import ACTIVE, LAST
 from stoker_runtime.request import Adapter
 from stoker_runtime.text.chat_template import ChatTemplate
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.tracing import RequestTrace, RequestTracer
 
 _DOES = {
     Task.EMBED: ("embeds texts", "/v1/embeddings"),
     Task.SCORE: ("scores pairs of texts", "/v1/score or /v1/rerank"),
 }
+
+
+def trace_of(generation: Answers, model: str, error: BaseException | None) -> RequestTrace:
+    """What a trace says of a request that is over, and of the `error` that ended it."""
+    work, params = generation.work, generation.work.params
+    return RequestTrace(
+        name=work.label,
+        model=model,
+        context=work.trace,
+        arrival=generation.arrival,
+        prompt_tokens=generation.prompt_tokens,
+        cached_tokens=generation.cached_tokens,
+        sequences=generation.times,
+        parameters={
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.n": work.keep,
+        },
+        error=error or generation.aborted,
+    )
 
 
 class Phase(StrEnum):
@@ -98,6 +120,7 @@ class ServerState:
     service: Service | None = None
     active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
+    tracer: RequestTracer | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -175,7 +198,7 @@ class ServerState:
         if self.config.log_requests:
             log_start(generation)
         try:
-            with self.under_way(generation):
+            with self._traced(service, generation), self.under_way(generation):
                 yield generation
         except CapacityError as error:
             if not isinstance(error, UnavailableError):
@@ -184,6 +207,25 @@ class ServerState:
         finally:
             if self.config.log_requests:
                 log_end(generation)
+
+    @contextmanager
+    def _traced(self, service: Service, generation: Answers) -> Iterator[None]:
+        """Send a trace of `generation` once it is over, where traces are sent."""
+        if self.tracer is None:
+            yield
+            return
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as found:
+            error = found
+            raise
+        finally:
+            self.tracer.record(trace_of(generation, self._model_of(service, generation.work), error))
+
+    def _model_of(self, service: Service, work: Work) -> str:
+        named = (each.name for each in service.engine.adapters.values() if each.number == work.adapter)
+        return next(named, self.model_names[0])
 
     @contextmanager
     def under_way(self, running: Running) -> Iterator[None]:

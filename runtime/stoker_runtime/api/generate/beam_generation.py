@@ -21,6 +21,7 @@ from stoker_runtime.request import FinishReason, Request, SamplingParams, TokenL
 from stoker_runtime.sampling.beam import Beam, BeamSearch
 from stoker_runtime.text.detokenizer import Detokenizer
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.tracing import SequenceTimes
 
 _serials = count(int.from_bytes(os.urandom(6), "big"))
 """Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
@@ -37,7 +38,7 @@ class BeamGeneration:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self.arrival = time.monotonic()
-        self._first = 0.0
+        self._first = self._queued = 0.0
         self._plan = work.beams
         self._searches = [
             BeamSearch(
@@ -71,6 +72,12 @@ class BeamGeneration:
     def cached_tokens(self) -> int:
         """Prompt tokens that the prefix cache spared the first step."""
         return self._cached
+
+    @property
+    def times(self) -> list[SequenceTimes]:
+        """The search as one sequence."""
+        end, finish = time.monotonic(), "abort" if self.aborted is not None else "stop" if self._over else ""
+        return [SequenceTimes(self._queued, self._first, end, self.prompt_tokens, self._completed, finish)]
 
     async def next(self) -> list[Delta]:
         """Search to the end and return every answer; the second time nothing. Raises EngineError and CapacityError."""
@@ -150,7 +157,7 @@ class BeamGeneration:
             self.abort()
             raise failure(output)
         if not self._first:
-            self._first = time.monotonic()
+            self._first, self._queued = time.monotonic(), output.queue_seconds or 0.0
             self._metrics.first_token(self._first - self.arrival, output.queue_seconds)
         if self._steps <= len(self._searches):
             self._cached += output.cached_tokens

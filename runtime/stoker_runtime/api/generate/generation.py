@@ -21,6 +21,7 @@ from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from stoker_runtime.text.detokenizer import NOTHING, Detokenizer
 from stoker_runtime.text.tokenizer import Tokenizer
+from stoker_runtime.tracing import SequenceTimes
 
 _serials = count(int.from_bytes(os.urandom(6), "big"))
 """Begun anywhere, so that several API processes of one engine never give the same id, whatever ids clients choose."""
@@ -46,8 +47,9 @@ class BeamPlan:
 class Work:
     """What one client request asks of the engine. `label` is the request id that its log lines carry.
 
-    `visible` special tokens are text even where special tokens are skipped. Of `n` choices `keep` are answered.
-    `deadline`: seconds that it may take. `interval`: tokens of a choice that one event of a stream holds at least.
+    `trace` are the headers of the client's trace. `visible` special tokens are text even where special tokens are
+    skipped. Of `n` choices `keep` are answered. `deadline`: seconds that it may take. `interval`: tokens of a choice
+    that one event of a stream holds at least.
     """
 
     prompts: tuple[Prompt, ...]
@@ -64,6 +66,7 @@ class Work:
     session: str = ""
     adapter: int = 0
     label: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
     deadline: float | None = None
     interval: int = 1
 
@@ -156,6 +159,11 @@ class Answers(Protocol):
         """Prompt tokens that the prefix cache spared."""
         ...
 
+    @property
+    def times(self) -> list[SequenceTimes]:
+        """When each of its sequences waited and ran."""
+        ...
+
     async def next(self) -> list[Delta]:
         """Wait for news; an empty list once there are none any more. Raises EngineError."""
         ...
@@ -191,6 +199,8 @@ class Choice:
     cached_tokens: int = 0
     first_time: float = 0.0
     last_time: float = 0.0
+    queued: float = 0.0
+    finish: str = ""
     finished: bool = False
 
 
@@ -258,6 +268,14 @@ class Generation:
     def cached_tokens(self) -> int:
         """Prompt tokens that the prefix cache spared, counted once a prompt."""
         return sum(choice.cached_tokens for choice in self._choices[:: self.work.n])
+
+    @property
+    def times(self) -> list[SequenceTimes]:
+        """When each choice waited and ran."""
+        return [
+            SequenceTimes(each.queued, each.first_time, each.last_time, len(each.prompt.ids), each.tokens, each.finish)
+            for each in self._choices
+        ]
 
     async def next(self) -> list[Delta]:
         """Wait for news and return it; an empty list once every choice has finished or `abort` was called.
@@ -333,14 +351,14 @@ class Generation:
     def _time(self, choice: Choice, output: TokenOutput, tokens: int, now: float) -> None:
         if choice.tokens == tokens:
             self._metrics.first_token(now - self.arrival, output.queue_seconds)
-            choice.first_time = now
+            choice.first_time, choice.queued = now, output.queue_seconds or 0.0
             tokens -= 1
         if tokens:
             self._metrics.inter_token((now - choice.last_time) / tokens if choice.last_time else 0.0, tokens)
         choice.last_time = now
 
     def _close(self, choice: Choice, finish: FinishReason, now: float) -> None:
-        choice.finished = True
+        choice.finished, choice.finish = True, finish.value
         self._open -= 1
         if not self._open and self._timer is not None:
             self._timer.cancel()

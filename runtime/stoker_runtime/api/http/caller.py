@@ -18,6 +18,8 @@ from stoker_runtime.api.http.keys import KeyRing
 from stoker_runtime.errors import RequestError
 
 TIMEOUT_HEADER = "x-request-timeout"
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""W3C's trace context."""
 REQUEST_ID = "stoker.request_id"
 """Where the edge puts a request's id in its scope."""
 
@@ -26,13 +28,15 @@ REQUEST_ID = "stoker.request_id"
 class Caller:
     """`receive` tells of the client's disconnect. `timeout` are the seconds that the request's header allows.
 
-    `owner` owns what the request makes, and alone may ask for it again; "" where the server has no keys.
+    `owner` owns what the request makes, and alone may ask for it again; "" where the server has no keys. `trace` are
+    the headers by which its spans belong to the client's; () where this server sends no traces.
     """
 
     request_id: str
     receive: Receive
     timeout: float | None = None
     owner: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 def request_id(scope: Scope) -> str:
@@ -57,7 +61,14 @@ def let_in(request: Request) -> Caller:
     Raises AuthenticationError, CapacityError or RequestError.
     """
     timeout = timeout_header(request)
-    return Caller(request_id(request.scope), request.receive, timeout, _keys(request).spend(request.headers))
+    owner = _keys(request).spend(request.headers)
+    return Caller(request_id(request.scope), request.receive, timeout, owner, _trace(request))
+
+
+def _trace(request: Request) -> tuple[tuple[str, str], ...]:
+    if not request.app.state.traced:
+        return ()
+    return tuple((name, value) for name in TRACE_HEADERS if (value := request.headers.get(name)) is not None)
 
 
 async def admitted(request: Request) -> str:

@@ -55,6 +55,8 @@ async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(
     state, caller, body = ask
     service = state.require_service()
     work, layout = await chat_work(state, service, body)
+    if caller.trace:
+        work = replace(work, trace=caller.trace)
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:

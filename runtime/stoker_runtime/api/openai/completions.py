@@ -43,6 +43,8 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
     service = state.require_service()
     work, asked = await completion_work(service, body)
     layout = CompletionFormat(body, work.label, model, service.tokenizer, silent=asked == 0)
+    if caller.trace:
+        work = replace(work, trace=caller.trace)
     if body.stream:
         return EventStream(state, service, work, partial(CompletionStream, layout))
     with state.generate(service, work) as generation:

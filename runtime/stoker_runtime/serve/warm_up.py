@@ -1,0 +1,36 @@
+"""The warm-up: one short completion, or text to pool, before anybody else is served.
+
+Knows nothing of ports and of what a server does besides.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from stoker_runtime.api.answering.state import Service
+from stoker_runtime.errors import EngineError
+from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
+
+WARM_UP_TOKENS = 2
+
+
+async def warm_up(service: Service) -> None:
+    """Let one short completion, or text to pool, through the engine. Raises EngineError when it does not come out."""
+    prompt = tuple(at % service.limits.vocab_size for at in range(4))
+    request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
+    if service.pooling is None:
+        tokens = min(WARM_UP_TOKENS, service.limits.max_model_len - len(prompt))
+        params = SamplingParams(max_tokens=max(tokens, 1), temperature=0.0, ignore_eos=True)
+        request = replace(request, params=params)
+    else:
+        prompt = prompt[: service.limits.max_model_len]
+        params, good = SamplingParams(max_tokens=0), FinishReason.STOP
+        request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
+    stream = service.engine.submit([request])
+    while True:
+        for output in await stream.next():
+            if output.finish is good:
+                return
+            if output.finish is not None:
+                raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")
