@@ -39,12 +39,12 @@ class Int8Checkpoint:
 def read_int8(name: str, group: Mapping[str, Any], form: str, ignored: tuple[str, ...]) -> Int8Checkpoint:
     """compressed-tensors' integers on both sides: the one group. Raises ModelError for what is not supported."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-    if form != FORMAT:
-        raise _refused(name, "format", form, f"{FORMAT} for integers with quantized activations")
     for key, settings in (("weights", weights), ("input_activations", inputs)):
         if (settings.get("num_bits"), settings.get("type")) != (8, "int"):
             found = f"{settings.get('type')}{settings.get('num_bits')}"
             raise _refused(name, key, found, "8-bit integers on both sides")
+    if form != FORMAT:
+        raise _refused(name, "format", form, f"{FORMAT} for integers with quantized activations")
     if not weights.get("symmetric", True):
         raise _refused(name, "weights.symmetric", False, "true")
     if weights.get("strategy") not in STRATEGIES:
