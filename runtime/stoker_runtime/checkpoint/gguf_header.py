@@ -247,7 +247,8 @@ def _tensor_info(cursor: _Cursor) -> _TensorInfo:
 def _entry(path: Path, size: int, data_start: int, info: _TensorInfo) -> TensorEntry:
     name, shape = info.name, info.shape
     if info.kind not in TENSOR_TYPES:
-        raise ModelError(f"{path}: tensor {name} has type {info.kind}, which cannot be dequantized.")
+        raise ModelError(f"{path}: tensor {name} has type {info.kind}, which is not known; known are "
+                         f"{', '.join(kind for kind, *_ in TENSOR_TYPES.values())}.")  # fmt: skip
     encoding, block, block_bytes = TENSOR_TYPES[info.kind]
     if shape and shape[-1] % block:
         raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]}, no multiple of {encoding}'s {block}.")

@@ -11,6 +11,7 @@ Knows nothing of where a weight goes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,13 +56,18 @@ def encodings(checkpoint: Fp4Checkpoint, suffix: str) -> tuple[str, ...]:
     return tuple(PLAIN_DTYPES)
 
 
-def unpack(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor], name: str) -> UnpackedFp4:
-    """The bits of one weight. Raises ModelError, naming `name`, for a factor that is no finite number above zero."""
+def check_factor(factor: Tensor, name: str) -> None:
+    """Raises ModelError, naming the tensor, for a factor that is no finite number above zero."""
+    value = float(factor)
+    if not (math.isfinite(value) and value > 0):
+        raise ModelError(f"tensor {name} holds {value:g}; a scale is finite and above zero.")
+
+
+def unpack(checkpoint: Fp4Checkpoint, tensors: Mapping[str, Tensor]) -> UnpackedFp4:
+    """The bits of one weight."""
     data, scale = tensors[_DATA[checkpoint.layout]], tensors[_SCALE].view(torch.uint8).t()
     if checkpoint.kind == "mxfp4":
         return UnpackedFp4(data, scale, None)
     suffix = _FACTOR[checkpoint.layout]
     factor = tensors[suffix].view(1).float()
-    if not bool(torch.isfinite(factor) & (factor > 0)):
-        raise ModelError(f"tensor {name}.{suffix} holds {factor.item():g}; a scale is finite and above zero.")
     return UnpackedFp4(data, scale, factor.reciprocal() if checkpoint.layout is Fp4Layout.COMPRESSED else factor)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker_kernels.quant import IntegerWeight
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
@@ -24,8 +23,8 @@ from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckp
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights import fp4_files, integer_files
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
-from stoker_runtime.weights.integer_files import Unpacked
 from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
 
 Entries = Mapping[str, TensorEntry]
@@ -62,6 +61,7 @@ def plan_packed(spec: ModelSpec, entries: Entries) -> dict[str, tuple[PackedRout
                 module = name.removesuffix(".weight")
                 pieces.append(_route(spec, checkpoint, entries, module, row, (rows, parameter.shape[1])))
                 row += rows
+            _check_values(checkpoint, pieces)
             plan[parameter.name] = tuple(pieces)
     return plan
 
@@ -120,6 +120,30 @@ def _route(
     return PackedRoute(module, row, shape[0], found)
 
 
+def _check_values(checkpoint: PackedCheckpoint, pieces: list[PackedRoute]) -> None:
+    """What only the values of small tensors tell. Raises ModelError for an order of columns that is none, or not that
+    of the matrices beside it, and for a factor that is no finite number above zero.
+    """
+    if isinstance(checkpoint, Fp4Checkpoint):
+        for piece in pieces:
+            for entry in piece.entries.values():
+                if entry.shape in ((), (1,)):
+                    fp4_files.check_factor(read_bytes(entry).view(PLAIN_DTYPES[entry.encoding]), entry.name)
+        return
+    orders = []
+    for piece in pieces:
+        for entry in (piece.entries[suffix] for suffix in ("g_idx", "weight_g_idx") if suffix in piece.entries):
+            groups = read_bytes(entry).view(READABLE_DTYPES[entry.encoding])
+            orders.append(integer_files.column_order(groups, checkpoint.scheme, piece.module))
+    for piece, order in zip(pieces[1:], orders[1:], strict=False):
+        if not torch.equal(order, orders[0]):
+            raise ModelError(
+                f"{pieces[0].module} and {piece.module} are one matrix here, but their g_idx differ: quantize them "
+                "with the same order of columns, or without act-order.",
+                param="quantization_config",
+            )
+
+
 def encodings(checkpoint: PackedCheckpoint, suffix: str) -> tuple[str, ...]:
     """safetensors' dtypes that the tensor of a weight may have."""
     if isinstance(checkpoint, Fp4Checkpoint):
@@ -176,7 +200,7 @@ def _store(
     lanes.join(futures)
     if isinstance(checkpoint, Fp4Checkpoint):
         for route, tensors in zip(routes, read, strict=True):
-            floats = fp4_files.unpack(checkpoint, tensors, route.module)
+            floats = fp4_files.unpack(checkpoint, tensors)
             arena.store_fp4(name, route.row, floats.data, floats.scale, floats.factor)
         return
     pieces = [integer_files.unpack(checkpoint, each, route.module) for route, each in zip(routes, read, strict=True)]
@@ -184,19 +208,7 @@ def _store(
     for route, piece in zip(routes, pieces, strict=True):
         arena.store_integers(name, route.row, piece.codes, piece.scale, piece.zero)
     if place.order is not None:
-        place.order.copy_(_common_order(routes, pieces, place))
-
-
-def _common_order(routes: tuple[PackedRoute, ...], pieces: list[Unpacked], place: IntegerWeight) -> Tensor:
-    """The one order of all pieces. Raises ModelError where matrices that are one here order their columns
-    differently.
-    """
-    orders = [piece.order for piece in pieces if piece.order is not None]
-    for route, order in zip(routes[1:], orders[1:], strict=False):
-        if not torch.equal(order, orders[0]):
-            raise ModelError(
-                f"{routes[0].module} and {route.module} are one matrix here, but their g_idx differ: quantize them "
-                "with the same order of columns, or without act-order.",
-                param="quantization_config",
-            )
-    return orders[0] if orders else torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
+        # The order of all pieces, as the plan has found; of no groups' own, the file's.
+        order = next((piece.order for piece in pieces if piece.order is not None), None)
+        every = torch.arange(place.in_features, dtype=torch.int32, device=place.data.device)
+        place.order.copy_(every if order is None else order)

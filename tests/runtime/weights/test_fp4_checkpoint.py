@@ -202,10 +202,16 @@ LAYER = "model.layers.1.self_attn."
     ("compressed-nvfp4", lambda t: t[f"{LAYER}v_proj.weight_global_scale"].fill_(0.0),
      "v_proj.weight_global_scale holds 0; a scale is finite and above zero"),
 ])  # fmt: skip
-def test_a_damaged_checkpoint_is_refused_by_name(
-    dense: Path, tmp_path: Path, form: str, change: Callable[[dict[str, Tensor]], None], words: str
+def test_a_damaged_checkpoint_is_refused_by_name_before_memory_is_taken(
+    dense: Path,
+    tmp_path: Path,
+    form: str,
+    change: Callable[[dict[str, Tensor]], None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quantized, _ = write(dense, tmp_path, *FORMATS[form])
+    monkeypatch.setattr("stoker_runtime.weights.load.WeightArena", None)
     with pytest.raises(ModelError, match=words):
         load(damaged(quantized, change))
 

@@ -201,6 +201,12 @@ def test_metadata_values(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert header.metadata["llama.attention.head_count"] == 4
 
 
+def typed(data: bytes, name: bytes, dimensions: int, kind: int) -> bytes:
+    """The file with another type for a tensor, four bytes behind its name, their number and its dimensions."""
+    place = data.index(name) + len(name) + 4 + 8 * dimensions
+    return data[:place] + kind.to_bytes(4, "little") + data[place + 4 :]
+
+
 def _damaged(tiny_checkpoint: Checkpoint, path: Path, change: Callable[[bytes], bytes]) -> Path:
     whole = write_gguf(tiny_checkpoint("llama"), path / "m.gguf", "llama")
     whole.write_bytes(change(whole.read_bytes()))
@@ -215,6 +221,11 @@ def _damaged(tiny_checkpoint: Checkpoint, path: Path, change: Callable[[bytes], 
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1 is not supported"),
         (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
         (lambda data: data[:300], "the file ends after 300 bytes; it is truncated"),
+        # In the header a tensor's name is followed by its dimensions, then by its type.
+        (lambda data: typed(data, b"output_norm.weight", 1, 37),
+         "tensor output_norm.weight has type 37, which is not known; known are F32, F16, Q4_0, "),
+        (lambda data: typed(data, b"blk.0.ffn_down.weight", 2, 14),
+         r"tensor blk.0.ffn_down.weight has rows of \d+, no multiple of Q6_K's 256"),
         (lambda data: data[:-100], r"tensor \S+ ends at byte \d+, but the file has \d+ bytes; it is truncated"),
     ],
 )

@@ -242,10 +242,16 @@ LAYER = "model.layers.1.self_attn."
     ("gptq", lambda t: t[f"{LAYER}q_proj.bias"].fill_(0.5), "q_proj.bias has no place"),
     ("compressed", lambda t: t.update({f"{LAYER}q_proj.weight_extra": torch.ones(1)}), "weight_extra has no place"),
 ])  # fmt: skip
-def test_a_damaged_checkpoint_is_refused_by_name(
-    dense: Path, tmp_path: Path, form: str, change: Callable[[dict[str, Tensor]], None], words_: str
+def test_a_damaged_checkpoint_is_refused_by_name_before_memory_is_taken(
+    dense: Path,
+    tmp_path: Path,
+    form: str,
+    change: Callable[[dict[str, Tensor]], None],
+    words_: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quantized, _ = write(dense, tmp_path, *FORMATS[form])
+    monkeypatch.setattr("stoker_runtime.weights.load.WeightArena", None)
     with pytest.raises(ModelError, match=words_):
         load(damaged(quantized, change))
 
