@@ -19,7 +19,7 @@ def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:
     """Cos in the first half of the columns, sin in the second: `[positions, rope.dim]` fp32.
 
     `positions` is the longest context that will run. For longrope it decides between the short and the long
-    factors, as they may not change under keys that are cached already.
+    factors, and for dynamic the base, as they may not change under keys that are cached already.
     """
     frequencies = inverse_frequencies(rope, positions)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies).to(device)
@@ -41,8 +41,17 @@ def inverse_frequencies(rope: RopeSpec, positions: int) -> Tensor:
     if rope.kind == "longrope":
         long = positions > rope.original_max_position
         return base / torch.tensor(rope.long_factor if long else rope.short_factor, dtype=torch.float32)
-    # "dynamic" scales only beyond the trained length, where a spec's max_position ends.
+    if rope.kind == "dynamic":
+        return 1.0 / (_dynamic_base(rope, positions) ** exponents)
     return base
+
+
+def _dynamic_base(rope: RopeSpec, positions: int) -> float:
+    """Dynamic NTK: up to the trained length the base itself, beyond it the one at which `positions` of them turn the
+    slowest pair as far as `factor` times slower positions would."""
+    beyond = max(positions / rope.original_max_position, 1.0)
+    growth = rope.factor * beyond - (rope.factor - 1.0)
+    return float(rope.theta * growth ** (rope.dim / (rope.dim - 2)))
 
 
 def _llama3(rope: RopeSpec, base: Tensor) -> Tensor:

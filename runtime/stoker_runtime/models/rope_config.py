@@ -17,6 +17,8 @@ from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 
 # Names that older configurations use for the same scaling.
 ALIASES = {"su": "longrope"}
+# Whose `factor` says how many times the trained length a context may be.
+STRETCHING = ("linear", "dynamic", "yarn")
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
 
@@ -29,7 +31,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int) -> RopeSpec:
         raise ModelError(f"rope scaling {kind!r} is not supported; known are {', '.join(KINDS)}.", param="rope_type")
     dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
     rope = RopeSpec(dim=dim, theta=float(parameters.get("rope_theta") or 10000.0), kind=kind)
-    if kind in ("default", "dynamic"):
+    if kind == "default":
         return rope
     if kind == "factors":
         return replace(rope, short_factor=_factors(parameters, "factors", dim))
@@ -69,9 +71,9 @@ def _with_scaling(rope: RopeSpec, parameters: Mapping[str, Any]) -> RopeSpec:
 
 
 def max_position(config: Mapping[str, Any], rope: RopeSpec) -> int:
-    """The longest context: `max_position_embeddings`, or what YaRN stretches the trained length to if longer."""
+    """The longest context: `max_position_embeddings`, or what the scaling stretches the trained length to if longer."""
     configured = int(config["max_position_embeddings"])
-    if rope.kind == "yarn":
+    if rope.kind in STRETCHING:
         return max(configured, int(rope.factor * rope.original_max_position))
     return configured
 

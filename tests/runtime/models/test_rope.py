@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import ModelSource, SourceKind
 from stoker_runtime.models.rope import inverse_frequencies, rope_table
 from stoker_runtime.models.rope_config import max_position, read_rope
 
@@ -29,6 +31,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.5},
     "llama3": LLAMA3,
     "yarn": YARN,
     "yarn-mscale": YARN | {"mscale": 0.7, "mscale_all_dim": 1.1},
@@ -50,7 +53,7 @@ def _config(parameters: dict[str, Any]) -> Any:
     )
 
 
-@pytest.mark.parametrize("positions", [100, 512])
+@pytest.mark.parametrize("positions", [100, 512, 1279])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_equal_transformers(name: str, positions: int) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -89,17 +92,28 @@ def test_partial_rotation_shortens_the_table() -> None:
     assert rope_table(read_rope(config, HEAD_DIM), 8, torch.device("cpu")).shape == (8, HEAD_DIM // 2)
 
 
-def test_dynamic_scaling_is_plain_up_to_the_trained_length_where_the_context_ends() -> None:
-    config = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 512}
-    rope = read_rope(config, HEAD_DIM)
+def test_dynamic_scaling_is_plain_up_to_the_trained_length() -> None:
+    rope = read_rope({"rope_scaling": SCALINGS["dynamic"], "max_position_embeddings": 512}, HEAD_DIM)
     plain = read_rope({"max_position_embeddings": 512}, HEAD_DIM)
     assert torch.equal(inverse_frequencies(rope, 512), inverse_frequencies(plain, 512))
-    assert max_position(config, rope) == 512
+    assert not torch.equal(inverse_frequencies(rope, 513), inverse_frequencies(plain, 513))
 
 
-def test_yarn_stretches_the_context() -> None:
-    config = {"rope_scaling": YARN, "max_position_embeddings": 128}
-    assert max_position(config, read_rope(config, HEAD_DIM)) == 512
+@pytest.mark.parametrize(("scaling", "length"), [("yarn", 512), ("linear", 632), ("dynamic", 395), ("llama3", 158)])
+def test_a_scaling_stretches_the_context(scaling: str, length: int) -> None:
+    trained = 128 if scaling == "yarn" else 158
+    config = {"rope_scaling": SCALINGS[scaling], "max_position_embeddings": trained}
+    assert max_position(config, read_rope(config, HEAD_DIM)) == length
+
+
+def test_a_gemma_names_the_length_that_its_scaling_reached() -> None:
+    from transformers import Gemma3TextConfig
+
+    config = Gemma3TextConfig(num_hidden_layers=3, max_position_embeddings=700).to_dict()
+    config["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
+    source = ModelSource("gemma", SourceKind.FOLDER, None, config | {"architectures": ["Gemma3ForCausalLM"]})
+    spec = build_spec(source)
+    assert (spec.rope.kind, spec.rope.factor, spec.max_position) == ("linear", 8.0, 700)
 
 
 @pytest.mark.parametrize(

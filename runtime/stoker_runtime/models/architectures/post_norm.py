@@ -56,10 +56,15 @@ def _gemma2(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _gemma3(config: Mapping[str, Any]) -> ModelSpec:
-    """Sliding layers rotate by a base of their own and without scaling."""
+    """Sliding layers rotate by a base of their own and without scaling; the length given is the stretched one."""
     spec = _sandwiched(by_layer_type(config, FULL, 1e6), int(config["sliding_window_pattern"]))
     local = {**config, "rope_theta": config.get("rope_local_base_freq"), "rope_scaling": None}
-    return replace(spec, qk_norm=QkNorm.HEAD, local_rope=read_rope(by_layer_type(local, SLIDING, 1e4), spec.head_dim))
+    return replace(
+        spec,
+        qk_norm=QkNorm.HEAD,
+        local_rope=read_rope(by_layer_type(local, SLIDING, 1e4), spec.head_dim),
+        max_position=int(config["max_position_embeddings"]),
+    )
 
 
 def _gemma3_text(config: Mapping[str, Any]) -> ModelSpec:
