@@ -201,7 +201,7 @@ def check(executor: Executor, measured: Round, tolerance: Tolerance) -> Verdict:
         for i in chosen
     ]
     decoder = executor.decoder
-    return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance)
+    return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance, executor.max_model_len)
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
 
@@ -65,12 +65,13 @@ def verify_greedy(
     weights: DecoderWeights,
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
     tolerance: Tolerance,
+    longest: int = 0,
 ) -> Verdict:
-    """Compare greedy outputs: `sequences` are (prompt ids, generated ids)."""
+    """Compare greedy outputs: `sequences` are (prompt ids, generated ids). `longest` as in `reference_logits`."""
     positions = ties = wrong = 0
     worst = total = 0.0
     for prompt, output in sequences:
-        logits = reference_logits(spec, weights, [*prompt, *output[:-1]], len(prompt) - 1)
+        logits = reference_logits(spec, weights, [*prompt, *output[:-1]], len(prompt) - 1, longest=longest)
         chosen = torch.tensor(list(output), device=logits.device)
         best = logits.max(dim=1)
         lost = best.values - logits.gather(1, chosen[:, None])[:, 0]

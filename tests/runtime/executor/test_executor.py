@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.bench.verify import Tolerance, Verdict, verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stoker_kernels.quant import LinearWeight, dequantize, quantize_weight
 from stoker_runtime import LLM
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import GIB, DeviceMemory, activation_bytes, plan_memory, resolve

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from stoker_kernels.moe import Routes, experts
 from stoker_kernels.quant import LinearWeight, quantize_weight
-from stoker_runtime.bench import reference_mixture
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference import mixture as reference_mixture
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import activation_bytes, resolve

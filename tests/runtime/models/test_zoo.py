@@ -21,7 +21,7 @@ from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from torch import Tensor
 
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.models.architectures import ARCHITECTURES
 
 SEED = random.SystemRandom().randrange(1 << 30)

@@ -1,4 +1,4 @@
-"""The mixture of experts once more, as plainly as PyTorch can say it: a part of the oracle `reference_model`.
+"""The mixture of experts once more, as plainly as PyTorch can say it: a part of the oracle `reference.model`.
 
 Invariants: fp32 throughout, expert by expert; shares only the weights with the engine.
 Knows nothing of the kernels' ways to choose, sort or multiply.
@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
-from stoker_kernels.quant import LinearWeight, dequantize, quantize_fp8
+from stoker_kernels.quant import LinearWeight
+from stoker_runtime.bench.reference.weights import as_fp8_reads, fp8_values
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
@@ -87,12 +88,9 @@ def _values(data: Tensor, scale: Tensor | None, expert: int, of: ExpertWeights) 
         return data.float()
     if of.kind == "fp8_channel":
         return data.float() * scale[expert][:, None]
-    return dequantize(LinearWeight(data, scale[expert], "fp8_block"))
+    return fp8_values(LinearWeight(data, scale[expert], "fp8_block"))
 
 
 def _rounded(x: Tensor, of: ExpertWeights) -> Tensor:
     """Activations as experts in FP8 read them."""
-    if not of.takes_quantized:
-        return x
-    quantized = quantize_fp8(x.to(torch.bfloat16))
-    return quantized.data.float() * quantized.scale
+    return as_fp8_reads(x) if of.takes_quantized else x

@@ -1,4 +1,4 @@
-"""Latent attention once more, as plainly as PyTorch can say it: a part of the oracle `reference_model`.
+"""Latent attention once more, as plainly as PyTorch can say it: a part of the oracle `reference.model`.
 
 Invariants: fp32 throughout; every token's latent is widened to the keys and values of all heads, which nothing but the
 weights has in common with how the engine attends.

@@ -2,7 +2,8 @@
 
 One dense causal pass over whole sequences: no pages, no cache, no kernels of ours, float32 throughout, weights
 widened layer by layer so that a second copy of the model never exists.
-Invariants: shares only the weights with the engine; a wrong kernel, page or position shows as a differing token.
+Invariants: shares only the weights with the engine, none of its tables, packings or roundings; a wrong kernel, page or
+position shows as a differing token.
 Knows nothing of batches or speed.
 """
 
@@ -12,24 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stoker_kernels.block_gemm import decode_blocks
-from stoker_kernels.fp4_gemm import dequantize_fp4
-from stoker_kernels.int8_gemm.reference import int8_linear
-from stoker_kernels.integer_gemm import dequantize_integers
-from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, dequantize, quantize_fp8
-from stoker_runtime.bench.reference_latent import latent_heads
-from stoker_runtime.bench.reference_mixture import mixture
+from stoker_kernels.quant import AnyWeight
+from stoker_runtime.bench.reference.latent import latent_heads
+from stoker_runtime.bench.reference.mixture import mixture
+from stoker_runtime.bench.reference.rotary import rotations
+from stoker_runtime.bench.reference.weights import as_read, values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
-from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
 
 HEAD_ROWS = 16384
 
 
-def reference_logits(spec: ModelSpec, weights: DecoderWeights, ids: list[int], first: int) -> Tensor:
-    """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence."""
-    table, head = _rows_of(weights.embed), _rows_of(weights.head)
+def reference_logits(
+    spec: ModelSpec, weights: DecoderWeights, ids: list[int], first: int, *, longest: int = 0
+) -> Tensor:
+    """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence.
+
+    `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
+    """
+    table, head = values_of(weights.embed), values_of(weights.head)
     device = table.device
     tokens = torch.tensor(ids, device=device)
     hidden = table[tokens].float() * spec.embedding_multiplier
@@ -39,7 +42,7 @@ def reference_logits(spec: ModelSpec, weights: DecoderWeights, ids: list[int], f
     for index, layer in enumerate(weights.layers):
         rope = spec.rope_of(index)
         if rope not in tables:
-            tables[rope] = rope_table(rope, len(ids), device)[: len(ids)]
+            tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
         hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index])
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     rows = [hidden @ head[at : at + HEAD_ROWS].float().t() for at in range(0, head.shape[0], HEAD_ROWS)]
@@ -80,30 +83,9 @@ def _capped(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _rows_of(weight: Tensor | AnyWeight) -> Tensor:
-    """The values of a table or a weight [N, K]; those in blocks in fp32."""
-    if isinstance(weight, BlockWeight):
-        return torch.cat([decode_blocks(piece.data, piece.format) for piece in weight.pieces])
-    return weight if isinstance(weight, Tensor) else weight.data
-
-
 def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
-    """A product by definition; an FP8 weight takes activations quantized per token, as its definition says."""
-    if isinstance(weight, BlockWeight):
-        return F.linear(x, _rows_of(weight), None if bias is None else bias.float())
-    if isinstance(weight, Fp4Weight):
-        return F.linear(x, dequantize_fp4(weight, torch.float32), None if bias is None else bias.float())
-    if isinstance(weight, IntegerWeight):
-        placed = x if weight.order is None else x[:, weight.order.long()]
-        value = dequantize_integers(weight, weight.scale.dtype).float()
-        return F.linear(placed, value, None if bias is None else bias.float())
-    if isinstance(weight, Int8Weight):
-        return int8_linear(x, weight, bias=bias, out=None)
-    wide = weight.data if weight.kind == "dense" else dequantize(weight)
-    if weight.kind != "dense":
-        quantized = quantize_fp8(x.to(torch.bfloat16))
-        x = quantized.data.float() * quantized.scale
-    return F.linear(x, wide.float(), None if bias is None else bias.float())
+    """A product by definition: of what is left of activations after they were rounded as the weight's kind says."""
+    return F.linear(as_read(x, weight), values_of(weight).float(), None if bias is None else bias.float())
 
 
 def _rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:

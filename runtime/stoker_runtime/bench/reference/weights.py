@@ -1,0 +1,116 @@
+"""Weights and activations as numbers once more, by what their layouts mean: a part of the oracle `reference.model`.
+
+Invariants: shares only the types of weights with the engine, and none of its packing, unpacking or rounding; GGUF's
+blocks are decoded by their publisher's package.
+Knows nothing of products.
+"""
+
+from __future__ import annotations
+
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as decode_gguf
+from torch import Tensor
+
+from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, LinearWeight
+
+LARGEST_FP8 = 448.0  # of e4m3
+FP8_BLOCK = 128
+FRAGMENT = (4, 8, 4, 4, 2, 2, 2)
+"""Half bytes of a 64 × 64 block in their order, slowest first: t, q, c, s, e, p, h (integer_gemm/csrc)."""
+
+
+def values_of(weight: Tensor | AnyWeight) -> Tensor:
+    """The numbers `[N, K]` that a weight stands for, columns as its activations have them; a dense one as it is."""
+    if isinstance(weight, Tensor):
+        return weight
+    if isinstance(weight, BlockWeight):
+        return torch.cat([_decoded(piece.data, piece.format) for piece in weight.pieces])
+    if isinstance(weight, IntegerWeight):
+        return _integers(weight)
+    if isinstance(weight, Fp4Weight):
+        return _fp4(weight)
+    if isinstance(weight, Int8Weight):
+        return weight.data.float() * weight.scale
+    return weight.data if weight.kind == "dense" else fp8_values(weight)
+
+
+def fp8_values(weight: LinearWeight) -> Tensor:
+    """fp32 `[N, K]` of a weight in FP8: each number times the scale of its tensor, row or 128 × 128 block."""
+    assert weight.scale is not None, "FP8 weights have scales"
+    rows, columns = weight.data.shape
+    tall, wide = (FP8_BLOCK, FP8_BLOCK) if weight.kind == "fp8_block" else (rows // weight.scale.shape[0], columns)
+    row = torch.arange(rows, device=weight.data.device) // tall
+    column = torch.arange(columns, device=weight.data.device) // wide
+    return weight.data.float() * weight.scale[row][:, column]
+
+
+def as_read(x: Tensor, weight: AnyWeight) -> Tensor:
+    """What products with `weight` read of activations `[T, K]`."""
+    if isinstance(weight, Int8Weight):
+        return as_int8_reads(x)
+    return as_fp8_reads(x) if weight.takes_quantized else x
+
+
+def as_int8_reads(x: Tensor) -> Tensor:
+    """What is left of activations `[T, K]` after they were rounded to 255 integers with a scale a token."""
+    scale = torch.clamp(x.float().abs().max(dim=-1, keepdim=True).values * (1.0 / 127.0), min=1e-12)
+    return (x * (1.0 / scale)).round().clamp(-127.0, 127.0) * scale
+
+
+def as_fp8_reads(x: Tensor) -> Tensor:
+    """What is left of activations `[T, K]`, of 16 bits, after they were rounded to e4m3 with a scale a token.
+
+    Both quotients are products with a reciprocal, by definition: 16-bit numbers often lie half-way between two of e4m3.
+    """
+    x = x.to(torch.bfloat16).float()
+    scale = torch.clamp(x.abs().max(dim=-1, keepdim=True).values * (1.0 / LARGEST_FP8), min=1e-12)
+    return (x * (1.0 / scale)).clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn).float() * scale
+
+
+def _decoded(data: Tensor, name: str) -> Tensor:
+    values = decode_gguf(data.cpu().numpy(), GGMLQuantizationType[name])
+    return torch.from_numpy(values).float().to(data.device)
+
+
+def _integers(weight: IntegerWeight) -> Tensor:
+    """`(code - zero) · scale`, both steps rounded as the scales' dtype says; columns back where `order` took them."""
+    rows, columns = weight.out_features, weight.in_features
+    device, dtype = weight.data.device, weight.scale.dtype
+    row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None, :]
+    at = _fragment_place(row, column, columns) if weight.layout == "fragments" else row * columns + column
+    per_byte = 8 // weight.bits
+    byte = weight.data.flatten()[at // per_byte].int()
+    codes = byte >> (at % per_byte) * weight.bits & (1 << weight.bits) - 1
+    group = column[0] // weight.group
+    zero = 1 << weight.bits - 1 if weight.zero is None else weight.zero[group].t().to(dtype)
+    values = ((codes.to(dtype) - zero) * weight.scale[group].t()).float()
+    if weight.order is None:
+        return values
+    return torch.empty_like(values).index_copy_(1, weight.order.long(), values)
+
+
+def _fp4(weight: Fp4Weight) -> Tensor:
+    """e2m1 by its bits (sign, two of exponent, one of mantissa) times the scales of block and row."""
+    rows, columns = weight.out_features, weight.in_features
+    at = torch.arange(rows * columns, device=weight.data.device)
+    code = weight.data.flatten()[at // 2].int() >> at % 2 * 4 & 15
+    exponent, mantissa = code >> 1 & 3, code & 1
+    size = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
+    values = torch.where(code > 7, -size, size).view(rows, columns)
+    bits = weight.scale.t().contiguous()
+    scale = bits.view(torch.float8_e4m3fn).float() if weight.kind == "nvfp4" else 2.0 ** (bits.float() - 127.0)
+    spread = scale.repeat_interleave(columns // scale.shape[1], dim=1)
+    return values * spread if weight.factor is None else values * spread * weight.factor[:, None]
+
+
+def _fragment_place(row: Tensor, column: Tensor, columns: int) -> Tensor:
+    """Where the half byte of a row and a column lies: row 8q + 2t + h, column 16s + 8p + 2c + e of its block."""
+    part = {
+        "t": row // 2 % 4, "q": row // 8 % 8, "c": column // 2 % 4, "s": column // 16 % 4,
+        "e": column % 2, "p": column // 8 % 2, "h": row % 2,
+    }  # fmt: skip
+    place = row // 64 * (columns // 64) + column // 64
+    for name, size in zip(part, FRAGMENT, strict=True):
+        place = place * size + part[name]
+    return place

@@ -1,0 +1,88 @@
+"""What the benchmark's oracle makes of weights and positions, against transformers and plain arithmetic."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from stoker_kernels.block_gemm import decode_blocks
+from stoker_kernels.integer_gemm.fragments import to_fragments
+from stoker_kernels.quant import BlockRows, BlockWeight, IntegerWeight, LinearWeight, pack_rows
+from stoker_kernels.quant.block_weight import BLOCK_FORMATS, block_row_bytes
+from stoker_runtime.bench.reference.rotary import rotations
+from stoker_runtime.bench.reference.weights import as_fp8_reads, values_of
+from stoker_runtime.models.rope_config import read_rope
+
+FACTORS = {"short_factor": [1.0 + 0.3 * i for i in range(12)], "long_factor": [3.0 + 0.7 * i for i in range(12)]}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 3.0},
+    "dynamic": {"factor": 1.7},
+    "llama3": {"factor": 9.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0, "original_max_position_embeddings": 91},
+    "yarn": {"factor": 6.0, "original_max_position_embeddings": 90, "beta_fast": 9.0, "truncate": False},
+    "longrope": {"factor": 2.0, "original_max_position_embeddings": 77, **FACTORS},
+}
+
+
+@pytest.mark.parametrize("longest", [70, 333])
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_positions_turn_as_in_transformers(kind: str, longest: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_theta": 31000.0, "rope_type": kind, **SCALINGS[kind]}
+    config = LlamaConfig(hidden_size=72, num_attention_heads=3, max_position_embeddings=123, rope_parameters=parameters)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.empty(1), torch.arange(longest)[None])
+    expected = torch.cat((cos[0, :, :12], sin[0, :, :12]), dim=1)
+    got = rotations(read_rope(config.to_dict(), 24), longest, longest, torch.device("cpu"))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", ["rows", "fragments"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_integers_are_codes_less_zero_times_scale(bits: int, layout: Any, ordered: bool) -> None:
+    if layout == "fragments" and bits == 8:
+        pytest.skip("fragments hold four bits")
+    rows, columns, group = (128, 192, 32) if layout == "fragments" else (37, 66, 22)
+    torch.manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8)
+    scale = torch.rand(columns // group, rows) * 0.1
+    zero = torch.randint(0, 1 << bits, scale.shape, dtype=torch.uint8)
+    order = torch.randperm(columns).int() if ordered else None
+    data = to_fragments(codes) if layout == "fragments" else pack_rows(codes, bits)
+    got = values_of(IntegerWeight(data, scale, zero, bits, group, order, layout))
+    spread = [each.repeat_interleave(group, 0).t() for each in (scale, zero.float())]
+    x = torch.randn(3, columns, dtype=torch.float64)
+    read = x if order is None else x[:, order.long()]
+    torch.testing.assert_close(x @ got.double().t(), read @ ((codes.float() - spread[1]) * spread[0]).double().t())
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_blocks_mean_what_their_publisher_says(name: str) -> None:
+    width = BLOCK_FORMATS[name][0]
+    raw = bytes(random.Random(name).randrange(60) for _ in range(5 * block_row_bytes(name, 3 * width)))
+    data = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(5, -1)
+    got = values_of(BlockWeight((BlockRows(name, data), BlockRows(name, data[:2].contiguous())), 3 * width))
+    torch.testing.assert_close(got, torch.cat([decode_blocks(data, name)] * 2)[[0, 1, 2, 3, 4, 0, 1]])
+
+
+@pytest.mark.parametrize("kind", ["fp8_tensor", "fp8_channel", "fp8_block"])
+def test_fp8_is_its_numbers_times_their_scales(kind: Any) -> None:
+    data = torch.randn(140, 300).to(torch.float8_e4m3fn)
+    scale = torch.rand({"fp8_tensor": (1, 1), "fp8_channel": (140, 1), "fp8_block": (2, 3)}[kind])
+    got = values_of(LinearWeight(data, scale, kind))
+    for row, column in ((0, 0), (139, 299), (127, 128), (128, 127)):
+        block = {"fp8_tensor": (0, 0), "fp8_channel": (row, 0), "fp8_block": (row // 128, column // 128)}[kind]
+        assert got[row, column] == data[row, column].float() * scale[block]
+
+
+def test_activations_lose_what_three_bits_of_mantissa_lose() -> None:
+    x = torch.randn(7, 93) * torch.logspace(-6, 4, 7)[:, None]
+    left = as_fp8_reads(x)
+    largest = x.abs().amax(1, keepdim=True)
+    assert ((left - x).abs() <= torch.maximum(x.abs() / 15, largest / 448 / 500)).all()
+    assert torch.equal(as_fp8_reads(torch.zeros(2, 5)), torch.zeros(2, 5))
