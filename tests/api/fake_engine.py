@@ -52,10 +52,11 @@ class FakeEngine:
     vocab_size = 512
 
     def __init__(self) -> None:
+        self._streams: dict[str, FakeStream] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Back to an engine that works."""
+        """Back to an engine that works. What still runs, of a test before, can still be aborted by its server."""
         self.script: Callable[[Request], list[int]] = default_script
         self.entry_of: Callable[[int, int], TokenLogprobs] = entry
         self.delay = 0.0
@@ -66,7 +67,6 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.adapters: dict[str, Adapter] = {}
-        self._streams: dict[str, FakeStream] = {}
 
     async def load_adapter(self, name: str, path: str, *, parent: str = "", replace: bool = False) -> None:
         await asyncio.sleep(0)
