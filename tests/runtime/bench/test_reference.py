@@ -10,7 +10,7 @@ import torch
 
 from stoker_kernels.block_gemm import decode_blocks
 from stoker_kernels.integer_gemm.fragments import to_fragments
-from stoker_kernels.quant import BlockRows, BlockWeight, IntegerWeight, LinearWeight, pack_rows
+from stoker_kernels.quant import BlockRows, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight, pack_rows
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, block_row_bytes
 from stoker_runtime.bench.reference.rotary import rotations
 from stoker_runtime.bench.reference.weights import as_fp8_reads, values_of
@@ -86,3 +86,19 @@ def test_activations_lose_what_three_bits_of_mantissa_lose() -> None:
     largest = x.abs().amax(1, keepdim=True)
     assert ((left - x).abs() <= torch.maximum(x.abs() / 15, largest / 448 / 500)).all()
     assert torch.equal(as_fp8_reads(torch.zeros(2, 5)), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4"])
+def test_four_bit_floats_are_their_bits(kind: Any) -> None:
+    rows, columns, block = 5, 96, {"nvfp4": 16, "mxfp4": 32}[kind]
+    data = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+    scale = torch.randint(40, 70, (columns // block, rows), dtype=torch.uint8)
+    factor = torch.rand(rows) if kind == "nvfp4" else None
+    got = values_of(Fp4Weight(data, scale, factor, kind))
+    spoken = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+    for row, column in ((0, 0), (4, 95), (2, 33), (3, 16)):
+        bits = scale[column // block, row]
+        number = spoken[int(data[row, column // 2]) >> 4 * (column % 2) & 15]
+        size = float(bits.view(torch.float8_e4m3fn)) if kind == "nvfp4" else 2.0 ** (int(bits) - 127)
+        wanted = number * size * (1.0 if factor is None else float(factor[row]))
+        assert float(got[row, column]) == pytest.approx(wanted)
