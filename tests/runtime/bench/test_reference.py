@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from stoker_kernels.block_gemm import decode_blocks
+from stoker_kernels.int8_gemm.reference import int8_linear
 from stoker_kernels.integer_gemm.fragments import to_fragments
-from stoker_kernels.quant import BlockRows, BlockWeight, Fp4Weight, IntegerWeight, LinearWeight, pack_rows
+from stoker_kernels.quant import BlockRows, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, LinearWeight, pack_rows
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, block_row_bytes
 from stoker_runtime.bench.reference.rotary import rotations
-from stoker_runtime.bench.reference.weights import as_fp8_reads, values_of
+from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, values_of
 from stoker_runtime.models.rope_config import read_rope
 
 FACTORS = {"short_factor": [1.0 + 0.3 * i for i in range(12)], "long_factor": [3.0 + 0.7 * i for i in range(12)]}
@@ -102,3 +103,10 @@ def test_four_bit_floats_are_their_bits(kind: Any) -> None:
         size = float(bits.view(torch.float8_e4m3fn)) if kind == "nvfp4" else 2.0 ** (int(bits) - 127)
         wanted = number * size * (1.0 if factor is None else float(factor[row]))
         assert float(got[row, column]) == pytest.approx(wanted)
+
+
+def test_integers_of_eight_bits_multiply_as_their_op_does() -> None:
+    x = torch.randn(6, 51)
+    weight = Int8Weight(torch.randint(-127, 128, (9, 51), dtype=torch.int8), torch.rand(9, 1))
+    expected = int8_linear(x, weight, bias=None, out=None)
+    torch.testing.assert_close(as_read(x, weight) @ values_of(weight).t(), expected, atol=1e-3, rtol=1e-4)
