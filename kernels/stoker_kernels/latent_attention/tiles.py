@@ -14,7 +14,7 @@ LARGE_SHARED = (80, 87, 90, 100, 103)  # SMs with 160 KB and more
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`block_m` queries against `block_n` keys."""
+    """`block_m` queries against `block_n` keys; `stages` is Triton's count, of which a page lookup takes about half."""
 
     block_m: int
     block_n: int
@@ -32,7 +32,9 @@ def absorbed_tile(rows: int, rank: int, itemsize: int, sm: int) -> Tile:
     block_m = 16 if rows <= 16 else 32 if rows <= 32 or not large or itemsize > 2 or rank > 512 else 64
     if itemsize > 2 or rank > 512:
         return Tile(16, 16, 4, 1)
-    return Tile(block_m, 32 if large else 16, 8 if block_m == 64 else 4, 2 if large else 1)
+    # On SM 10.0 the sums rest beside the keys.
+    deep = large and (sm < 100 or block_m < 64)
+    return Tile(block_m, 32 if large else 16, 8 if block_m == 64 else 4, 5 if deep else 2)
 
 
 def widened_tile(itemsize: int, sm: int) -> Tile:

@@ -36,10 +36,12 @@ def shape_of(path: Path) -> dict[str, int]:
 
 
 def _of_spec(spec: ModelSpec) -> dict[str, int]:
+    # The fit counts keys and values: one cache of latents is as large as two caches of half its width.
+    width = spec.head_dim if spec.caches == 2 else -(-spec.head_dim // 2)
     return {
         "layers": spec.num_layers,
         "kvHeads": spec.kv_heads,
-        "headDim": spec.head_dim,
+        "headDim": width,
         "maxContext": spec.max_position,
     }
 

@@ -2,7 +2,7 @@
 
 Matrices that make heads or feed-forward units are cut by rows, those that read them by columns, so that each layer
 sums over the ranks twice; embedding and head by rows of the vocabulary. Key-value heads that are fewer than the ranks
-are held by several.
+are held by several, and latents, which all heads read, by all.
 
 Invariants: torch-free. Every parameter of a spec has an entry in `SPLITS`; a model, or a setting, that is not known
 to be cut rightly is an error that names it and the sizes that work.
@@ -18,9 +18,11 @@ from enum import StrEnum
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm
+from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm, Role
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
 from stoker_runtime.parallel.place import Place
@@ -66,6 +68,10 @@ SPLITS = {
     "k_norm": Split.WHOLE,
     "qkv": Split.HEADS,
     "qkv_bias": Split.HEADS,
+    "q_a_norm": Split.WHOLE,
+    "q_b": Split.HEADS,
+    "kv_a_norm": Split.WHOLE,
+    "kv_b": Split.HEADS,
     "output": Split.HEAD_COLUMNS,
     "output_bias": Split.ONCE,
     "gate_up": Split.UNITS,
@@ -93,7 +99,7 @@ SAME_FIELDS = {
     "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
-    "eos_token_ids", "checkpoint", "sinks", "draft_layers",
+    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent",
 }  # fmt: skip
 
 
@@ -159,17 +165,28 @@ def piece_window(spec: ModelSpec, place: Place, parameter: Parameter, piece: int
     if split is Split.VOCABULARY:
         return place.rows(spec.vocab), columns
     heads, units = place.units(spec.heads), place.units(spec.ffn)
+    if split is Split.HEADS and spec.latent is not None:
+        return _latent_rows(spec.latent, heads, field_of(parameter.name), piece), columns
     if split is Split.HEADS:
         return times(heads if piece == 0 else kv_heads(spec, place), spec.head_dim), columns
     if split is Split.UNITS:
         return units, columns
     if split is Split.HEAD_COLUMNS:
-        return rows, times(heads, spec.head_dim)
+        return rows, times(heads, spec.attended_size // spec.heads)
     if split is Split.UNIT_COLUMNS:
         return rows, units
     if split is Split.HEAD_ROWS:
         return heads, columns
     return _mixture_window(spec, place, split, rows, columns)
+
+
+def _latent_rows(latent: LatentSpec, heads: range, field: str, piece: int) -> range:
+    """The rows of a rank: those of its heads; what all heads read, latents and narrow queries, every rank makes."""
+    if field == "kv_b":
+        return times(heads, latent.qk_nope_head_dim + latent.v_head_dim)
+    if field == "qkv" and (piece == 1 or latent.q_lora_rank):
+        return range(latent.cached if piece == 1 else latent.q_lora_rank)
+    return times(heads, latent.qk_head_dim)
 
 
 def _mixture_window(spec: ModelSpec, place: Place, split: Split, rows: range, columns: range) -> tuple[range, range]:
@@ -243,8 +260,10 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
 
 
 def pieces_of(spec: ModelSpec, parameter: str) -> int:
-    """Of how many matrices, one upon the other, a parameter is made: Q, K and V; gate and up."""
+    """Of how many matrices, one upon the other, a parameter is made: Q, K and V; queries and latents; gate and up."""
     split = SPLITS.get(field_of(parameter))
+    if split is Split.HEADS and spec.latent is not None:
+        return 2 if field_of(parameter) == "qkv" else 1
     if split in (Split.EXPERT_UNITS, Split.SHARED_UNITS):
         return 2
     return 3 if split is Split.HEADS else 2 if split is Split.UNITS and spec.gated else 1
@@ -289,9 +308,13 @@ def problems(spec: ModelSpec, place: Place) -> Iterator[str]:
     for parameter in unlike_parameters(spec):
         if SPLITS[field_of(parameter.name)] in OF_EXPERTS and place.whole_experts:
             continue
-        if parameter.role in QUANTIZED and parameter.kind not in ("", "dense"):
+        if parameter.role is Role.LATENT and isinstance(spec.checkpoint, Fp8Checkpoint):
+            parameter = replace(parameter, kind=spec.checkpoint.kind)  # until it is loaded
+        if parameter.role in (*QUANTIZED, Role.LATENT) and parameter.kind not in ("", "dense"):
             for piece in range(pieces_of(spec, parameter.name)):
                 rows, columns = piece_window(spec, part, parameter, piece)
+                if (rows, columns) == piece_window(spec, Place(0, 1, 1), parameter, piece):
+                    continue
                 if (problem := _quantized_problem(parameter, len(rows), len(columns))) is not None:
                     yield problem
                     return

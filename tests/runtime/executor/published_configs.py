@@ -21,6 +21,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2moe": {"architectures": ["Qwen2MoeForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_experts": 60,
                  "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
     "mixtral": {"architectures": ["MixtralForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "deepseek2": {"architectures": ["DeepseekV2ForCausalLM"], "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                  "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "moe_intermediate_size": 1408,
+                  "first_k_dense_replace": 1},
+    # The experts of its sparse layers alone are 22 GB each: what is traced here are those before them.
+    "deepseek3": {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                  "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 1536, "first_k_dense_replace": 3},
+    "minicpm3": {"architectures": ["MiniCPM3ForCausalLM"], "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+                 "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 768},
     "gemma": {"architectures": ["GemmaForCausalLM"], "head_dim": 256},
     "gemma2": {"architectures": ["Gemma2ForCausalLM"], "head_dim": 256},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 1024,
@@ -95,6 +103,9 @@ _MODELS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] =
 
 # As above, of the architectures that have other kinds of layers.
 _OTHERS: dict[str, tuple[str, tuple[int, int, int, int, int], dict[str, Any]]] = {
+    "DeepSeek-V2-Lite": ("deepseek2", (2048, 16, 16, 10944, 102400), {}),
+    "DeepSeek-V3": ("deepseek3", (7168, 128, 128, 18432, 129280), {}),
+    "MiniCPM3-4B": ("minicpm3", (2560, 40, 40, 6400, 73448), {}),
     "Gemma-7B": ("gemma", (3072, 16, 16, 24576, 256000), {}),
     "Gemma-2-9B": ("gemma2", (3584, 16, 8, 14336, 256000), {}),
     "Gemma-2-27B": ("gemma2", (4608, 32, 16, 36864, 256000), {"head_dim": 128, "query_pre_attn_scalar": 144}),

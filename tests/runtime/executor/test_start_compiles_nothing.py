@@ -106,9 +106,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(PrecompiledKernel, "run", lambda self, *args, **kwargs: recorder.run(self, *args, **kwargs))
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
-    for module in ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch"):
+    seen_by = ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch")
+    for module in (*seen_by, "latent_attention.triton_launch"):
         monkeypatch.setattr(f"stoker_kernels.{module}.sm_of", lambda device: SM)
     monkeypatch.setattr(torch, "zeros", small_zeros)
+    # cuBLAS's products of latents: nothing reads them here.
+    monkeypatch.setattr(torch, "bmm", lambda a, b, *, out: out)
+    monkeypatch.setattr(torch, "mm", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
     monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", choose.plan_attention)
     monkeypatch.setattr(sm90_decode, "launch_streams", lambda *_, **__: None)
@@ -168,13 +172,13 @@ def make_body(
     spec = make_spec(model)
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        kv_cache_dtype=kv, max_model_len=spec.max_position, **adapters,
+        kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
     weights = WeightArena(spec, device, dtype, quantization).assemble()
     decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
-    shape = (spec.num_layers, 2, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
+    shape = (spec.num_layers, spec.caches, PAGES, spec.kv_heads, config.page_size, spec.head_dim)
     step = AdapterStep(config, AdapterMemory(config, spec, dtype, device), device) if adapters else None
     arena = torch.empty(shape, dtype=KV_TORCH_DTYPES[config.kv_cache_dtype])
     body = StepBody(config, decoder, arena, device, adapters=step)
@@ -207,8 +211,8 @@ def run_everything(body: StepBody, table: ShapeTable) -> None:
     body.sampler.assign([SlotAssign(slot, params, 1, (), (), 4) for slot in (0, 1)])
     body.sampler.assign([SlotAssign(0, SamplingParams(temperature=1.0, typical_p=0.5), 1, (), (), 4)])
     body(StepShape(4, 0, 0, TYPICAL))
-    layers, (keys, _) = len(body.kv), body.kv[0]
-    arena = by_page(torch.empty((layers, 2, *keys.shape), dtype=keys.dtype))
+    layers, keys = len(body.kv), body.kv[0][0]
+    arena = by_page(torch.empty((layers, len(body.kv[0]), *keys.shape), dtype=keys.dtype))
     lane = torch.empty((3, *arena.shape[1:]), dtype=arena.dtype)
     pairs = torch.zeros((4, 2), dtype=torch.int32)
     for source, target in ((arena, arena), (arena, lane), (lane, arena)):

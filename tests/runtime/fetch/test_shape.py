@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.shapes import SHAPES
 
 
 def string(text: str) -> bytes:
@@ -52,6 +55,13 @@ def test_config_json(tmp_path: Path, nested: bool) -> None:
     config["max_position_embeddings"] = 8192
     (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
     assert shape_of(tmp_path) == SHAPE
+
+
+def test_a_cache_of_latents_counts_as_two_of_half_its_width(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["deepseek-v2-lite"]))
+    found = shape_of(tmp_path)
+    spec = build_spec(read_source(str(tmp_path)))
+    assert 2 * found["layers"] * found["kvHeads"] * found["headDim"] * 2 == spec.kv_bytes_per_token("bfloat16")
 
 
 def test_no_config_gives_nothing(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ V3: dict[str, Any] = {
     "moe_intermediate_size": 128,
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
@@ -184,9 +184,11 @@ def test_what_cannot_be_served_is_refused_by_name(deepseek: Path, tmp_path: Path
     spec = build_spec(read_source(str(deepseek)))
     with pytest.raises(ConfigError, match="kv_cache_dtype is fp8, but latent attention"):
         resolve(EngineConfig(model="m", kv_cache_dtype="fp8"), spec, "cpu")
-    for place in (Place(0, 3, 1), Place(0, 1, 2)):
-        with pytest.raises(ModelError, match=r"because of its .*latent"):
-            split_spec(spec, place)
+    assert split_spec(spec, Place(0, 2, 1)).attended_size == 2 * 28
+    made: dict[str, LinearWeight] = {}
+    narrow = build_spec(read_source(str(changed(deepseek, tmp_path / "fp8", quantized(made)))))
+    with pytest.raises(ConfigError, match="q_b would be cut at 64, within its FP8 blocks of 128"):
+        split_spec(narrow, Place(0, 2, 1))
     awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     v2: dict[str, Any] = {"architectures": ["DeepseekV2ForCausalLM"], "scoring_func": "softmax"}
     cases: list[tuple[dict[str, Any], str]] = [

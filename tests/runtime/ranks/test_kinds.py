@@ -46,6 +46,7 @@ LOCAL = EVEN | {"num_experts": None, "num_local_experts": 5, "head_dim": 16, "in
         ("GraniteMoeForCausalLM", 2, 1, LOCAL | {"head_dim": None}, False),
         ("Glm4MoeForCausalLM", 2, 1, EVEN | {"head_dim": 16, "moe_intermediate_size": 20}, False),
         ("GptOssForCausalLM", 2, 1, LOCAL, False),
+        ("DeepseekV3ForCausalLM", 2, 2, EVEN | {"num_key_value_heads": 4, "moe_intermediate_size": 20}, False),
         ("GptOssForCausalLM", 2, 2, LOCAL, True),
     ],
 )

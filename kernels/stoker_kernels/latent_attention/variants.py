@@ -1,0 +1,121 @@
+"""The latent kernels to compile ahead of time, for each SM: ranks and parts of heads of published models.
+
+DeepSeek V2 and V3 have latents of 512 and 64, heads of 128; MiniCPM 3 of 256 and 32, heads of 64. Numbers of heads and
+pages are arguments, but for the tiles that follow from them. Anything else is compiled when its model starts.
+Invariants: the arguments here are those `triton_launch.py` and `triton_write.py` launch with.
+Knows nothing of compiling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_kernels.latent_attention.tiles import Tile, absorbed_tile, widened_tile
+from stoker_kernels.latent_attention.triton_absorbed import latent_context_kernel, latent_decode_kernel
+from stoker_kernels.latent_attention.triton_widened import latent_prefill_kernel
+from stoker_kernels.latent_attention.triton_write import TOKENS, WARPS, latent_rope_write_kernel
+from stoker_kernels.launch.aot_registry import (
+    BF16,
+    FP16,
+    FP32,
+    I32,
+    I32_ANYWHERE,
+    I32_DIVISIBLE,
+    I64,
+    SMS,
+    register_aot,
+)
+
+# (rank, rotated, head without it and value, whether neighbours turn together)
+PUBLISHED = ((512, 64, 128, True), (256, 32, 64, False))
+HEADS = (16, 128)  # of which the one fills the least tile and the other any
+_LEAST_SM = 80
+_SIZES = dict.fromkeys(("q_stride", "head_dim", "rank", "rotated"), I32_DIVISIBLE)
+_PAGES = {"page_table_stride": I32, "stride_page": I32_DIVISIBLE, "page_shift": I32}
+_ROWS = dict.fromkeys(("query_start_ptr", "seq_lens_ptr"), I32_ANYWHERE)
+_COUNTS = dict.fromkeys(("heads", "num_rows", "num_tokens", "first_token"), I32)
+
+
+def _pointers(dtype: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, f"*{dtype}")
+
+
+def _absorbed(tile: Tile, rank: int, rotated: int, whole: bool) -> dict[str, Any]:
+    return {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_R": rank,
+        "BLOCK_P": rotated,
+        "BLOCK_N": tile.block_n,
+        "STAGES": tile.stages,
+        "WHOLE": whole,
+        "PRECISION": "tf32",
+    }
+
+
+def _register(dtype: str, sm: int, rank: int, rotated: int, head: int) -> None:
+    """The kernels of one model's sizes."""
+    data = _pointers(dtype, "q_latent_ptr", "q_ptr", "cache_ptr", "out_ptr")
+    sums = _pointers(FP32, "partial_ptr", "partial_lse_ptr")
+    plan = _pointers(I32, "page_table_ptr", "items_ptr", "num_items_ptr", "arrivals_ptr")
+    compact = dtype == BF16 and sm == 90
+    tiles = {absorbed_tile(heads, rank, 2, sm) for heads in HEADS}
+    for tile in sorted(tiles, key=lambda each: each.block_m):
+        register_aot(
+            latent_decode_kernel,
+            {**data, **sums, **plan, **_SIZES, **_PAGES, "scale_log2": FP32, "head_tiles": I32, "heads": I32},
+            [_absorbed(tile, rank, rotated, whole) for whole in (True, False)],
+            options={"num_warps": tile.num_warps},
+            min_sm=sm,
+            max_sm=sm,
+            compact=compact,
+        )
+    tile = absorbed_tile(max(HEADS), rank, 2, sm)
+    rows = {**_ROWS, "seq_slots_ptr": I32_ANYWHERE, **_COUNTS, "group": I32, "groups": I32}
+    register_aot(
+        latent_context_kernel,
+        {**data, "lse_ptr": f"*{FP32}", "page_table_ptr": f"*{I32}", **rows, **_SIZES, **_PAGES, "scale_log2": FP32},
+        [_absorbed(tile, rank, rotated, whole) for whole in (True, False)],
+        options={"num_warps": tile.num_warps},
+        min_sm=sm,
+        max_sm=sm,
+        compact=compact,
+    )
+    wide = widened_tile(2, sm)
+    blocks = {"BLOCK_M": wide.block_m, "BLOCK_D": head, "BLOCK_P": rotated, "BLOCK_V": head, "BLOCK_N": wide.block_n}
+    register_aot(
+        latent_prefill_kernel,
+        {
+            **_pointers(dtype, "q_ptr", "widened_ptr", "own_ptr", "out_ptr"),
+            "lse_ptr": f"*{FP32}", "scale_log2": FP32, "value_dim": I32_DIVISIBLE,
+            **_ROWS, **_COUNTS, **_SIZES,
+        },
+        [{**blocks, "STAGES": wide.stages, "PRECISION": "tf32"}],
+        options={"num_warps": wide.num_warps},
+        min_sm=sm,
+        max_sm=sm,
+        compact=compact,
+    )
+
+
+def _register_write(dtype: str, rank: int, rotated: int, interleaved: bool) -> None:
+    strides = dict.fromkeys(("latents_stride", "page_stride"), I32_DIVISIBLE)
+    register_aot(
+        latent_rope_write_kernel,
+        {
+            **_pointers(dtype, "q", "latents", "cache", "own", "norm"),
+            "positions": f"*{I32}", "slot_mapping": f"*{I64}", "cos_sin": f"*{FP32}", "eps": FP32,
+            **_SIZES, **strides, "tokens": I32, "heads": I32, "page_shift": I32,
+        },
+        [{"BLOCK_R": rank, "HALF": rotated // 2, "INTERLEAVED": interleaved, "TOKENS": TOKENS}],
+        options={"num_warps": WARPS},
+        min_sm=_LEAST_SM,
+        compact=dtype == BF16 and interleaved,
+    )
+
+
+for _dtype in (BF16, FP16):
+    for _rank, _rotated, _head, _interleaved in PUBLISHED:
+        _register_write(_dtype, _rank, _rotated, _interleaved)
+        for _sm in SMS:
+            if _sm >= _LEAST_SM:
+                _register(_dtype, _sm, _rank, _rotated, _head)

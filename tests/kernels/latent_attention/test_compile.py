@@ -1,0 +1,32 @@
+"""The latent kernels compiled with no GPU: that the widest tiles fit, and use what they are meant to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker_kernels.launch import aot
+
+SHARED_MEMORY = {86: 99, 90: 227}
+
+
+def widest(kernel: str, sm: int) -> aot.Variant:
+    """A kernel for DeepSeek V3 in bf16."""
+    found = [each for each in aot.variants(sm) if each.spec.kernel.__name__ == kernel and "bf16" in str(each.arguments)]
+    return max(found, key=lambda each: (each.constants["BLOCK_P"], each.constants["BLOCK_M"]))
+
+
+@pytest.mark.parametrize(("kernel", "sm"), [("latent_context_kernel", 90), ("latent_decode_kernel", 86)])
+def test_it_compiles_and_fits(kernel: str, sm: int) -> None:
+    compiled: Any = aot.compile_variant(widest(kernel, sm))
+    assert compiled.metadata.shared <= SHARED_MEMORY[sm] * 1024
+    assert ("wgmma.mma_async" in compiled.asm["ptx"]) == (sm == 90)
+    assert "cp.async" in compiled.asm["ptx"]
+    assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == (sm == 90)
+
+
+def test_chunks_on_hopper_use_wgmma() -> None:
+    compiled: Any = aot.compile_variant(widest("latent_prefill_kernel", 90))
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert compiled.metadata.shared <= SHARED_MEMORY[90] * 1024
