@@ -134,6 +134,7 @@ VLLM_UNSUPPORTED: frozenset[str] = frozenset({
     "code-revision",
     "download-dir",
     "enable-force-include-usage",
+    "enable-sleep-mode",
     "headless",
     "hf-overrides",
     "hf-token",

@@ -339,3 +339,8 @@ def test_kv_events_are_spelled_as_vllm_spells_them() -> None:
 def test_other_kv_events_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"--kv-events-config.* a JSON object with keys of enable_kv_cache_events"):
         parse(["m", "--kv-events-config", value], {})
+
+
+def test_sleep_mode_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="--enable-sleep-mode is not supported: weights stay on the device"):
+        parse(["m", "--enable-sleep-mode"], {})

@@ -7,7 +7,6 @@ Knows nothing of engines: the chat route answers.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -58,8 +57,7 @@ async def create_message(ask: Annotated[Ask[MessagesBody], Depends(ReadBody(Mess
     state, caller, body = ask
     model = state.check_model(body.model)
     payload, names = chat_request(body)
-    builder = MessageBuilder(f"msg_{uuid.uuid4().hex}", model)
-    payload["request_id"] = builder.message["id"]
+    builder = MessageBuilder(f"msg_{caller.request_id}", model)
     with renamed(names):
         if body.stream:
             # The first event tells the length of the prompt.

@@ -165,7 +165,7 @@ async def _read(state: ServerState, store: ResponseStore, owner: str, raw: bytes
     payload, names = chat_request(body, json.loads(raw), history, items)
     response = _beginning(state, body, model, name, keep)
     stored = Stored(response, [_listed(item) for item in items], history, owner=owner)
-    return Asked(body, {**payload, "request_id": name}, names, stored, keep)
+    return Asked(body, {**payload, "request_id": body.request_id}, names, stored, keep)
 
 
 def _listed(item: Item) -> Item:
