@@ -53,6 +53,7 @@ class World:
         self.uid = ""
         self.taken: list[Kind] = []
         self._going: set[str] = set()
+        self._read: dict[bytes, Object] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -150,10 +151,15 @@ class World:
         return found
 
     def here(self, kind: Kind) -> list[Object]:
-        """What the mirror knows of a kind in this namespace, by name."""
+        """What the mirror knows of a kind in this namespace, by name; not to be changed."""
         shelf = self.mirror._shelves[kind.kind]
         names = sorted(shelf.inside.get(self.namespace, ()))
-        return [json.loads(shelf.entries[self.namespace, name].text) for name in names]
+        return [self._parsed(shelf.entries[self.namespace, name].text) for name in names]
+
+    def _parsed(self, text: bytes) -> Object:
+        if text not in self._read:
+            self._read[text] = json.loads(text)
+        return self._read[text]
 
     def pods(self, component: str = "engine") -> list[Object]:
         """The operator's pods of a component, those on their way out apart."""
@@ -287,7 +293,6 @@ class World:
                 body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
                 path = f"{kinds.POD.path(self.namespace, name)}/binding"
                 await self.arena.cluster._request("POST", kinds.POD, path, body)
-                pod["spec"]["nodeName"] = node
                 return True
             unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
             return await self._write(pod, {"phase": "Pending", "conditions": [unplaced]})
