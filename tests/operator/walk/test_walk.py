@@ -18,7 +18,7 @@ from tests.operator.walk.steps import STEPS, Step
 from tests.operator.walk.walking import walk_all
 
 pytestmark = [pytest.mark.apiserver]
-WALKS = int(os.environ.get("STOKER_WALKS") or "2")
+WALKS = int(os.environ.get("STOKER_WALKS") or "1")
 SEED = os.environ.get("STOKER_WALK_SEED") or ""
 AT_ONCE = 6
 KEPT: dict[str, list[Step]] = {
