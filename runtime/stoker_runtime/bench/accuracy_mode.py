@@ -1,7 +1,8 @@
 """`stoker bench accuracy`: what a quantization costs, on a real model and a real text.
 
-The engine reads the same text twice, as the checkpoint is and as the flags ask, and compares the log-probabilities of
-every position: how often both find the same best token, by how much they differ, and both perplexities.
+The engine reads the same text twice, as the checkpoint is and as the flags ask or as another file has it, and compares
+the log-probabilities of every position: how often both find the same best token, by how much they differ, and both
+perplexities.
 Invariants: both runs are the engine that serves; both see the same tokens in the same windows.
 Knows nothing of speed.
 """
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     """The flags of `stoker bench accuracy`."""
     flags = argparse.ArgumentParser(prog="stoker bench accuracy", description=__doc__.split("\n")[0])
     flags.add_argument("model", help="ORG/NAME of the hub, a folder or .gguf file")
+    flags.add_argument("--other", default="", help="of the second run: the same model in another file")
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")
@@ -102,8 +104,8 @@ def read_text(path: Path | None) -> str:
         raise ConfigError(f"--text {path} cannot be read: {error}.", param="text") from error
 
 
-def score(config: EngineConfig, text: str, tokens: int, window: int) -> list[TokenLogprobs]:
-    """The log-probabilities of the text's first `tokens` tokens, but the first of each window.
+def score(config: EngineConfig, text: str, tokens: int, window: int) -> tuple[list[int], list[TokenLogprobs]]:
+    """The text's first `tokens` tokens, and the log-probabilities of all but the first of each window.
 
     Raises ConfigError for a text of fewer than two tokens.
     """
@@ -115,7 +117,7 @@ def score(config: EngineConfig, text: str, tokens: int, window: int) -> list[Tok
             raise ConfigError("The text has fewer than two tokens.", param="text")
         asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=TOP, ignore_eos=True)
         outputs = llm.generate(windows, asked, use_tqdm=sys.stderr.isatty())
-        return [each for output in outputs for each in _scored(output)]
+        return ids, [each for output in outputs for each in _scored(output)]
 
 
 def _scored(output: RequestOutput) -> list[TokenLogprobs]:
@@ -131,8 +133,8 @@ def _scored(output: RequestOutput) -> list[TokenLogprobs]:
 
 def run(args: argparse.Namespace) -> Accuracy:
     """Both runs. Raises ConfigError when the flags change nothing, or name sizes that cannot be."""
-    if args.quantization in ("auto", "none") and args.kv_cache_dtype == "auto":
-        raise ConfigError("Name what to measure: --quantization, --kv-cache-dtype, or both.", param="quantization")
+    if args.quantization in ("auto", "none") and args.kv_cache_dtype == "auto" and not args.other:
+        raise ConfigError("Name what to measure: --quantization, --kv-cache-dtype or --other.", param="quantization")
     if args.window < 2 or args.tokens < 2:
         raise ConfigError("--window and --tokens must be at least 2.", param="window")
     text = read_text(args.text)
@@ -146,12 +148,18 @@ def run(args: argparse.Namespace) -> Accuracy:
     )
     plain = located(plain, say=lambda text: print(f"# {text}", flush=True))
     changed = replace(plain, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype)
-    return compare(*(score(each.validate(), text, args.tokens, args.window) for each in (plain, changed)))
+    if args.other:
+        changed = located(replace(changed, model=args.other), say=lambda text: print(f"# {text}", flush=True))
+    (ids, one), (other_ids, two) = (score(each.validate(), text, args.tokens, args.window) for each in (plain, changed))
+    if ids != other_ids:
+        raise ConfigError(f"--other {args.other} reads the text as other tokens than {args.model}.", param="other")
+    return compare(one, two)
 
 
 def print_table(found: Accuracy, args: argparse.Namespace) -> None:
     """The figures, one a line, on standard output."""
     named = f"quantization {args.quantization}, KV cache {args.kv_cache_dtype}"
+    named = f"{args.other}, {named}" if args.other else named
     lines = [
         ("positions", f"{found.positions:,}"),
         ("same best token", f"{found.agreement:.2%}"),

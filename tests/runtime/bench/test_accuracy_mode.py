@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_perplexity_is_that_of_transformers(checkpoint: Path, tmp_path: Path) ->
     assert found["perplexity_plain"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
     assert found["perplexity"] != found["perplexity_plain"], "nothing was quantized"
     assert 0 < found["rms_error"] <= found["worst_error"]
+
+
+def test_another_file_of_the_model_is_compared_both_ways(checkpoint: Path, tmp_path: Path) -> None:
+    """A copy with one matrix rounded to FP8: each way its figures are the other's, changed places."""
+    from safetensors.torch import load_file, save_file
+
+    other, text = tmp_path / "other", tmp_path / "text"
+    shutil.copytree(checkpoint, other)
+    text.write_text(TEXT)
+    tensors = load_file(other / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith("down_proj.weight"))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn).to(tensors[name].dtype)
+    save_file(tensors, other / "model.safetensors")
+    found = []
+    for one, two in ((checkpoint, other), (other, checkpoint)):
+        flags = ["--text", str(text), "--device", "cpu", "--tokens", "60", "--window", "30", "--other", str(two)]
+        assert accuracy_mode.main([str(one), *flags, "--json", str(tmp_path / "figures")]) == 0
+        found.append(json.loads((tmp_path / "figures").read_text()))
+    assert found[0]["perplexity"] == found[1]["perplexity_plain"] != found[0]["perplexity_plain"]
+    assert found[0]["perplexity_plain"] == found[1]["perplexity"]
+    assert found[0]["agreement"] == found[1]["agreement"]
 
 
 def test_what_cannot_be_measured_is_said(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
