@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 
+from stoker_runtime.drafts.settings import Drafting, read_drafting
 from stoker_runtime.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -90,6 +91,7 @@ class EngineConfig:
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
     `kv_events_config` None publishes nothing of the prefix cache.
+    `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
     """
 
     model: str
@@ -123,6 +125,7 @@ class EngineConfig:
     max_cpu_loras: int = 0
     lora_embeddings: bool = False
     lora_modules: tuple[LoraModule, ...] = ()
+    speculative_config: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -185,12 +188,18 @@ class EngineConfig:
             raise ConfigError(
                 "kv_events_config tells of the prefix cache: it needs enable_prefix_caching.", param="kv_events_config"
             )
+        self._validate_drafting()
         return self
 
     @property
     def publishes_kv_events(self) -> bool:
         """Whether what the prefix cache gains and loses is published."""
         return self.kv_events_config is not None and self.kv_events_config.publishes
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What `speculative_config` asks for."""
+        return read_drafting(self.speculative_config)
 
     @property
     def host_loras(self) -> int:
@@ -223,6 +232,16 @@ class EngineConfig:
         for name in names:
             if not name or names.count(name) > 1:
                 raise ConfigError(f"lora_modules names {name!r} twice, or not at all.", param="lora_modules")
+
+    def _validate_drafting(self) -> None:
+        if self.drafting is None:
+            return
+        if self.ranks > 1:
+            raise ConfigError("speculative_config is for a model on one rank so far.", param="speculative_config")
+        if self.runner == "pooling":
+            raise ConfigError(
+                "speculative_config is for models that generate, not for those that pool.", param="speculative_config"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,16 @@ COUNTERS = (
     ),
     EngineGauge("stoker:engine_steps", "Steps the engine took", lambda s: s.steps),
 )
+SPECULATION = (
+    EngineGauge(
+        "vllm:spec_decode_num_drafts", "Drafts that were verified, each of one or several tokens", lambda s: s.drafts
+    ),
+    EngineGauge("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted and verified", lambda s: s.draft_tokens),
+    EngineGauge(
+        "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", lambda s: s.accepted_tokens
+    ),
+)
+"""Counters of a server that verifies drafts."""
 
 
 class ServerMetrics(Collector):
@@ -197,10 +207,12 @@ class ServerMetrics(Collector):
             gauges = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
             gauges.add_metric([self.model_name], gauge.read(stats))
             yield gauges
-        for counter in COUNTERS:
+        for counter in (*COUNTERS, *(SPECULATION if stats.accepted_by_position else ())):
             counters = CounterMetricFamily(counter.name, counter.help, labels=labels)
             counters.add_metric([self.model_name], counter.read(stats))
             yield counters
+        if stats.accepted_by_position:
+            yield self._accepted_by_position(stats)
         idle = GaugeMetricFamily("stoker:idle_seconds", "Time since the last request; 0 while one runs", labels=labels)
         idle.add_metric([self.model_name], self.board.idle_seconds(time.monotonic()))
         yield idle
@@ -240,6 +252,16 @@ class ServerMetrics(Collector):
             for numbers in (stats.running_adapters, stats.waiting_adapters)
         )
         family.add_metric([str(self._max_loras), *listed], time.time())
+        return family
+
+    def _accepted_by_position(self, stats: EngineStats) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their place in the draft",
+            labels=["model_name", "position"],
+        )
+        for position, accepted in enumerate(stats.accepted_by_position):
+            family.add_metric([self.model_name, str(position)], accepted)
         return family
 
     def _success(self) -> Metric:

@@ -327,3 +327,7 @@ class EngineStats:
     waiting_adapters: tuple[int, ...] = ()
     kv_event_messages: int = 0
     kv_event_messages_lost: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()

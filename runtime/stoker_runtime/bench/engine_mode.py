@@ -20,7 +20,7 @@ from typing import Any
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.peers import peers_on
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
-from stoker_runtime.bench.table import ExpertsTouched, Row, print_table, save_plot
+from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
     TOLERANCE_BF16,
     TOLERANCE_FP8,
@@ -35,7 +35,7 @@ from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.fetch.by_name import located
 from stoker_runtime.ranks.build import build_executor
-from stoker_runtime.request import SamplingParams
+from stoker_runtime.request import EngineStats, SamplingParams
 
 # Above this many requests the warm-up round generates this many tokens only: every kernel and graph has run by then.
 SHORT_WARMUP_ABOVE = 64
@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--block-size", type=int, default=0)
     flags.add_argument("--gpu-memory-utilization", type=float, default=0.85, help="leave room for the reference")
     flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
+    flags.add_argument("--speculative-config", default="", metavar="JSON", help="verify drafts, as stoker serve does")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     flags.add_argument(
         "--epsilon", type=float, default=0.0, help="loss of a token, in logits, that is a tie (default: by precision)"
@@ -111,6 +112,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         gpu_memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,
+        speculative_config=args.speculative_config,
         max_queued=1 << 20,
         kernels=tuple(pins),
     ).validate()
@@ -156,7 +158,9 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
     greedy = run_round(loop, warm, vocab, seed=1)
     for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
         run_round(loop, warm, vocab, seed=1, params=params)
+    before = loop.stats()
     timed = run_round(loop, work, vocab, seed=2, params=params)
+    drafted = what_drafts_brought(before, loop.stats(), n) if executor.drafting is not None else None
     touched = experts_touched(executor)
     prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i, params=params).wall for i in range(2))
     longest = max(work.outputs)
@@ -173,6 +177,17 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
         verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance),
         peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
         experts=touched,
+        drafted=drafted,
+    )
+
+
+def what_drafts_brought(before: EngineStats, after: EngineStats, n: int) -> Drafted:
+    """The figures of one round of `n` sequences of one length, from the engine's before and after it."""
+    steps, tokens = after.steps - before.steps, after.generation_tokens - before.generation_tokens
+    return Drafted(
+        offered=after.draft_tokens - before.draft_tokens,
+        accepted=after.accepted_tokens - before.accepted_tokens,
+        tokens_per_step=tokens / max(steps * n, 1),
     )
 
 

@@ -34,6 +34,15 @@ class ExpertsTouched:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafted:
+    """What drafts brought in a round: tokens that were verified and accepted, and sequences' tokens in each step."""
+
+    offered: int
+    accepted: int
+    tokens_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One measured row; seconds and milliseconds as named. `peer` is the row of peers.json, where there is one."""
 
@@ -49,6 +58,7 @@ class Row:
     verdict: Verdict
     peer: dict[str, float]
     experts: ExpertsTouched | None = None
+    drafted: Drafted | None = None
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
@@ -86,6 +96,13 @@ def print_table(rows: Sequence[Row], *, header: bool) -> None:
             print(
                 f"#  N={row.n}: a step of {seen.tokens} tokens reads {seen.mean:.1f} of {seen.experts} experts a layer "
                 f"({seen.least} to {seen.most})", flush=True,
+            )  # fmt: skip
+        if row.drafted is not None:
+            seen_drafts = row.drafted
+            share = seen_drafts.accepted / max(seen_drafts.offered, 1)
+            print(
+                f"#  N={row.n}: {seen_drafts.accepted} of {seen_drafts.offered} drafted tokens accepted ({share:.0%}), "
+                f"{seen_drafts.tokens_per_step:.2f} tokens a sequence and step", flush=True,
             )  # fmt: skip
 
 

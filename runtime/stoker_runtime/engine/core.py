@@ -51,6 +51,7 @@ from stoker_runtime.engine.messages import (
 from stoker_runtime.engine.outbound import split_by_client, step_message
 from stoker_runtime.engine.pooling_loop import PoolingLoop
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
+from stoker_runtime.engine.speculation_log import SpeculationLog
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError, UnsupportedError
 from stoker_runtime.process.log import set_up
@@ -92,6 +93,7 @@ class EngineCore:
         self._clients: dict[bytes, Client] = {}
         self._by_index: list[Client] = []
         self._stopped = False
+        self._speculation_log = SpeculationLog()
 
     def run(self) -> None:
         """Serve until a client says Stop. Raises what breaks the executor, after telling the clients."""
@@ -199,6 +201,8 @@ class EngineCore:
         if not output.tokens and not output.finished and not output.prompt_logprobs:
             return
         stats = self._stats()
+        if stats.drafts:
+            self._speculation_log.tell(stats, time.monotonic())
         if len(self._by_index) == 1:
             self._send(self._by_index[0], step_message(output, stats, self._by_index[0].received))
         else:

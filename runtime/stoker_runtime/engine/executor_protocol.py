@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows, StepResult
@@ -76,7 +77,8 @@ class Executor(Protocol):
     `num_pages` pages of `page_size` tokens; slots are `0 … max_num_seqs - 1`; a batch holds at most
     `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
     `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
-    `adapters` is None where none are served.
+    `adapters` is None where none are served. A batch verifies up to `drafting.tokens` drafts a slot and `verify_tokens`
+    tokens in all; where it is None no batch does.
     """
 
     num_pages: int
@@ -88,6 +90,8 @@ class Executor(Protocol):
     max_num_batched_tokens: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    drafting: Drafting | None
+    verify_tokens: int
 
     @property
     def adapters(self) -> AdapterHolder | None:

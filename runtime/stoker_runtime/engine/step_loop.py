@@ -108,6 +108,8 @@ class StepLoop:
         if finished is not None:
             self._step_seconds = now - self._mark
             self._batch_tokens = finished.batch.num_tokens
+            if launched is not None and self.scheduler.speculation is not None:
+                self.scheduler.speculation.spent(launched.batch, finished.batch, self._step_seconds)
         if finished is not None or launched is not None:
             self._mark = now
 
@@ -143,4 +145,7 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         prefix_caching=config.enable_prefix_caching,
         seed=config.seed,
         journal=journal,
+        drafts=executor.drafting.tokens if executor.drafting else 0,
+        verify_tokens=executor.verify_tokens,
+        draft_batch_limit=executor.drafting.batch_limit if executor.drafting else 0,
     )

@@ -158,6 +158,8 @@ def _build(
     )  # fmt: skip
     if weights.kv_scales is not None:
         _log_kv_scales(config.kv_cache_dtype)
+    if config.drafting is not None:
+        log.info("speculation: %s; a step verifies up to %d tokens", config.drafting, executor.verify_tokens)
     if host.pages:
         log_host_pool(host, config.page_size)
     executor.start_seconds = seconds

@@ -30,7 +30,7 @@ from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.rehearsal import rehearse_steps
-from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes
+from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes, verify_tokens
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import StepShape
@@ -77,6 +77,8 @@ class Executor:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.eos_token_ids = spec.eos_token_ids
         self.vocab_size = spec.vocab
+        self.drafting = config.drafting
+        self.verify_tokens = verify_tokens(config)
         self.start_seconds: dict[str, float] = {}
         shape = (spec.num_layers, spec.caches, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
         # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
@@ -96,6 +98,11 @@ class Executor:
         self._ragged_staging = Staging(self.body.ragged.packed.numel(), device)
         pin = device.type == "cuda"
         self._host_tokens = [torch.zeros(self.max_num_seqs, dtype=torch.int32, pin_memory=pin) for _ in range(STAGES)]
+        if self.body.speculation is not None:
+            self._host_runs = [torch.zeros_like(self.body.speculation.ring, device="cpu") for _ in range(STAGES)]
+            self._host_runs = [run.pin_memory() if pin else run for run in self._host_runs]
+            self._cap_staging = Staging(self.max_num_seqs, device)
+        self._caps: tuple[int, ...] = ()
         self._shapes = step_shapes(config, spec)
         self._graphs = StepGraphs(self.body, device, plan.graphs, enabled=not config.enforce_eager)
         hold(plan.workspace, device)
@@ -127,6 +134,8 @@ class Executor:
             self.body.sampler.assign(batch.assigns)
             if self.body.adapters is not None and self.body.adapters.assign(batch.assigns):
                 self._adapter_staging.upload(self.body.adapters.values, self.body.adapters.target)
+            if self.body.speculation is not None:
+                self.body.speculation.assign(batch.assigns)
             # The same slots may hold other sequences now: the next decode selects its way anew.
             self._decodes = ()
         if batch.page_updates:
@@ -146,7 +155,20 @@ class Executor:
             self._decodes = batch.decodes
             self.body.sampler.select(batch.decodes)
             self._adapted = self._has_adapters(batch.decodes)
+        if batch.drafts:
+            return self._verify(batch)
         shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted)
+        return self._read_back(batch, shape, self._graphs.run(shape))
+
+    def _verify(self, batch: Batch) -> Launched:
+        """A decode with drafts; its rows are on the device already."""
+        assert self.body.speculation is not None, "drafts are verified where nothing is drafted"
+        if batch.draft_caps != self._caps:
+            caps = np.zeros(self.max_num_seqs, dtype=np.int32)
+            caps[: len(batch.draft_caps)] = batch.draft_caps
+            self._cap_staging.upload(caps, self.body.speculation.caps)
+            self._caps = batch.draft_caps
+        shape = self._shapes.verify(len(batch.decodes), batch.drafts, self.body.sampler.mode, self._adapted)
         return self._read_back(batch, shape, self._graphs.run(shape))
 
     def _mixed(self, batch: Batch) -> Launched:
@@ -204,6 +226,10 @@ class Executor:
         """The launched step, on its way to the host; where its rows are constrained, waiting for their masks first."""
         host = self._host_tokens[batch.step % STAGES][: shape.rows]
         launched = Launched(batch, host, sampled_rows(batch, shape))
+        if shape.drafts and self.body.speculation is not None:
+            source = self.body.speculation.results(shape.rows, shape.drafts)
+            launched.drafts = shape.drafts
+            launched.tokens = self._host_runs[batch.step % STAGES][: source.numel()].view(source.shape)
         if shape.mode == MASKED:
             launched.masks = MaskRows(self.body.sampler.masks.open(shape.rows), launched.rows)
             launched.choose = partial(self._choose, launched, shape, logits)
@@ -221,13 +247,24 @@ class Executor:
     def _start_copies(self, launched: Launched, shape: StepShape, logits: torch.Tensor) -> None:
         """Start the copies to the host: the tokens, and log-probabilities of the rows whose slots ask for them."""
         body, batch, rows = self.body, launched.batch, launched.rows
-        launched.tokens.copy_(body.ring[: shape.rows], non_blocking=True)
+        source, width = body.ring[: shape.rows], 1
+        if shape.drafts and body.speculation is not None:
+            source, width = body.speculation.results(shape.rows, shape.drafts), shape.drafts + 1
+        launched.tokens.copy_(source, non_blocking=True)
         wanted = body.sampler.logprob_slots(batch.sampled_slots)
         if wanted:
-            tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted]
-            picked = torch.tensor([rows[index] for index in wanted], device=self.device)
-            packed = token_logprobs(logits[picked], body.ring[picked], max(tops))
-            launched.logprobs = PendingLogprobs(to_host(packed), wanted, tops)
+            # Of drafts each row has `width` tokens, those of one place behind one another.
+            tops = [body.sampler.logprobs(batch.sampled_slots[index]) for index in wanted for _ in range(width)]
+            places = [at * shape.rows + rows[index] for index in wanted for at in range(width)]
+            indices = [index * width + at for index in wanted for at in range(width)]
+            picked = torch.tensor(places, device=self.device)
+            if width > 1 and body.speculation is not None:
+                # What was sampled for nobody has no log-probability, and nobody reads it.
+                tokens = body.speculation.sampled[picked].clamp_min(0)
+            else:
+                tokens = body.ring[picked]
+            packed = token_logprobs(logits[picked], tokens, max(tops))
+            launched.logprobs = PendingLogprobs(to_host(packed), indices, tops)
         if self.device.type == "cuda":
             launched.event = torch.cuda.Event()
             launched.event.record()
@@ -245,6 +282,7 @@ class Executor:
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
             "host_pages": str(self.host_pages),
+            **({"speculation": str(self.drafting)} if self.drafting is not None else {}),
             **({"adapter_slots": str(self.adapters.slots)} if self.adapters is not None else {}),
             "graphs": str(self._graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},

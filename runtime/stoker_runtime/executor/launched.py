@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stoker_kernels.drafts import HEADER
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows, StepResult
@@ -19,7 +20,10 @@ from stoker_runtime.step.result import MaskRows, StepResult
 
 @dataclass(slots=True)
 class Launched:
-    """One launched batch. `tokens` is pinned host memory by row; `rows` are those of `batch.sampled_slots`."""
+    """One launched batch. `tokens` is pinned host memory by row; `rows` are those of `batch.sampled_slots`.
+
+    With `drafts` a row of `tokens` is one of `accept_drafts`: how many tokens, how many drafts there were, the tokens.
+    """
 
     batch: Batch
     tokens: torch.Tensor
@@ -29,6 +33,7 @@ class Launched:
     prompt_logprobs: list[PendingPromptLogprobs] = field(default_factory=list)
     masks: MaskRows | None = None
     choose: Callable[[], None] | None = None
+    drafts: int = 0
 
     def sample(self) -> None:
         """Launch what waited for the masks."""
@@ -40,6 +45,8 @@ class Launched:
         """Wait for the tokens; they come in `batch.sampled_slots` order."""
         if self.event is not None:
             self.event.synchronize()
+        if self.drafts:
+            return self._runs()
         by_row: list[int] = self.tokens.tolist()
         tokens = [by_row[row] for row in self.rows]
         if self.logprobs is None and not self.prompt_logprobs:
@@ -49,3 +56,15 @@ class Launched:
             scored = self.logprobs.by_index()
             logprobs = [scored.get(index) for index in range(len(tokens))]
         return StepResult(tokens, logprobs, [pending.values() for pending in self.prompt_logprobs])
+
+    def _runs(self) -> StepResult:
+        """The tokens of a step with drafts: each slot's, one after the other."""
+        rows = self.tokens[: len(self.rows)].tolist()
+        counts = [row[0] for row in rows]
+        tokens = [token for row in rows for token in row[HEADER : HEADER + row[0]]]
+        logprobs = None
+        if self.logprobs is not None:
+            scored = self.logprobs.by_index()
+            width = self.drafts + 1
+            logprobs = [scored.get(index * width + at) for index, count in enumerate(counts) for at in range(count)]
+        return StepResult(tokens, logprobs, counts=counts, offered=[row[1] for row in rows])

@@ -17,7 +17,7 @@ from stoker_kernels.sampling import token_logprobs
 from stoker_kernels.slots import apply_updates
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
-from stoker_runtime.sampling.sampler import GREEDY
+from stoker_runtime.sampling.sampler import GREEDY, SAMPLE
 
 # Tokens of one long chunk, alone: beyond what any graph has, and long enough for the tiles of long chunks.
 LONG_CHUNKS = (2049, 4096, 8192)
@@ -27,6 +27,8 @@ TOPS = (0, 5)  # alternatives that log-probabilities are asked with
 def rehearsed_shapes(shapes: ShapeTable, max_rows: int, max_tokens: int) -> Iterator[StepShape]:
     """The steps that between them launch all there is: each graph's, eager ones by size, and mixed ones."""
     yield from shapes.planned((GREEDY,))
+    if shapes.verifies:
+        yield shapes.verify(1, 1, SAMPLE)
     eager = [(0, 1, tokens) for tokens in (1, *LONG_CHUNKS, max_tokens)]
     eager += [(1, 1, 16), (max_rows - 1, 1, 64), (1, 1, max_tokens - 1)]
     eager += [(min(16, max_rows - 1), 1, tokens) for tokens in (256, 2048)]

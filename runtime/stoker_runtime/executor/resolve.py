@@ -167,7 +167,25 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:
     """The padded shapes of this model's steps; `config` is resolved."""
     weights = spec.part.step_parameters if spec.part else spec.active_bytes("bfloat16") // ITEM_BYTES["bfloat16"]
-    return ShapeTable(config.max_num_seqs, config.max_num_batched_tokens, weights, padded=config.device == "cuda")
+    return ShapeTable(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        weights,
+        padded=config.device == "cuda",
+        most_drafts=config.drafting.tokens if config.drafting else 0,
+        verify_tokens=verify_tokens(config),
+    )
+
+
+def verify_tokens(config: EngineConfig) -> int:
+    """Rows of one token in the widest step that verifies drafts; 0: none does."""
+    drafting = config.drafting
+    return drafting.verify_tokens(config.max_num_seqs, config.max_num_batched_tokens) if drafting else 0
+
+
+def sampled_rows(config: EngineConfig) -> int:
+    """The most rows that a step samples from."""
+    return max(config.max_num_seqs, verify_tokens(config))
 
 
 def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
@@ -207,7 +225,7 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
 
 def logits_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Logits of the largest step, whose rows are what it samples from."""
-    return config.max_num_seqs * spec.vocab * ITEM_BYTES[config.dtype]
+    return sampled_rows(config) * spec.vocab * ITEM_BYTES[config.dtype]
 
 
 def gather_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:

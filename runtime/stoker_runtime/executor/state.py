@@ -17,7 +17,8 @@ from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.executor.resolve import logits_bytes
+from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.executor.speculation import SpeculationState
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.sampling.masks import mask_words
 
@@ -98,7 +99,7 @@ class Staging:
 def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
-    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters.
+    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters, drafts.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -107,10 +108,11 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + ragged
         + SamplingState.nbytes(slots, spec.vocab)
         + 4 * slots * mask_words(spec.vocab)
-        + attention_workspace_bytes(slots, spec.heads, spec.attended_dim)
+        + attention_workspace_bytes(sampled_rows(config), spec.heads, spec.attended_dim)
         + spec.rope_table_bytes(config.max_model_len)
         + logits_bytes(config, spec)
         + adapter_bytes(config, spec)
+        + SpeculationState.nbytes(config)
     )
 
 

@@ -20,6 +20,8 @@ from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.resolve import sampled_rows
+from stoker_runtime.executor.speculation import SpeculationState
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.models.decoder import Decoder
@@ -28,7 +30,7 @@ from stoker_runtime.sampling.sampler import MASKED, Sampler
 
 
 class StepBody:
-    """Buffers of the largest step, and the two bodies: pure decode, and ragged with prefill chunks."""
+    """Buffers of the largest step, and three bodies: pure decode, decode with drafts, ragged with prefill chunks."""
 
     def __init__(
         self,
@@ -53,9 +55,12 @@ class StepBody:
         self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.ring = torch.zeros(rows, dtype=torch.int32, device=device)
         # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.
-        self._logits = torch.empty((rows, spec.vocab), dtype=decoder.dtype, device=device)
-        self._workspace = attention_workspace(rows, spec.heads, spec.attended_dim, device)
-        self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        most = sampled_rows(config)
+        self._logits = torch.empty((most, spec.vocab), dtype=decoder.dtype, device=device)
+        self._workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
+        self._arange = torch.arange(most + 1, dtype=torch.int32, device=device)
+        drafting = config.drafting
+        self.speculation = SpeculationState(config, drafting, device) if drafting is not None else None
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         # A window bounds the plan only if every layer has one.
         self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
@@ -76,6 +81,8 @@ class StepBody:
 
         Returns its logits `[rows, V]`, which the next step overwrites.
         """
+        if shape.drafts:
+            return self.verify(shape)
         if shape.prefills == 0:
             return self.decode(shape)
         return self.mixed(shape, shape.tokens)[0]
@@ -105,6 +112,25 @@ class StepBody:
             self.choose(shape, logits)
         return logits
 
+    def verify(self, shape: StepShape) -> torch.Tensor:
+        """The last token of each row of `row_slots`, and what is drafted behind it, as rows that decode one token each.
+
+        Returns their logits `[(drafts + 1) · rows, V]`, all last tokens first.
+        """
+        assert self.speculation is not None, "a step verifies drafts where nothing is drafted"
+        wide, row_slots = shape.total_tokens, self.row_slots[: shape.rows]
+        out = self.speculation.propose(row_slots, shape.drafts, self.slots, self.page_size)
+        starts = self._arange[: wide + 1]
+        meta = self._meta(out.slots, starts, out.seq_lens, StepShape(wide, 0, 0, shape.mode), 1)
+        adapters = None
+        if shape.adapters and self.adapters is not None:
+            adapters = self.adapters.of_decode(out.slots, starts)
+        inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
+        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:wide], adapters)
+        if shape.mode != MASKED:
+            self.choose(shape, logits)
+        return logits
+
     def mixed(
         self, shape: StepShape, max_query_len: int, extra_rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,8 +156,12 @@ class StepBody:
         return logits, hidden[rows:]
 
     def choose(self, shape: StepShape, logits: torch.Tensor) -> None:
-        """Sample a token for each row of the step that gave `logits [rows, V]`, and scatter it to its slot."""
+        """Sample a token for each row of the step that gave `logits`, with drafts several; scatter it to its slot."""
         rows, tokens, slots = shape.rows, shape.total_tokens, self.slots
+        if shape.drafts and self.speculation is not None:
+            row_slots = self.row_slots[:rows]
+            self.speculation.choose(logits, row_slots, shape.drafts, slots, self.sampler, shape.mode)
+            return
         if shape.prefills == 0:
             row_slots, advance = self.row_slots[:rows], self._ones[:rows]
             sampled_slots, positions = row_slots, self.ragged.positions[:rows]
@@ -143,6 +173,8 @@ class StepBody:
             positions = out.positions.index_select(0, out.logits_rows)
         sampled = self.sampler(logits, sampled_slots, positions, shape.mode)
         commit_tokens(row_slots, sampled, slots.position, slots.last_token, self.ring[:rows], advance)
+        if self.speculation is not None:
+            self.speculation.record(sampled_slots, slots)
 
     def quiesce(self, shape: StepShape) -> None:
         """Make a run of `shape` harmless: every row is padding."""

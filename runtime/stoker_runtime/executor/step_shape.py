@@ -13,6 +13,8 @@ from dataclasses import dataclass
 # Prefill rows of a graph: short prompts that arrive together. Padded rows cost only their share of the output head.
 GRAPH_PREFILLS = 8
 GRAPH_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Verifications of up to so many rows are captured ahead of their use, with the most drafts; others at their second.
+EXPECTED_VERIFIED_ROWS = 16
 # An eager step costs the host about this much; a step that takes the GPU longer hides it and needs no graph.
 HOST_SECONDS = 10e-3
 ACHIEVED_FLOPS = 700e12
@@ -22,7 +24,8 @@ ACHIEVED_FLOPS = 700e12
 class StepShape:
     """Padded counts of a step: decode rows, prefill rows, prefill tokens, and the sampling mode.
 
-    `adapters`: at least one row goes through an adapter.
+    `adapters`: at least one row goes through an adapter. Where there are `drafts`, each row decodes its last token and
+    so many drafts.
     """
 
     decodes: int
@@ -30,6 +33,7 @@ class StepShape:
     tokens: int
     mode: str
     adapters: bool = False
+    drafts: int = 0
 
     @property
     def rows(self) -> int:
@@ -39,7 +43,7 @@ class StepShape:
     @property
     def total_tokens(self) -> int:
         """All tokens."""
-        return self.decodes + self.tokens
+        return self.decodes * (1 + self.drafts) + self.tokens
 
 
 def decode_sizes(maximum: int) -> list[int]:
@@ -55,9 +59,15 @@ def mixed_sizes(maximum: int) -> list[int]:
 
 
 class ShapeTable:
-    """Chooses the padded shape of a step. `parameters` is the model's weight count, which bounds graphed prefill."""
+    """Chooses the padded shape of a step. `parameters` is the model's weight count, which bounds graphed prefill.
 
-    def __init__(self, max_rows: int, max_tokens: int, parameters: int, *, padded: bool) -> None:
+    A step verifies at most `most_drafts` drafts a row and `verify_tokens` tokens in all; 0: none does.
+    """
+
+    def __init__(
+        self, max_rows: int, max_tokens: int, parameters: int, *, padded: bool, most_drafts: int = 0,
+        verify_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self._decode_sizes = decode_sizes(max_rows)
         self._mixed_sizes = mixed_sizes(max_rows)
         hidden_by_gpu = int(HOST_SECONDS * ACHIEVED_FLOPS / (2 * max(parameters, 1)))
@@ -65,18 +75,30 @@ class ShapeTable:
         self._max_rows = max_rows
         self._max_tokens = max_tokens
         self._padded = padded
+        self._most_drafts = most_drafts
+        self._verify_tokens = verify_tokens
+
+    @property
+    def verifies(self) -> bool:
+        """Whether there are steps that verify drafts."""
+        return self._verify_tokens > 0
 
     @property
     def most_graphed(self) -> int:
         """Tokens of the largest step that can be a graph."""
         longest = self._tokens[-1] if self._tokens else 0
         mixed = (rows + longest for rows in self._mixed_sizes if rows + GRAPH_PREFILLS <= self._max_rows)
-        return max(self._decode_sizes[-1], min(self._max_tokens, max(mixed, default=0)))
+        return max(self._decode_sizes[-1], self._verify_tokens, min(self._max_tokens, max(mixed, default=0)))
 
     def decode(self, count: int, mode: str, adapters: bool = False) -> StepShape:
         """The shape of a pure decode step of `count` rows."""
         rows = self._decode_sizes[bisect_left(self._decode_sizes, count)] if self._padded else count
         return StepShape(rows, 0, 0, mode, adapters)
+
+    def verify(self, count: int, drafts: int, mode: str, adapters: bool = False) -> StepShape:
+        """The shape of a step of `count` rows that verifies up to `drafts` drafts each."""
+        rows = min(self.decode(count, mode).rows, self._verify_tokens // (drafts + 1))
+        return StepShape(rows, 0, 0, mode, adapters, drafts)
 
     def ragged(
         self, decodes: int, prefills: int, tokens: int, mode: str, adapters: bool = False
@@ -94,4 +116,11 @@ class ShapeTable:
         kinds = [(mode, adapted) for mode in modes for adapted in ((False, True) if adapters else (False,))]
         decodes = [StepShape(size, 0, 0, *kind) for kind in kinds for size in self._decode_sizes]
         prefills = [StepShape(0, GRAPH_PREFILLS, tokens, *kind) for kind in kinds for tokens in self._tokens]
-        return decodes + [shape for shape in prefills if shape.rows <= self._max_rows]
+        most = self._most_drafts if self._verify_tokens else 0
+        verified = [
+            self.verify(size, most, *kind)
+            for kind in kinds
+            for size in self._decode_sizes
+            if most and size <= EXPECTED_VERIFIED_ROWS and size * (most + 1) <= self._verify_tokens
+        ]
+        return decodes + verified + [shape for shape in prefills if shape.rows <= self._max_rows]

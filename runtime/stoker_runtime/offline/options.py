@@ -36,7 +36,6 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "disable_sliding_window": (False,),
     "logprobs_mode": ("raw_logprobs",),
     "tokenizer_revision": (None, "main"),
-    "speculative_config": (None,),
     "kv_events_config": (None,),
     "kv_transfer_config": (None,),
     "hf_overrides": (None, {}),
@@ -96,7 +95,9 @@ def _ours(name: str, value: Any) -> Any:
     if name == "dtype":
         spelled = str(value).removeprefix("torch.")
         return vllm_flags.SPELLINGS["dtype"].get(spelled, spelled)
-    return json.dumps(value) if name == "pooler_config" and isinstance(value, Mapping) else value
+    return (
+        json.dumps(value) if name in ("pooler_config", "speculative_config") and isinstance(value, Mapping) else value
+    )
 
 
 def _runner(given: str, value: Any) -> str:

@@ -1,7 +1,7 @@
 """A step as bytes: what the leader writes once and every rank reads.
 
 Numbers of a batch are one array of int32; the parameters of new sequences, which are rare, are pickled behind them. A
-decode of the same sequences as the step before says just that.
+decode of the same sequences as the step before says just that. Drafts have no words: they are for one rank.
 
 Invariants: a reader that has read every message since the first gives back exactly what was written. Torch-free.
 Knows nothing of how bytes travel.
@@ -13,6 +13,7 @@ import pickle
 from array import array
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 
@@ -30,6 +31,7 @@ class Wire:
 
     def encode(self, batch: Batch) -> bytes:
         """The message of a step."""
+        assert not batch.drafts, "several ranks verify drafts"
         numbers = array("i", (STEP, *split_number(batch.step)))
         if batch.decodes == self._decodes:
             numbers.append(SAME)
@@ -67,7 +69,7 @@ class Wire:
             for slot, start, sample in (_three(numbers) for _ in range(next(numbers)))
         )
         updates = tuple(PageUpdate(next(numbers), next(numbers), _take(numbers)) for _ in range(next(numbers)))
-        pairs = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
+        pairs: dict[str, Any] = {name: _pairs(_take(numbers)) for name in PAIR_FIELDS}
         assigns = pickle.loads(message[end:]) if len(message) > end else ()
         return Batch(step, self._decodes, prefills, assigns, updates, **pairs)
 

@@ -35,6 +35,14 @@ class Draft:
     computing: set[bytes] = field(default_factory=set)
     preempted: set[Sequence] = field(default_factory=set)
     """Who leaves in this step; they do not come back in it."""
+    drafts: int = 0
+    draft_caps: tuple[int, ...] = ()
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """Who gets a token: who decodes, then those whose chunk is the last one."""
+        chunks = zip(self.chunks, self.prefilling, strict=True)
+        return self.decoding + tuple(sequence for chunk, sequence in chunks if chunk.sample)
 
     def batch(self, step: int, swap_outs: Moves, swap_ins: Moves, adapter_loads: Moves) -> Batch:
         """The immutable description of this step."""
@@ -48,6 +56,8 @@ class Draft:
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             adapter_loads=adapter_loads,
+            drafts=self.drafts,
+            draft_caps=self.draft_caps,
         )
 
 
@@ -62,6 +72,8 @@ class Flight:
     def output(self, result: StepResult) -> StepOutput:
         """What `result` gives, without the tokens of sequences that ended while it was in flight."""
         sampled, logprobs = self.sampled, result.logprobs
+        if result.counts is not None:
+            sampled = tuple(each for each, count in zip(sampled, result.counts, strict=True) for _ in range(count))
         output = StepOutput(sequences=list(sampled), tokens=result.tokens)
         if logprobs is not None:
             output.logprobs = list(logprobs)
@@ -79,6 +91,7 @@ class Flight:
 class StepOutput:
     """What a committed step gave: parallel lists of sequences and their tokens, and who ended with it.
 
+    A sequence stands there once for each token that it got: of accepted drafts several times, one after the other.
     `logprobs` is empty or parallel too. `started` got their first token, or ended without one. A sequence in
     `finished` has `finish` set, and may have got no token. `vectors` are of pooled sequences, as fp32.
     """

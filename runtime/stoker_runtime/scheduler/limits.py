@@ -26,6 +26,8 @@ class SchedulerConfig:
 
     `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. A step has rows
     of at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
+    of at most `adapter_slots` adapters. A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
+    all, of fewer than `draft_batch_limit` sequences (0: of any number).
     """
 
     num_pages: int
@@ -43,6 +45,9 @@ class SchedulerConfig:
     host_page_tokens: float = 0.0
     adapter_slots: int = 0
     journal: CacheJournal | None = None
+    drafts: int = 0
+    verify_tokens: int = 0
+    draft_batch_limit: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

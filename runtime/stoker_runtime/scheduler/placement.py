@@ -179,7 +179,7 @@ class Placement:
         sequence.slot = self.free_slots.pop()
         sequence.adapter_slot = self.adapters.acquire(sequence.request.adapter)
         self.adapters.queue(sequence.request.adapter, -1)
-        self._set_event(sequence)
+        self.set_event(sequence)
         draft.assigns.append(sequence.assign())
         draft.page_updates.append(PageUpdate(sequence.slot, 0, tuple(sequence.pages)))
 
@@ -190,8 +190,12 @@ class Placement:
         page = self.pages.allocate(1)[0]
         draft.page_updates.append(PageUpdate(sequence.slot, len(sequence.pages), (page,)))
         sequence.pages.append(page)
-        self._set_event(sequence)
+        self.set_event(sequence)
         return True
+
+    def capacity(self, sequence: Sequence) -> int:
+        """Positions that its pages hold."""
+        return len(sequence.pages) * self.pages.page_size
 
     def publish(self, sequence: Sequence) -> None:
         """Offer the pages that are known, launched and full to the prefix cache; set the next milestone."""
@@ -236,7 +240,7 @@ class Placement:
                 self.swapped += sequence.stored is not None
         self.release(sequence)
         self.adapters.queue(sequence.request.adapter, 1)
-        sequence.computed = 0
+        sequence.computed = sequence.ahead = 0
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence without a slot gives up what it stored on the host."""
@@ -302,8 +306,8 @@ class Placement:
         assert NO_SLOT not in slots, "a sequence is placed without a slot"
         assert sorted(slots + self.free_slots) == list(range(self.num_slots)), "slots are lost or shared"
         for sequence in sequences:
-            capacity = len(sequence.pages) * self.pages.page_size
-            assert sequence.computed <= capacity, f"{sequence.request.id} outgrew its pages"
+            upper = sequence.computed + sequence.ahead
+            assert upper <= self.capacity(sequence), f"{sequence.request.id} outgrew its pages"
             assert sequence.stored is None, f"{sequence.request.id} runs and is stored on the host"
         placed = [(sequence.request.adapter, sequence.adapter_slot) for sequence in sequences]
         self.adapters.check(placed, (sequence.request.adapter for sequence in waiting))
@@ -331,6 +335,7 @@ class Placement:
             self.host_hits += sequence.computed - on_device
         sequence.cached_tokens = sequence.computed
 
-    def _set_event(self, sequence: Sequence) -> None:
+    def set_event(self, sequence: Sequence) -> None:
+        """When the scheduler has to look at it again, by its pages, its limit and the drafts in flight."""
         # The decode that launches position `limit - 2` samples the last token.
-        sequence.event = min(len(sequence.pages) * self.pages.page_size, sequence.limit - 2)
+        sequence.event = min(self.capacity(sequence) - sequence.ahead, sequence.limit - 2)

@@ -19,21 +19,25 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from stoker_runtime.errors import EngineError
-from stoker_runtime.kvcache.prefix_index import root_key
 from stoker_runtime.request import EngineStats, FinishReason, Request
+from stoker_runtime.scheduler.arrival import new_sequence
 from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
 from stoker_runtime.scheduler.family import Families
+from stoker_runtime.scheduler.integrity import check_lists
 from stoker_runtime.scheduler.limits import SchedulerConfig, refuse_impossible
 from stoker_runtime.scheduler.placement import Found, Placement
 from stoker_runtime.scheduler.policy import DISPLACING, POLICIES, WaitingQueue
 from stoker_runtime.scheduler.rate import AdmissionRate
 from stoker_runtime.scheduler.sequence import Sequence
+from stoker_runtime.scheduler.speculation import Speculation, keep_alive
 from stoker_runtime.scheduler.urgency import Clearance
 from stoker_runtime.step.batch import Batch, PrefillChunk
 from stoker_runtime.step.result import StepResult
 
+_order = attrgetter("order")
 MAX_DEFERRED = 256
 """Waiting sequences looked past in one step, for want of a prefix that this step computes."""
 
@@ -48,6 +52,7 @@ class Scheduler:
         self._placement = Placement.of(config)
         self._order = POLICIES[config.policy]
         self._displacing = config.policy in DISPLACING
+        self.speculation = Speculation.of(config, self._placement)
         self._families = Families()
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
@@ -59,11 +64,8 @@ class Scheduler:
         self._departed = False
         self._random = random.Random(config.seed)
         self._admissions = AdmissionRate()
-        self._serial = 0
-        self._step = 0
-        self._preemptions = 0
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
+        self._serial = self._step = 0
+        self._preemptions = self._prompt_tokens = self._generation_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -72,18 +74,11 @@ class Scheduler:
 
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
         """Queue a request. Raises RequestError when it can never run, CapacityError when the queue is full."""
-        config, params, eos = self.config, request.params, self.config.eos_token_ids
+        config, eos = self.config, self.config.eos_token_ids
         refuse_impossible(request, max_tokens=config.max_tokens, vocab_size=config.vocab_size, eos_ids=len(eos))
         self._admissions.require_room(len(self._waiting), config.max_queued, self._clock())
-        stops = frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos))
-        length = len(request.prompt_token_ids)
-        sequence = Sequence(
-            request,
-            limit=min(length + params.max_tokens, config.max_tokens),
-            stops=stops,
-            seed=self._random.getrandbits(63) if params.seed is None else params.seed,
-            root=root_key(request.cache_salt, request.adapter),
-        )
+        seed = self._random.getrandbits(63) if request.params.seed is None else request.params.seed
+        sequence = new_sequence(request, config, seed)
         sequence.client, sequence.handle = client, handle
         sequence.order = self._order(request, self._serial)
         self._families.join(sequence)
@@ -121,14 +116,12 @@ class Scheduler:
         self._admit(draft)
         if not draft.decodes and not draft.chunks:
             return None
+        if self.speculation is not None and not draft.chunks:
+            self.speculation.extend(draft)
         self._step += 1
         batch = draft.batch(self._step, *self._placement.take_moves())
-        sampled = draft.decoding
-        if draft.chunks:
-            chunks = zip(draft.chunks, draft.prefilling, strict=True)
-            sampled += tuple(sequence for chunk, sequence in chunks if chunk.sample)
         self._launched_prefills = tuple(draft.prefilling)
-        self._flights.append(Flight(batch, sampled, self._launched_prefills))
+        self._flights.append(Flight(batch, draft.sampled, self._launched_prefills))
         return batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutput:
@@ -139,11 +132,15 @@ class Scheduler:
         self._placement.settle_copies()
         flight = self._flights[0]
         assert flight.batch is batch, "results are committed in the order of their launches"
-        if len(result.tokens) != len(flight.sampled):
+        if result.rows != len(flight.sampled):
             # The flight stays in the books, so that `fail` ends its sequences too.
-            raise EngineError(f"Step {batch.step} gave {len(result.tokens)} tokens, not {len(flight.sampled)}.")
+            raise EngineError(f"Step {batch.step} gave {result.rows} tokens, not {len(flight.sampled)}.")
         self._flights.popleft()
         output = flight.output(result)
+        if self.speculation is not None and result.counts is not None:
+            self.speculation.settle(flight, result)
+            self._take_runs(flight, output)
+            return output
         for sequence, token in zip(output.sequences, output.tokens, strict=True):
             tokens = sequence.tokens
             tokens.append(token)
@@ -153,6 +150,23 @@ class Scheduler:
         for chunk, sequence in zip(batch.prefills, flight.prefilling, strict=True):
             self._commit_chunk(chunk, sequence, output)
         return output
+
+    def _take_runs(self, flight: Flight, output: StepOutput) -> None:
+        """Append what a step with drafts gave; a sequence may end in the middle of its run."""
+        kept: list[int] = []
+        for row, (sequence, token) in enumerate(zip(output.sequences, output.tokens, strict=True)):
+            if sequence.finish is not None:
+                continue
+            kept.append(row)
+            sequence.tokens.append(token)
+            if token in sequence.stops or len(sequence.tokens) >= sequence.milestone:
+                self._reach(sequence, token, output)
+        keep_alive(output, kept)
+        self._generation_tokens += len(kept)
+        for sequence in flight.sampled:
+            # The step that runs gives the last token, which was not certain when it was scheduled.
+            if sequence.slot >= 0 and sequence.computed >= sequence.limit - 1:
+                self._leave(sequence)
 
     def fail(self, message: str) -> list[Sequence]:
         """End every sequence that a failed step may have touched, and distrust what it cached.
@@ -183,24 +197,14 @@ class Scheduler:
             generation_tokens=self._generation_tokens,
         )
         self._placement.count(stats)
+        if self.speculation is not None:
+            self.speculation.count(stats)
         return stats
 
     def check(self) -> None:
         """Raise AssertionError unless slots, pages, lists and queue agree; when idle, that nothing is held."""
-        running = dict.fromkeys((*self._decoding, *self._prefilling, *self._ending))
-        placed = [sequence for sequence in running if sequence.slot >= 0]
-        self._placement.check(placed, self._waiting.members())
-        for members in (self._decoding, self._prefilling):
-            orders = [sequence.order for sequence in members]
-            assert orders == sorted(orders), "running sequences are out of order"
-        waiting = self._waiting.members()
-        assert len(waiting) == len(self._waiting), "the queue lost count"
-        for sequence in waiting:
-            assert sequence.slot < 0, f"{sequence.request.id} waits and runs"
-            assert sequence.finish is None, f"{sequence.request.id} waits although it ended"
-        if not self.has_work:
-            assert self._placement.pages.used == 0, "pages are held while nothing runs"
-            assert len(self._placement.free_slots) == self.config.max_num_seqs, "slots are held"
+        lists = self._decoding, self._prefilling, self._ending
+        check_lists(*lists, self._waiting, self._placement, idle=not self.has_work)
 
     def _settle(self) -> None:
         # The last batch was launched by now: what it fills can be shared, what it finished can be reused.
@@ -233,7 +237,7 @@ class Scheduler:
 
     def _cross(self, sequence: Sequence, draft: Draft) -> None:
         # Victims come from the end of the order: never sequences that this step has decided on.
-        if sequence.computed == len(sequence.pages) * self.config.page_size:
+        if sequence.computed + sequence.ahead >= self._placement.capacity(sequence):
             while not self._placement.grow(sequence, draft):
                 members = max((m for m in (self._decoding, self._prefilling) if m), key=lambda m: m[-1].order)
                 victim = members[-1]
@@ -248,7 +252,7 @@ class Scheduler:
         running, best = [members for members in (self._decoding, self._prefilling) if members], self._waiting.best()
         if best is None or all(best.request.priority >= members[-1].request.priority for members in running):
             return
-        crossing = sum(each.computed == len(each.pages) * self.config.page_size for each in self._decoding)
+        crossing = sum(each.computed + each.ahead >= self._placement.capacity(each) for each in self._decoding)
         # Whose last token runs in this step is out of the way after it.
         staying = [each for each in (*self._decoding, *self._prefilling) if each.computed < each.limit - 2]
         room = Clearance(self._placement, staying, crossing)
@@ -394,7 +398,3 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         self._placement.release(sequence)
         self._departed = True
-
-
-def _order(sequence: Sequence) -> tuple[float, ...]:
-    return sequence.order

@@ -2,7 +2,8 @@
 
 Two counts tell its state. `len(tokens)` is what is known on the host: the prompt and the committed output.
 `computed` is the number of positions whose forward pass was launched. While it decodes, the newest token may be
-known to the device alone: it has `computed + 1` tokens then, `computed + 1 - len(tokens)` of them in flight.
+known to the device alone: it has `computed + 1` tokens then, `computed + 1 - len(tokens)` of them in flight. Where
+drafts are in flight these are least numbers, and up to `ahead` more.
 
 Invariants: `slot >= 0` exactly while it holds a slot and pages, and `stored` is None then; `finish` is set once;
 `tokens` only grows.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 
+from stoker_runtime.drafts.pace import RowPace
 from stoker_runtime.kvcache.host_pool import Stored
 from stoker_runtime.request import FinishReason, Request
 from stoker_runtime.scheduler.adapter_slots import NO_ADAPTER
@@ -28,6 +30,7 @@ class Sequence:
     __slots__ = (
         "adapter_slot",
         "admitted",
+        "ahead",
         "awaited",
         "cached_tokens",
         "client",
@@ -43,11 +46,13 @@ class Sequence:
         "limit",
         "milestone",
         "order",
+        "pace",
         "pages",
         "params",
         "prompt_length",
         "published",
         "queued",
+        "recorded",
         "request",
         "root",
         "scored",
@@ -86,6 +91,11 @@ class Sequence:
         self.held = False
         """Not to be admitted yet: its constraint is being compiled."""
         self.computed = 0
+        self.ahead = 0
+        """Positions beyond `computed` that drafts in flight may turn out to have added to it."""
+        self.pace: RowPace | None = None
+        self.recorded = False
+        """The device keeps its tokens, to draft from them."""
         self.event = 0
         """A decode from `computed >= event` on needs a page, or is the last one."""
         self.milestone = 0
@@ -126,7 +136,7 @@ class Sequence:
             params=self.params,
             seed=self.seed,
             stop_token_ids=tuple(sorted(self.stops)),
-            history=tuple(self.tokens) if self.penalized else (),
+            history=tuple(self.tokens) if self.penalized or self.recorded else (),
             prompt_length=self.prompt_length,
             adapter=self.adapter_slot,
         )

@@ -83,8 +83,7 @@ SPELLINGS = {
 """vLLM's words for values of our own flags."""
 
 UNSUPPORTED = {
-    "speculative-config": "speculative decoding is not there yet",
-    "num-speculative-tokens": "speculative decoding is not there yet",
+    "num-speculative-tokens": "it is a field of --speculative-config",
     "rope-scaling": "it is read from the model's configuration; change it there",
     "hf-overrides": "the model's configuration is used as it is; change it there",
     "enable-force-include-usage": "streams report usage where a request asks for it",

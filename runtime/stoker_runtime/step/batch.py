@@ -33,7 +33,7 @@ class PrefillChunk:
 class SlotAssign:
     """A sequence takes a slot: everything the device must know of it besides tokens and pages.
 
-    `history` is prompt plus output so far, given only when penalties need it; `prompt_length` splits it.
+    `history` is prompt plus output so far, given only when penalties or drafts need it; `prompt_length` splits it.
     `seed` is always set (drawn by the engine when the request has none); sampling is keyed by (seed, position).
     `adapter` is the adapter slot that its tokens go through, −1 for none.
     """
@@ -64,6 +64,8 @@ class Batch:
     previous step's uploads nothing. `copies` are (source, destination) pages, for copy-on-write. `swap_outs` are
     (device page, host page), `swap_ins` (host page, device page). `adapter_loads` are (adapter, slot): what the host
     holds of an adapter goes to that slot before the forward, and no row of this step used what was there.
+    With `drafts` there are no prefills: each decode runs its last token and up to `draft_caps[row]` ≤ `drafts` tokens
+    that the device drafts behind it, and gets a token for each that is accepted and one more.
     """
 
     step: int
@@ -75,11 +77,13 @@ class Batch:
     swap_outs: tuple[tuple[int, int], ...] = ()
     swap_ins: tuple[tuple[int, int], ...] = ()
     adapter_loads: tuple[tuple[int, int], ...] = ()
+    drafts: int = 0
+    draft_caps: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the forward pass runs, padding not counted."""
-        return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.prefills)
+        """Tokens the forward pass runs, padding of rows not counted, but drafts that there may be."""
+        return len(self.decodes) * (1 + self.drafts) + sum(len(chunk.token_ids) for chunk in self.prefills)
 
     @property
     def row_slots(self) -> tuple[int, ...]:

@@ -22,11 +22,20 @@ class StepResult:
     `tokens`: one per entry of `batch.sampled_slots`, in that order. `logprobs`: in the same order, None for a
     slot whose parameters ask for none; None altogether when no sampled slot asks. `prompt_logprobs`: one list
     per chunk of `batch.prefills` (one entry per id in its `targets`); empty when no chunk has targets.
+    Of a batch with drafts each slot has `counts[i]` ≥ 1 tokens, and log-probabilities, one after the other;
+    `offered[i]` drafts were verified for it.
     """
 
     tokens: list[int]
     logprobs: Sequence[TokenLogprobs | None] | None = None
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    counts: list[int] | None = None
+    offered: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Slots that got tokens."""
+        return len(self.tokens) if self.counts is None else len(self.counts)
 
 
 @dataclass(frozen=True, slots=True)

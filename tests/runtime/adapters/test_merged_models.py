@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime.adapters.peft_folders import adapted, greedy, load_base, make_adapter, merged
+from tests.runtime.drafts.random_pace import decide_by_chance
 
 from stoker_runtime import LLM, LoRARequest, SamplingParams
 
@@ -56,6 +58,10 @@ def test_each_row_gives_the_tokens_of_its_merged_model(
         # Every prompt twice and in turns: more adapters than slots, and prefixes that must not be shared.
         got = run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12)
     assert got == expected * 2
+    with LLM(str(base), **SIZES, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
+        decide_by_chance(llm.engine, random.Random(name))
+        assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2
+        assert llm.engine.stats().accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])

@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from tests.runtime.drafts.random_pace import decide_by_chance
 from tests.runtime.engine.uniform_executor import UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, EngineError, RequestError
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
@@ -17,6 +19,7 @@ from stoker_runtime.scheduler.sequence import Sequence
 from stoker_runtime.step.batch import Batch
 
 SCHEDULES_PER_CASE = 250
+DRAFTED_SCHEDULES = 80
 
 
 @dataclass
@@ -49,7 +52,7 @@ class StumblingExecutor(UniformExecutor):
 class Scenario:
     """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
 
-    def __init__(self, seed: int, policy: str, *, swap: bool = False) -> None:
+    def __init__(self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
         self.executor = StumblingExecutor(
@@ -61,6 +64,7 @@ class Scenario:
             vocab_size=rng.choice([8, 40]),
             host_pages=rng.choice([1, 3, 12, 100]) if swap else 0,
             host_page_tokens=rng.choice([0.0, 0.0, 1.5]) if swap else 0.0,
+            drafting=Drafting("ngram", drafts, 1, 4) if drafts else None,
         )
         config = EngineConfig(
             model="uniform",
@@ -69,6 +73,7 @@ class Scenario:
             max_queued=rng.choice([4, 1000]),
         )
         self.loop = StepLoop(self.executor, config)
+        decide_by_chance(self.loop, rng)
         self.capacity = self.loop.scheduler.config.max_tokens
         self.prefixes = [self.tokens(rng.randint(1, 30)) for _ in range(3)]
         self.received: dict[Sequence, Received] = {}
@@ -207,3 +212,22 @@ def test_random_schedules(policy: str, block: int, swap: bool) -> None:
     if swap:
         assert total.pages_swapped_out > total.pages_swapped_in > 100, "too little goes to the host and back"
         assert total.host_hits > 100, "too few cached pages come back from the host"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
+def test_random_schedules_with_drafts(policy: str) -> None:
+    total = EngineStats()
+    for seed in range(DRAFTED_SCHEDULES):
+        scenario = Scenario(seed, policy, swap=seed % 2 == 0, drafts=1 + seed % 7)
+        try:
+            scenario.run()
+        except AssertionError as error:
+            raise AssertionError(f"schedule {policy}/{seed} with drafts: {error}") from error
+        stats = scenario.loop.stats()
+        assert stats.accepted_tokens == sum(stats.accepted_by_position) <= stats.draft_tokens
+        for name in ("preemptions", "prefix_hits", "host_hits", "draft_tokens", "accepted_tokens"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        assert stats.running == stats.waiting == stats.pages_used == stats.swapped == stats.host_pages_used == 0
+    assert total.draft_tokens > total.accepted_tokens > 100, "too little is drafted, or all of it is right"
+    assert total.preemptions > 20, "the worlds are too roomy to test preemption"
+    assert min(total.prefix_hits, total.host_hits) > 20, "too little is cached"

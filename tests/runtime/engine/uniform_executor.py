@@ -6,11 +6,13 @@ its position, so that any read of a page that was not written by this sequence, 
 seen at once. Since tokens depend on (seed, position) alone, the whole true text of a sequence is known beforehand:
 `truth` gives it, and preemption, chunking and caching must never change it. Under a constraint the token is the next
 legal one, and a batch with constrained slots waits for its masks as on the real device.
+Drafts are the true tokens, or not, as chance has it; those that are not leave foreign entries in the pages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker_runtime.drafts.settings import Drafting
 from stoker_runtime.errors import ModelError
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
@@ -113,6 +116,7 @@ class UniformExecutor:
         host_pages: int = 0,
         host_page_tokens: float = 0.0,
         adapters: UniformAdapters | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.host_pages = host_pages
@@ -125,6 +129,10 @@ class UniformExecutor:
         self.eos_token_ids = eos_token_ids
         self.step_seconds = step_seconds
         self.adapters = adapters
+        self.drafting = drafting
+        self.verify_tokens = drafting.verify_tokens(max_num_seqs, max_num_batched_tokens) if drafting else 0
+        self.chance = random.Random(vocab_size)
+        self.runs: dict[int, tuple[int, int]] = {}
         self.adapter_of: dict[int, int] = {}
         self.loaded: dict[int, int] = {}
         self.prompts: dict[int, tuple[int, ...]] = {}
@@ -159,6 +167,7 @@ class UniformExecutor:
         self._swap(batch)
         for source, destination in batch.copies:
             self.kv[destination] = list(self.kv[source])
+        self.runs = {slot: self._draft(slot, cap) for slot, cap in zip(batch.decodes, batch.draft_caps, strict=False)}
         self._verify_writers(batch)
         result = self._run(batch)
         launched = UniformLaunched(self, batch, result, time.monotonic() + self.step_seconds)
@@ -198,13 +207,27 @@ class UniformExecutor:
         logprobs: list[TokenLogprobs | None] = []
         for row, slot_id in enumerate(batch.sampled_slots):
             slot = self.slots[slot_id]
-            result.tokens.append(self._sample_into(slot, None if words is None else words[row]))
-            logprobs.append(self._logprobs(slot))
+            end = slot.position
+            for slot.position in range(end - self.runs.get(slot_id, (0, 0))[1], end + 1):
+                result.tokens.append(self._sample_into(slot, None if words is None else words[row]))
+                logprobs.append(self._logprobs(slot))
         result.logprobs = logprobs if any(each is not None for each in logprobs) else None
+        if batch.drafts:
+            result.offered = [self.runs[slot][0] for slot in batch.decodes]
+            result.counts = [self.runs[slot][1] + 1 for slot in batch.decodes]
 
     def _verify_shape(self, batch: Batch) -> None:
         rows = [*batch.decodes, *(chunk.slot for chunk in batch.prefills)]
         assert rows, "an empty batch"
+        assert len(batch.draft_caps) == (len(batch.decodes) if batch.drafts else 0), (
+            "caps are given with drafts, a row each"
+        )
+        assert max(batch.draft_caps, default=0) <= batch.drafts, "a cap above the drafts of the step"
+        if batch.drafts:
+            assert not batch.prefills, "drafts beside a prefill"
+            assert self.drafting is not None, "drafts where there are none"
+            assert batch.drafts <= self.drafting.tokens, "more drafts than were asked for"
+            assert batch.num_tokens <= self.verify_tokens, "a verification that is too wide"
         assert len(set(rows)) == len(rows), "a slot occurs twice"
         assert all(0 <= slot < self.max_num_seqs for slot in rows), "a slot does not exist"
         assert batch.num_tokens <= self.max_num_batched_tokens, "over the token budget"
@@ -219,8 +242,9 @@ class UniformExecutor:
     def _verify_history(self, assign: SlotAssign) -> None:
         params = assign.params
         penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
-        assert bool(assign.history) == penalized, "history is given exactly when penalties need it"
-        if penalized and assign.seed in self.prompts:
+        wanted = penalized or self.verify_tokens > 0
+        assert bool(assign.history) == wanted, "history is given exactly when penalties or drafts need it"
+        if wanted and assign.seed in self.prompts:
             assert assign.history == self._true_tokens(assign, len(assign.history)), "wrong history"
             assert len(assign.history) >= assign.prompt_length, "history without the whole prompt"
 
@@ -251,7 +275,8 @@ class UniformExecutor:
                 assert written.get(page, slot) == slot, f"page {page} is read by {slot} and written by another"
 
     def _rows(self, batch: Batch) -> list[tuple[int, int, int]]:
-        decodes = [(slot, self.slots[slot].position, self.slots[slot].position + 1) for slot in batch.decodes]
+        starts = [(slot, self.slots[slot].position) for slot in batch.decodes]
+        decodes = [(slot, start, start + 1 + self.runs.get(slot, (0, 0))[0]) for slot, start in starts]
         chunks = [(chunk.slot, chunk.start, chunk.start + len(chunk.token_ids)) for chunk in batch.prefills]
         return decodes + chunks
 
@@ -259,13 +284,23 @@ class UniformExecutor:
         for slot_id in batch.decodes:
             slot = self.slots[slot_id]
             assert slot.last_token is not None, f"slot {slot_id} decodes before it sampled"
-            self._forward(slot, slot.position, (slot.last_token,))
+            start, (offered, accepted) = slot.position, self.runs.get(slot_id, (0, 0))
+            right = tuple(self.sample(slot.assign, start + 1 + at) for at in range(accepted))
+            self._forward(slot, start, (slot.last_token, *right))
+            for position in range(start + 1 + accepted, start + 1 + offered):
+                self.kv[slot.pages[position // self.page_size]][position % self.page_size] = -1
         prompt_logprobs: list[list[TokenLogprobs]] = []
         for chunk in batch.prefills:
             slot = self.slots[chunk.slot]
             self._forward(slot, chunk.start, chunk.token_ids)
             prompt_logprobs.append(self._score(slot, chunk))
         return StepResult([], None, prompt_logprobs if any(prompt_logprobs) else [])
+
+    def _draft(self, slot_id: int, cap: int) -> tuple[int, int]:
+        """How many drafts a row has, and how many of them are right."""
+        assert not cap or not self.slots[slot_id].assign.params.masked, "drafts for a row under a mask"
+        offered = self.chance.randint(0, cap)
+        return offered, self.chance.randint(0, offered)
 
     def _forward(self, slot: Slot, start: int, token_ids: tuple[int, ...]) -> None:
         stop = start + len(token_ids)
@@ -295,8 +330,11 @@ class UniformExecutor:
 
     def _sample_into(self, slot: Slot, words: NDArray[np.int32] | None) -> int:
         capacity = min(self.max_model_len, self.num_pages * self.page_size)
+        # Whether an accepted run ended a sequence is known a step later, which costs a token that nobody gets.
+        capacity += self.drafting is not None
+        most = slot.assign.params.max_tokens + (self.drafting is not None)
         assert slot.position < capacity, "a token beyond what a sequence can hold"
-        assert slot.position - slot.assign.prompt_length < slot.assign.params.max_tokens, "a token beyond max_tokens"
+        assert slot.position - slot.assign.prompt_length < most, "a token beyond max_tokens"
         slot.last_token = self.sample(slot.assign, slot.position, words)
         return slot.last_token
 

@@ -225,7 +225,7 @@ def test_the_host_pool_is_sized_one_way() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--speculative-config {}", "speculative decoding is not there yet"),
+        ("--num-speculative-tokens 3", "it is a field of --speculative-config"),
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--data-parallel-size 2", "--data-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),

@@ -1,0 +1,26 @@
+"""Speculation on the device: drafts from a sequence's own tokens, the tokens to verify them by, and what is accepted.
+
+`op.py` holds the public functions, `triton_match.py` and `triton_verify.py` the kernels, `reference.py` the oracle.
+Must never know: sampling parameters, models, and who decides how many drafts a row may have.
+"""
+
+from stoker_kernels.drafts.op import (
+    HEADER,
+    accept_drafts,
+    expand_drafts,
+    follow_drafts,
+    match_drafts,
+    record_tokens,
+)
+from stoker_kernels.drafts.types import Matching, VerifyOutputs
+
+__all__ = [
+    "HEADER",
+    "Matching",
+    "VerifyOutputs",
+    "accept_drafts",
+    "expand_drafts",
+    "follow_drafts",
+    "match_drafts",
+    "record_tokens",
+]

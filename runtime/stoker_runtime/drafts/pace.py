@@ -1,0 +1,138 @@
+"""How many drafts the next step verifies, by what drafts of these sequences brought so far and what steps cost.
+
+A step of R sequences with k drafts each takes `cost(R, k)` plain steps and gives R tokens and those of the drafts that
+are accepted. Per sequence two figures are kept: how often there is a draft at all, and how often a draft whose
+predecessors were accepted is accepted, too. The k with the most tokens a second is taken, 0 among them; where it is 0
+a narrow step now and then looks whether that has changed, so seldom that it costs half a percent.
+
+Invariants: no k is taken that has proved slower than none; decisions change no token, only when it comes. Costs are
+compared at one padded size. Knows nothing of tokens and devices; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16)
+LEARNING = 0.125
+"""Weight of a sequence's newest step in its figures."""
+PRIOR_LEARNING = 1 / 32
+"""The same in the figures of all, with which a new sequence begins."""
+FIRST_FOUND, FIRST_ACCEPTED = 0.6, 0.6
+COST_OF_DRAFT = 0.1
+"""Of a plain step, for each draft a sequence, until it was measured."""
+WORTH = 1.03
+"""A verification has to promise so much more than a plain step: figures are noisy."""
+HOPELESS = 0.05
+PROBE_LOSS = 0.005
+FEWEST_BETWEEN_PROBES, MOST_BETWEEN_PROBES = 16, 128
+REVIEW = 8
+"""Steps for which a decision stands, unless sequences come or go."""
+
+
+class RowPace:
+    """What drafts bring for one sequence: how often there is one, and how often one is accepted."""
+
+    __slots__ = ("accepted", "found")
+
+    def __init__(self, found: float, accepted: float) -> None:
+        self.found = found
+        self.accepted = accepted
+
+    def learn(self, offered: int, taken: int, weight: float) -> None:
+        """A step verified `offered` drafts and accepted the first `taken`."""
+        self.found += weight * ((offered > 0) - self.found)
+        if offered:
+            self.accepted += weight * (taken / min(offered, taken + 1) - self.accepted)
+
+    def gain(self, k: int) -> float:
+        """Tokens that `k` drafts bring beyond the one that a plain step gives."""
+        rate = min(self.accepted, 0.995)
+        return self.found * rate * (1 - rate**k) / (1 - rate)
+
+
+class Pace:
+    """The figures of all sequences, the costs of steps, and the decision that stands."""
+
+    def __init__(self, most: int, verify_tokens: int, batch_limit: int = 0) -> None:
+        """At most `most` drafts a sequence, `verify_tokens` tokens a step, from `batch_limit` sequences on none."""
+        self.ladder = tuple(sorted({k for k in LADDER if k < most} | {most}))
+        self._verify_tokens = verify_tokens
+        self._batch_limit = batch_limit or 1 << 30
+        self._all = RowPace(FIRST_FOUND, FIRST_ACCEPTED)
+        self._seconds: dict[tuple[int, int], float] = {}
+        self._decision: tuple[int, ...] = ()
+        self._k = 0
+        self._steps_left = 0
+        self._since_probe = 0
+
+    def new_row(self) -> RowPace:
+        """The figures of a sequence of which nothing is known: those of the others."""
+        return RowPace(self._all.found, self._all.accepted)
+
+    def learn(self, row: RowPace, offered: int, taken: int) -> None:
+        """A step verified `offered` drafts of a sequence and accepted the first `taken`."""
+        row.learn(offered, taken, LEARNING)
+        self._all.learn(offered, taken, PRIOR_LEARNING)
+
+    def spent(self, rows: int, k: int, seconds: float) -> None:
+        """A step of `rows` sequences with `k` drafts each took `seconds`, among others of its kind."""
+        key = (_size(rows), k)
+        before = self._seconds.get(key)
+        if before is None:
+            self._seconds[key] = seconds
+        else:
+            # A step that was held up by something else says little.
+            self._seconds[key] = before + 0.1 * (min(seconds, 2 * before) - before)
+
+    def cost(self, rows: int, k: int) -> float:
+        """Plain steps that one with `k` drafts is worth in time; from its neighbours where it was not measured."""
+        size = _size(rows)
+        plain = self._seconds.get((size, 0))
+        if plain is None or k == 0:
+            return 1 + COST_OF_DRAFT * k
+        known = [(other, self._seconds[size, other] / plain) for other in self.ladder if (size, other) in self._seconds]
+        if not known:
+            return 1 + COST_OF_DRAFT * k
+        nearest, ratio = min(known, key=lambda each: abs(each[0] - k))
+        return 1 + (ratio - 1) * k / nearest
+
+    def choose(self, rows: Sequence[RowPace | None], *, changed: bool) -> tuple[int, tuple[int, ...]]:
+        """k of the next step, and each sequence's bound on its own drafts; None are sequences that may have none.
+
+        `changed`: sequences came or went since the last call.
+        """
+        self._since_probe += 1
+        if changed or self._steps_left <= 0 or len(self._decision) != len(rows):
+            self._steps_left = REVIEW
+            self._decide(rows)
+        self._steps_left -= 1
+        interval = self._between_probes(len(rows))
+        if self._since_probe > interval and self._fits(len(rows), 1) and any(rows):
+            self._since_probe = 0
+            k = max(self._k, 1)
+            return k, tuple(k if row else 0 for row in rows)
+        return self._k, self._decision
+
+    def _decide(self, rows: Sequence[RowPace | None]) -> None:
+        count, best, self._k = len(rows), WORTH, 0
+        hopeful = [row for row in rows if row is not None and row.found * row.accepted > HOPELESS]
+        if hopeful:
+            for k in self.ladder:
+                if self._fits(count, k):
+                    worth = (count + sum(row.gain(k) for row in hopeful)) / count / self.cost(count, k)
+                    if worth > best:
+                        best, self._k = worth, k
+        chosen = set(map(id, hopeful)) if self._k else set()
+        self._decision = tuple(self._k if id(row) in chosen else 0 for row in rows)
+
+    def _fits(self, rows: int, k: int) -> bool:
+        return rows < self._batch_limit and rows * (k + 1) <= self._verify_tokens
+
+    def _between_probes(self, rows: int) -> int:
+        loss = (self.cost(rows, self.ladder[0]) - 1) / PROBE_LOSS
+        return int(min(max(loss, FEWEST_BETWEEN_PROBES), MOST_BETWEEN_PROBES))
+
+
+def _size(rows: int) -> int:
+    return (rows - 1).bit_length()

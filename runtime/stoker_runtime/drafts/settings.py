@@ -1,0 +1,136 @@
+"""Reads `--speculative-config`, a JSON object in vLLM's words.
+
+Invariants: a key or value that would change nothing here, or mean something else, is refused by name.
+Knows nothing of how drafts are found.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from stoker_runtime.errors import ConfigError
+
+MAX_DRAFTS = 16
+MAX_MATCH = 64
+"""Tokens that a place in the text has to share with the end: what is beyond decides nothing any more."""
+VERIFY_TOKENS = 256
+"""Rows of the widest verification: beyond them a step is bound by arithmetic, and drafts are not nearly free."""
+
+NAME = "speculative_config"
+OTHER_METHODS = {
+    "draft_model": "a draft model has no pages of its own yet",
+    "eagle": "EAGLE heads are not there yet",
+    "eagle3": "EAGLE heads are not there yet",
+    "mtp": "multi-token prediction heads are not there yet",
+    "medusa": "Medusa heads are not there yet",
+    "mlp_speculator": "MLP speculators are not there yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Where drafts come from, and at most how many a step verifies for a sequence.
+
+    A sequence's last `least` to `match` tokens are looked for earlier in it. Of `n` that match at most `factor · n`
+    tokens are drafted (0: as many as there may be), as long as `share` of equal matches went on so. From
+    `batch_limit` sequences on nothing is drafted (0: no such limit).
+    """
+
+    method: str
+    tokens: int
+    least: int
+    match: int
+    factor: float = 0.0
+    share: float = 0.0
+    batch_limit: int = 0
+
+    def verify_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """Rows of the widest verification where a step has at most so many sequences and tokens; 0: none fits."""
+        widest = min(max_num_seqs * (self.tokens + 1), max(VERIFY_TOKENS, self.tokens + 1), max_num_batched_tokens)
+        return widest if widest > 1 else 0
+
+    def __str__(self) -> str:
+        return f"{self.method}, up to {self.tokens} tokens"
+
+
+def read_drafting(value: str) -> Drafting | None:
+    """What `value` asks for, None where it is empty. Raises ConfigError naming the field."""
+    if not value:
+        return None
+    try:
+        given = json.loads(value)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{NAME} is {value!r:.100}; it must be a JSON object with a method.", param=NAME)
+    method = given.get("method")
+    if method is None and "model" in given:
+        raise _refused("model", given["model"], OTHER_METHODS["draft_model"])
+    if isinstance(method, str) and (method in OTHER_METHODS or method.endswith("_mtp")):
+        raise _refused("method", method, OTHER_METHODS.get(method, OTHER_METHODS["mtp"]))
+    if not isinstance(method, str) or method not in _READERS:
+        raise _refused("method", method, f"it must be one of {', '.join(_READERS)}")
+    fields = _READERS[method]
+    for name in given.keys() - {"method", "num_speculative_tokens", "disable_by_batch_size"} - fields.keys():
+        near = difflib.get_close_matches(name, [*fields, "num_speculative_tokens"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise _refused(name, given[name], f"{method} has no such field{hint}")
+    limit = _whole(given, "disable_by_batch_size", 0, 0, 1 << 20)
+    return _ngram(given, limit) if method == "ngram" else _suffix(given, limit)
+
+
+_READERS: dict[Any, dict[str, None]] = {
+    "ngram": dict.fromkeys(("prompt_lookup_max", "prompt_lookup_min")),
+    "suffix": dict.fromkeys(
+        (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        )
+    ),
+}
+
+
+def _ngram(given: dict[str, Any], batch_limit: int) -> Drafting:
+    if "num_speculative_tokens" not in given:
+        raise _refused("num_speculative_tokens", None, "ngram needs it: how many tokens a step verifies")
+    tokens = _whole(given, "num_speculative_tokens", 0, 1, MAX_DRAFTS)
+    most = _whole(given, "prompt_lookup_max", given.get("prompt_lookup_min", 5), 1, MAX_MATCH)
+    least = _whole(given, "prompt_lookup_min", most, 1, MAX_MATCH)
+    if least > most:
+        raise _refused("prompt_lookup_min", least, f"it must be at most prompt_lookup_max, which is {most}")
+    return Drafting("ngram", tokens, least, most, batch_limit=batch_limit)
+
+
+def _suffix(given: dict[str, Any], batch_limit: int) -> Drafting:
+    tokens = _whole(given, "num_speculative_tokens", MAX_DRAFTS, 1, MAX_DRAFTS)
+    cached = _whole(given, "suffix_decoding_max_cached_requests", 0, 0, 1 << 30)
+    if cached:
+        why = "drafts come from the request's own prompt and output alone; it must be 0"
+        raise _refused("suffix_decoding_max_cached_requests", cached, why)
+    depth = _whole(given, "suffix_decoding_max_tree_depth", 24, 1, MAX_MATCH)
+    factor = _number(given, "suffix_decoding_max_spec_factor", 1.0, 0.1, 100.0)
+    share = _number(given, "suffix_decoding_min_token_prob", 0.1, 0.0, 1.0)
+    return Drafting("suffix", tokens, 1, depth, factor, share, batch_limit)
+
+
+def _whole(given: dict[str, Any], name: str, default: Any, least: int, most: int) -> int:
+    value = given.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, value, f"it must be a whole number from {least} to {most}")
+    return value
+
+
+def _number(given: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
+    value = given.get(name, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
+        raise _refused(name, value, f"it must be a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def _refused(name: str, value: Any, why: str) -> ConfigError:
+    return ConfigError(f"{NAME}: {name} is {value!r:.80}: {why}.", param=NAME)

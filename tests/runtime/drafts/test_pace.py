@@ -1,0 +1,89 @@
+"""How many drafts are taken: the best by what they bring and cost, and none where they bring nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stoker_runtime.drafts.pace import Pace, RowPace
+
+
+def live(pace: Pace, rows: int, chances: list[float], costs: dict[int, float], steps: int) -> tuple[float, list[int]]:
+    """Tokens a second against plain decoding over `steps` steps, and the k of each step.
+
+    A draft of row r is accepted with `chances[r]`; a step with k drafts takes `costs[k]` plain steps.
+    """
+    rng = random.Random(rows)
+    paces = [pace.new_row() for _ in range(rows)]
+    tokens, seconds, taken = 0, 0.0, []
+    for step in range(steps):
+        k, caps = pace.choose(paces, changed=step == 0)
+        taken.append(k)
+        tokens += rows
+        seconds += costs[k]
+        if len(taken) > 1 and taken[-2] == k:
+            pace.spent(rows, k, costs[k] * 3e-3)
+        if k:
+            assert len(caps) == rows
+            assert max(caps) <= k
+            for row, cap in enumerate(caps):
+                if cap:
+                    accepted = next((at for at in range(cap) if rng.random() > chances[row]), cap)
+                    pace.learn(paces[row], cap, accepted)
+                    tokens += accepted
+    return tokens / rows / seconds, taken
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_text_that_is_never_foreseen_costs_next_to_nothing(rows: int) -> None:
+    pace = Pace(4, 256)
+    costs = {k: 1 + 0.35 * k for k in range(5)}
+    live(pace, rows, [0.0] * rows, costs, 100)
+    speed, taken = live(pace, rows, [0.0] * rows, costs, 2000)
+    assert speed > 0.99
+    assert any(taken), "it never looks again"
+
+
+def test_text_that_repeats_itself_is_verified_as_far_as_it_pays() -> None:
+    cheap = {k: 1 + 0.03 * k for k in range(9)}
+    speed, taken = live(Pace(8, 256), 2, [0.97, 0.97], cheap, 800)
+    assert speed > 3.5
+    assert taken[-1] == 8
+    speed, taken = live(Pace(8, 256), 2, [0.55, 0.55], {k: 1 + 0.2 * k for k in range(9)}, 800)
+    assert speed > 1.1
+    assert 1 <= taken[-1] <= 3, "drafts that are mostly wrong are not worth eight rows"
+
+
+def test_a_text_that_begins_to_repeat_itself_is_found() -> None:
+    pace, costs = Pace(3, 256), {k: 1 + 0.05 * k for k in range(4)}
+    row = pace.new_row()
+    for _ in range(60):
+        k, _ = pace.choose([row], changed=False)
+        if k:
+            pace.learn(row, k, 0)
+    assert pace.choose([row], changed=False)[0] == 0
+    found = []
+    for _ in range(300):
+        k, _ = pace.choose([row], changed=False)
+        found.append(k)
+        if k:
+            pace.learn(row, k, k)
+        pace.spent(1, k, costs[k])
+    assert found[-1] == 3
+
+
+def test_who_never_gains_has_no_drafts_beside_one_who_does() -> None:
+    pace = Pace(4, 256)
+    rows = [RowPace(1.0, 0.95), RowPace(1.0, 0.01), None]
+    k, caps = pace.choose(rows, changed=True)
+    assert k == 4
+    assert caps == (4, 0, 0)
+
+
+def test_a_wide_batch_has_none() -> None:
+    best = [RowPace(1.0, 0.99)] * 65
+    assert Pace(3, 256).choose(best[:64], changed=True)[0] == 3
+    assert Pace(3, 256).choose(best, changed=True)[0] == 2, "65 rows of four tokens are more than 256"
+    assert Pace(3, 256, batch_limit=65).choose(best, changed=True)[0] == 0
+    assert Pace(3, 256).choose([RowPace(1.0, 0.99)] * 129, changed=True) == (0, (0,) * 129)

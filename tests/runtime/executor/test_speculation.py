@@ -1,0 +1,217 @@
+"""Steps that verify drafts on the real executor: no token differs from plain decoding, and samples keep their odds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.runtime.drafts.random_pace import decide_by_chance
+
+from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.engine.step_loop import StepLoop
+from stoker_runtime.executor.executor import Executor
+from stoker_runtime.ranks.build import build_executor
+from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
+
+METHODS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
+}
+
+
+def random_llama(folder: Path, seed: int, vocab: int | None = None, spread: float = 0.9) -> str:
+    """A Llama of sizes and weights that come of `seed` alone; logits differ by more the larger `spread` is."""
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    kv_heads, head_dim = rng.choice([1, 2, 3]), rng.choice([4, 8, 12, 20])
+    heads, layers, hidden = kv_heads * rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), 4 * rng.randint(5, 17)
+    ffn, vocab = rng.randint(9, 90), vocab or rng.randint(40, 300)
+
+    def weight(*shape: int) -> torch.Tensor:
+        # Layers say little beside the embedding, so that the last token says most of the next, and texts go in circles.
+        return torch.randn(*shape, generator=generator) * (spread if shape[0] == vocab else 0.15)
+
+    sizes = {
+        "self_attn.q_proj": (heads * head_dim, hidden),
+        "self_attn.k_proj": (kv_heads * head_dim, hidden),
+        "self_attn.v_proj": (kv_heads * head_dim, hidden),
+        "self_attn.o_proj": (hidden, heads * head_dim),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }
+    tensors = {"model.embed_tokens.weight": weight(vocab, hidden), "lm_head.weight": weight(vocab, hidden)}
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    for layer in range(layers):
+        tensors |= {f"model.layers.{layer}.{name}.weight": weight(*shape) for name, shape in sizes.items()}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(hidden)
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "vocab_size": vocab, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "eos_token_id": 1,
+        "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def build(model: str, method: str, **sizes: Any) -> Executor:
+    config = EngineConfig(
+        model=model, device="cpu", dtype="float32", max_model_len=96, page_size=16,
+        speculative_config=json.dumps(METHODS[method]) if method else "", **sizes,
+    )  # fmt: skip
+    return build_executor(config)
+
+
+def requests(rng: random.Random, vocab: int, count: int) -> list[Request]:
+    """Texts that repeat themselves, and every parameter that has a say in what is sampled or when it ends."""
+    made: list[Request] = []
+    shared = [rng.randrange(vocab) for _ in range(33)]
+    while len(made) < count:
+        phrase = [rng.randrange(vocab) for _ in range(rng.randint(1, 7))]
+        prompt = tuple((shared if rng.random() < 0.3 else []) + (phrase * 9)[: rng.randint(2, 40)])
+        most = rng.choice([1, 2, 9, 40, 60])
+        params = SamplingParams(
+            max_tokens=most,
+            min_tokens=rng.choice([0, 0, min(most, 9)]),
+            temperature=rng.choice([0.0, 0.0, 0.2, 0.8]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 0, 7]),
+            seed=rng.getrandbits(40),
+            ignore_eos=rng.random() < 0.6,
+            stop_token_ids=(rng.randrange(vocab),) if rng.random() < 0.3 else (),
+            presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.4]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.0, 1.2]),
+            logit_bias=((rng.randrange(vocab), 2.5),) if rng.random() < 0.2 else (),
+            allowed_token_ids=tuple(rng.sample(range(vocab), 9)) if rng.random() < 0.1 else (),
+            logprobs=rng.choice([None, None, 0, 3]),
+        )
+        family = f"f{len(made)}" if rng.random() < 0.2 else ""
+        for at in range(2 if family else 1):
+            seeded = params if not at else SamplingParams(max_tokens=most, temperature=0.9, seed=rng.getrandbits(40))
+            made.append(Request(str(len(made)), prompt, seeded, priority=rng.randint(-1, 1), family=family))
+    return made
+
+
+@dataclass
+class Answer:
+    """What the outside saw of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: tuple[FinishReason | None, int | None] = (None, None)
+
+
+def serve(
+    executor: Executor, asked: list[Request], seed: int, *, at_once: bool = False, **options: Any
+) -> tuple[dict[str, Answer], EngineStats]:
+    """Every request's answer; they come a few at a time between steps, or all at once."""
+    rng = random.Random(seed)
+    loop = StepLoop(executor, EngineConfig(model="", **options))
+    decide_by_chance(loop, rng)
+    queue, answers = list(asked), {each.id: Answer() for each in asked}
+    while queue or loop.has_work:
+        for _ in range(len(queue) if at_once else min(len(queue), rng.choice([0, 0, 0, 0, 0, 1, 2, 5]))):
+            loop.add(queue.pop(0))
+        output = loop.step()
+        loop.scheduler.check()
+        for row, sequence in enumerate(output.sequences):
+            mine = answers[sequence.request.id]
+            assert mine.finish[0] is None, "a token after the end"
+            mine.tokens.append(output.tokens[row])
+            if output.logprobs and (logprobs := output.logprobs[row]) is not None:
+                mine.logprobs.append(logprobs)
+        for sequence in output.finished:
+            answers[sequence.request.id].finish = sequence.finish, sequence.stop_token
+    return answers, loop.stats()
+
+
+@pytest.mark.parametrize(("method", "seed"), [("ngram", 14), ("suffix", 159)])
+def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None:
+    model = random_llama(tmp_path, seed)
+    plain = build(model, "", max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks=80)
+    asked = requests(random.Random(seed), plain.vocab_size, 30)
+    expected, _ = serve(plain, asked, seed, enable_prefix_caching=False)
+    drafting = build(model, method, max_num_seqs=7, max_num_batched_tokens=31, num_gpu_blocks=17, num_cpu_blocks=9)
+    got, stats = serve(drafting, asked, seed + 1, scheduling_policy="priority")
+    for request in asked:
+        mine, theirs = got[request.id], expected[request.id]
+        assert (mine.tokens, mine.finish) == (theirs.tokens, theirs.finish), request
+        values = [(a.logprob, b.logprob, a.rank - b.rank) for a, b in zip(mine.logprobs, theirs.logprobs, strict=True)]
+        assert all(math.isclose(a, b, abs_tol=1e-4) and not rank for a, b, rank in values), request
+    assert stats.draft_tokens > stats.accepted_tokens > 12
+    assert min(stats.preemptions, stats.prefix_hits) > 0, "the device was meant to be crowded"
+    for each in (plain, drafting):
+        each.close()
+
+
+@pytest.mark.parametrize(("seed", "temperature", "top_p"), [(5, 0.8, 1.0), (6, 1.1, 0.9)])
+def test_sampled_texts_are_distributed_as_the_model_says(
+    seed: int, temperature: float, top_p: float, tmp_path: Path
+) -> None:
+    vocab, length, count = 4, 4, 1000
+    executor = build(
+        random_llama(tmp_path, seed, vocab, spread=0.15),
+        "ngram",
+        max_num_seqs=24,
+        max_num_batched_tokens=120,
+        num_gpu_blocks=48,
+    )
+    prompt = (2, 0, 3, 2, 0, 3, 2, 0, 3)
+    params = [
+        SamplingParams(max_tokens=length, temperature=temperature, top_p=top_p, seed=at, ignore_eos=True)
+        for at in range(count)
+    ]
+    asked = [Request(str(at), prompt, each) for at, each in enumerate(params)]
+    answers, stats = serve(executor, asked, seed, at_once=True)
+    seen = Counter(tuple(answer.tokens) for answer in answers.values())
+    likely = {
+        text: math.prod(_chance(executor, (*prompt, *text[:at]), text[at], temperature, top_p) for at in range(length))
+        for text in itertools.product(range(vocab), repeat=length)
+    }
+    assert sum(likely.values()) == pytest.approx(1.0)
+    assert set(seen) <= {text for text, chance in likely.items() if chance > 0}
+    assert stats.accepted_tokens > count / 40
+    _check_chi_squared([(seen[text], count * chance) for text, chance in likely.items() if chance > 0])
+    executor.close()
+
+
+_known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+
+
+def _chance(executor: Executor, context: tuple[int, ...], token: int, temperature: float, top_p: float) -> float:
+    """The probability of `token` behind `context`, from a forward pass of the whole."""
+    key = (id(executor), context)
+    if key not in _known:
+        decoder = executor.decoder
+        logits = reference_logits(decoder.spec, decoder.weights, list(context), len(context) - 1)[-1]
+        chances = torch.softmax(logits.double() / temperature, dim=-1)
+        order = chances.argsort(descending=True)
+        kept = order[: int((chances[order].cumsum(0) < top_p).sum()) + 1]
+        _known[key] = torch.zeros_like(chances).index_copy(0, kept, chances[kept] / chances[kept].sum())
+    return float(_known[key][token])
+
+
+def _check_chi_squared(pairs: list[tuple[int, float]]) -> None:
+    """Seen and expected counts differ by no more than one experiment in a thousand would (Wilson-Hilferty)."""
+    small = [pair for pair in pairs if pair[1] < 5]
+    cells = [pair for pair in pairs if pair[1] >= 5] + [(sum(a for a, _ in small), sum(b for _, b in small))]
+    cells = [pair for pair in cells if pair[1] > 0]
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    freedom = len(cells) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert freedom > 10, "too few texts are likely"
+    assert statistic < limit, f"chi-squared {statistic:.1f} of {freedom} degrees of freedom, above {limit:.1f}"
