@@ -226,7 +226,7 @@ FLAGS: tuple[Flag, ...] = (
         "enable_expert_parallel",
         switch,
         MEMORY,
-        "share a mixture's experts whole among the GPUs of a stage, not each of them",
+        "share a mixture's experts whole among the GPUs of a stage",
         aliases=("ep",),
     ),
     Flag(

@@ -229,7 +229,6 @@ def test_the_host_pool_is_sized_one_way() -> None:
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
         ("--data-parallel-size 2", "--data-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),
-        ("--enable-expert-parallel", "experts are not split over ranks yet"),
         ("--uvicorn_log_level info", "use --log-level"),
     ],
 )
