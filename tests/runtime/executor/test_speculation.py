@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tests.runtime.drafts.random_pace import decide_by_chance
 
-from stoker_runtime.bench.reference_model import reference_logits
+from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.executor.executor import Executor
