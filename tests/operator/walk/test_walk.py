@@ -67,6 +67,7 @@ async def test_whatever_befalls_a_service(arena: Arena) -> None:
     assert not faults, "\n\n".join(map(str, faults))
 
 
+@pytest.mark.timeout(900)
 async def test_what_failed_once(arena: Arena) -> None:
     faults = await walk_all(arena, KEPT.values(), AT_ONCE)
     assert not faults, "\n\n".join(map(str, faults))
