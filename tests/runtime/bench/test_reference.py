@@ -9,10 +9,19 @@ import pytest
 import torch
 
 from stoker_kernels.block_gemm import decode_blocks
-from stoker_kernels.int8_gemm.reference import int8_linear
-from stoker_kernels.integer_gemm.fragments import to_fragments
-from stoker_kernels.quant import BlockRows, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, LinearWeight, pack_rows
-from stoker_kernels.quant.block_weight import BLOCK_FORMATS, block_row_bytes
+from stoker_kernels.int8_gemm import int8_linear
+from stoker_kernels.integer_gemm import to_fragments
+from stoker_kernels.quant import (
+    BLOCK_FORMATS,
+    BlockRows,
+    BlockWeight,
+    Fp4Weight,
+    Int8Weight,
+    IntegerWeight,
+    LinearWeight,
+    block_row_bytes,
+    pack_rows,
+)
 from stoker_runtime.bench.reference.rotary import rotations
 from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, values_of
 from stoker_runtime.models.rope_config import read_rope
