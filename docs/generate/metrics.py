@@ -13,20 +13,20 @@ from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from stoker_operator import metrics as operator
-from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.request import EngineStats
 
 INTRODUCTION = """
 The server answers at `/metrics` of its port, without a key; operator and activator at `/metrics` of `--http-port`. A
 counter's series ends in `_total`, a histogram's in `_bucket`, `_count` and `_sum`. Seconds and tokens are the units; a
-share is of 1.
+share is of 1. The label `engine` is there where a server has several (`--data-parallel-size`).
 """
 
 
 def page() -> str:
     """docs/reference/metrics.md."""
     server = ServerMetrics("model")
-    server.attach(EngineStats, page_size=16, num_pages=1)
+    server.attach([EngineView(EngineStats, page_size=16, num_pages=1)] * 2)
     server.attach_adapters(dict, max_loras=1)
     own = [found for each in vars(operator).values() if isinstance(each, MetricWrapperBase) for found in each.collect()]
     labels = {each._name: each._labelnames for each in vars(operator).values() if isinstance(each, MetricWrapperBase)}

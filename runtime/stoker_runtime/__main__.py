@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
@@ -21,6 +22,10 @@ from stoker_runtime.process.exit_status import BAD_CONFIGURATION, run_until_exit
 from stoker_runtime.process.log import set_up
 from stoker_runtime.settings.flags import help_text
 from stoker_runtime.settings.parse import describe, parse
+
+if TYPE_CHECKING:
+    from stoker_runtime.engine.engine import AsyncEngine
+    from stoker_runtime.engine.group import EngineGroup
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,15 +52,18 @@ async def serve(config: ServerConfig) -> int:
 
     from stoker_runtime.engine.process import EngineProcess
 
-    process = await EngineProcess.spawn(config.engine, log_level=config.log_level, log_json=config.log_json)
+    processes = [
+        await EngineProcess.spawn(each, log_level=config.log_level, log_json=config.log_json)
+        for each in (replace(engine, data_parallel_rank=rank) for rank in range(engine.data_parallel_size))
+    ]
     try:
         module = "stoker_runtime.serve.fleet" if config.api_server_count > 1 else "stoker_runtime.serve.server"
         await asyncio.to_thread(importlib.import_module, module)
 
-        from stoker_runtime.engine.engine import AsyncEngine
+        from stoker_runtime.engine.group import start_engines
 
-        async def start_engine(engine: EngineConfig) -> AsyncEngine:
-            return await AsyncEngine.start(engine, process=process)
+        async def start_engine(engine: EngineConfig) -> AsyncEngine | EngineGroup:
+            return await start_engines(engine, processes)
 
         if config.api_server_count > 1:
             from stoker_runtime.serve.fleet import Fleet
@@ -66,7 +74,8 @@ async def serve(config: ServerConfig) -> int:
 
         return await Server(config, start_engine).run()
     finally:
-        await process.close(0.0)
+        for process in processes:
+            await process.close(0.0)
 
 
 if __name__ == "__main__":

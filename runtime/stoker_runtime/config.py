@@ -86,7 +86,8 @@ class EngineConfig:
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
     a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
     which each rank holds its heads of its layers. With `enable_expert_parallel` the ranks of a stage share a mixture's
-    experts whole, and not each of them.
+    experts whole, and not each of them. A server runs `data_parallel_size` engines beside each other, each on ranks of
+    its own; this one is `data_parallel_rank`.
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
@@ -131,11 +132,18 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
     kv_events_config: KvEventsConfig | None = None
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
 
     @property
     def ranks(self) -> int:
-        """Processes, and on GPUs devices, that the model runs on."""
+        """Processes, and on GPUs devices, that one engine's model runs on."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def all_ranks(self) -> int:
+        """The ranks of all engines of the server."""
+        return self.ranks * self.data_parallel_size
 
     def validate(self) -> EngineConfig:
         """Return self, or raise ConfigError naming the key, its value and what is allowed."""
@@ -162,10 +170,16 @@ class EngineConfig:
             ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
             ("tensor_parallel_size", self.tensor_parallel_size, 1),
             ("pipeline_parallel_size", self.pipeline_parallel_size, 1),
+            ("data_parallel_size", self.data_parallel_size, 1),
         ]
         for name, number, least in at_least:
             if number < least:
                 raise ConfigError(f"{name} is {number}; it must be at least {least}.", param=name)
+        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_rank is {self.data_parallel_rank} of {self.data_parallel_size} engines.",
+                param="data_parallel_rank",
+            )
         if self.num_cpu_blocks and self.swap_space:
             raise ConfigError(
                 "num_cpu_blocks and swap_space both size the host pool; give one of them.", param="num_cpu_blocks"
@@ -184,6 +198,11 @@ class EngineConfig:
                 param="enable_expert_parallel",
             )
         self._validate_lora()
+        if self.publishes_kv_events and self.data_parallel_size > 1:
+            raise ConfigError(
+                "kv_events_config tells of one engine's cache: it cannot go with data_parallel_size.",
+                param="kv_events_config",
+            )
         if self.publishes_kv_events and not self.enable_prefix_caching:
             raise ConfigError(
                 "kv_events_config tells of the prefix cache: it needs enable_prefix_caching.", param="kv_events_config"
@@ -212,7 +231,7 @@ class EngineConfig:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs enable_lora.", param=name)
             return
-        if self.ranks > 1:
+        if self.all_ranks > 1:
             raise ConfigError("enable_lora serves adapters of a model on one rank only so far.", param="enable_lora")
         if self.runner == "pooling":
             raise ConfigError(

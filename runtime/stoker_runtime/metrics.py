@@ -125,14 +125,21 @@ SPECULATION = (
 """Counters of a server that verifies drafts."""
 
 
+class EngineView(NamedTuple):
+    """What of an engine its metrics are made of: its newest heartbeat, tokens of a page, and pages."""
+
+    stats: Callable[[], EngineStats]
+    page_size: int
+    num_pages: int
+
+
 class ServerMetrics(Collector):
     """The numbers of one server. `model_name` labels every series."""
 
     def __init__(self, model_name: str, board: Board | None = None) -> None:
         self.model_name = model_name
         self.board = board = board or Board()
-        self.cache_config: dict[str, str] = {}
-        self._stats: Callable[[], EngineStats] = EngineStats
+        self._engines: tuple[EngineView, ...] = (EngineView(EngineStats, 0, 0),)
         self._adapters: Callable[[], Mapping[str, Adapter]] | None = None
         self._max_loras = 0
         self._finished = {reason: board.take(1) for reason in FinishReason}
@@ -153,10 +160,9 @@ class ServerMetrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def attach(self, stats: Callable[[], EngineStats], page_size: int, num_pages: int) -> None:
-        """Read gauges and counters from `stats` from now on."""
-        self._stats = stats
-        self.cache_config = {"block_size": str(page_size), "num_gpu_blocks": str(num_pages)}
+    def attach(self, engines: Sequence[EngineView]) -> None:
+        """Read gauges and counters from these engines from now on. Several have a label `engine`, their number."""
+        self._engines = tuple(engines)
 
     def attach_adapters(self, served: Callable[[], Mapping[str, Adapter]], max_loras: int) -> None:
         """Tell of adapters too, by the names that are `served`."""
@@ -202,17 +208,19 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for prometheus_client."""
-        stats, labels = self._stats(), ["model_name"]
-        for gauge in GAUGES:
-            gauges = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
-            gauges.add_metric([self.model_name], gauge.read(stats))
-            yield gauges
-        for counter in (*COUNTERS, *(SPECULATION if stats.accepted_by_position else ())):
-            counters = CounterMetricFamily(counter.name, counter.help, labels=labels)
-            counters.add_metric([self.model_name], counter.read(stats))
-            yield counters
-        if stats.accepted_by_position:
-            yield self._accepted_by_position(stats)
+        every, labels = [each.stats() for each in self._engines], ["model_name"]
+        several = len(every) > 1
+        own = [*labels, "engine"] if several else labels
+        values = [[self.model_name, str(number)] if several else [self.model_name] for number in range(len(every))]
+        counters = (*COUNTERS, *(SPECULATION if every[0].accepted_by_position else ()))
+        for kind, family in ((GAUGES, GaugeMetricFamily), (counters, CounterMetricFamily)):
+            for gauge in kind:
+                found = family(gauge.name, gauge.help, labels=own)
+                for value, stats in zip(values, every, strict=True):
+                    found.add_metric(value, gauge.read(stats))
+                yield found
+        if every[0].accepted_by_position:
+            yield self._accepted_by_position(own, values, every)
         idle = GaugeMetricFamily("stoker:idle_seconds", "Time since the last request; 0 while one runs", labels=labels)
         idle.add_metric([self.model_name], self.board.idle_seconds(time.monotonic()))
         yield idle
@@ -227,13 +235,15 @@ class ServerMetrics(Collector):
             spans = CounterMetricFamily(name, said, labels=labels)
             spans.add_metric([self.model_name], self.board.total(at))
             yield spans
-        if self.cache_config:
-            config = {**self.cache_config, "num_cpu_blocks": str(stats.host_pages_total)}
-            info = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration", labels=[*labels, *config])
-            info.add_metric([self.model_name, *config.values()], 1.0)
+        if self._engines[0].page_size:
+            names = ("block_size", "num_gpu_blocks", "num_cpu_blocks")
+            info = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration", labels=[*own, *names])
+            for value, each, stats in zip(values, self._engines, every, strict=True):
+                sizes = (each.page_size, each.num_pages, stats.host_pages_total)
+                info.add_metric([*value, *map(str, sizes)], 1.0)
             yield info
         if self._adapters is not None:
-            yield self._lora_info(stats, self._adapters())
+            yield self._lora_info(every[0], self._adapters())
         histograms = (self._first_token, self._inter_token, self._end_to_end, self._queue, self._per_token)
         for histogram in (*histograms, self._prompt, self._generated):
             yield histogram.family(self.model_name)
@@ -254,14 +264,17 @@ class ServerMetrics(Collector):
         family.add_metric([str(self._max_loras), *listed], time.time())
         return family
 
-    def _accepted_by_position(self, stats: EngineStats) -> Metric:
+    def _accepted_by_position(
+        self, labels: Sequence[str], values: Sequence[list[str]], every: Sequence[EngineStats]
+    ) -> Metric:
         family = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were accepted, by their place in the draft",
-            labels=["model_name", "position"],
+            labels=[*labels, "position"],
         )
-        for position, accepted in enumerate(stats.accepted_by_position):
-            family.add_metric([self.model_name, str(position)], accepted)
+        for value, stats in zip(values, every, strict=True):
+            for position, accepted in enumerate(stats.accepted_by_position):
+                family.add_metric([*value, str(position)], accepted)
         return family
 
     def _success(self) -> Metric:

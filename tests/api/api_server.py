@@ -20,7 +20,7 @@ from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.tools.dialect import choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.serve.port import open_port
 from stoker_runtime.serve.server import uvicorn_config
 from stoker_runtime.text.chat_template import ChatTemplate
@@ -68,7 +68,7 @@ def make_state(engine: FakeEngine, template: str | None = TEMPLATE, **settings: 
         choose_dialect(config, chat_template),
         names=config.model_names,
     )
-    state.metrics.attach(engine.stats, page_size=16, num_pages=100)
+    state.metrics.attach([EngineView(engine.stats, page_size=16, num_pages=100)])
     state.phase = Phase.READY
     return state
 

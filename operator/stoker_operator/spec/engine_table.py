@@ -23,6 +23,7 @@ SETTINGS: frozenset[str] = frozenset({
     "config",
     "cpu-kv-gb",
     "cpu-threads",
+    "data-parallel-size",
     "device",
     "drain-seconds",
     "dtype",
@@ -106,6 +107,7 @@ WORDS: frozenset[str] = frozenset({
 
 ALIASES: dict[str, str] = {
     "asc": "api-server-count",
+    "dp": "data-parallel-size",
     "ep": "enable-expert-parallel",
     "kv-offloading-size": "swap-space",
     "num-gpu-blocks-override": "num-gpu-blocks",
@@ -170,7 +172,6 @@ VLLM_ONE_WORD: frozenset[str] = frozenset({
     "chat-template-content-format",
     "config-format",
     "cpu-offload-gb",
-    "data-parallel-size",
     "load-format",
     "lora-dtype",
     "max-logprobs",

@@ -291,7 +291,8 @@ def run(build: ExecutorFactory) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    set_up(start.log_level, start.log_json)
+    name = f"engine {start.config.data_parallel_rank}" if start.config.data_parallel_size > 1 else ""
+    set_up(start.log_level, start.log_json, name)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, 0)

@@ -36,6 +36,7 @@ from stoker_runtime.engine.messages import (
     decode,
     encode,
 )
+from stoker_runtime.engine.placing import Load as EngineLoad
 from stoker_runtime.engine.process import COMMAND, EngineProcess
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.engine.watchdog import Watchdog
@@ -131,9 +132,19 @@ class AsyncEngine:
         return self._ready.result()
 
     @property
-    def endpoint(self) -> str | None:
-        """Where further API processes can attach; None when this one attached itself."""
-        return self._process.endpoint if self._process is not None else None
+    def endpoints(self) -> tuple[str, ...]:
+        """Where further API processes can attach: one address; none when this one attached itself."""
+        return (self._process.endpoint,) if self._process is not None else ()
+
+    @property
+    def engines(self) -> tuple[AsyncEngine, ...]:
+        """Each engine by itself: this one."""
+        return (self,)
+
+    @property
+    def load(self) -> EngineLoad:
+        """What it has to do, by the newest heartbeat and what was sent since."""
+        return self._ledger.load
 
     @property
     def max_model_len(self) -> int:

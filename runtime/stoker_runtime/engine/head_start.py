@@ -32,8 +32,8 @@ def begin(config: EngineConfig) -> UploadAhead | None:
     threading.Thread(
         target=read_ahead, args=(weight_files(config.model),), name="stoker-read-ahead", daemon=True
     ).start()
-    # Of several ranks each reads its slices of the files, to its own device.
-    if config.device == "cpu" or config.ranks > 1:
+    # Of several ranks, or engines, each reads what it needs of the files, to its own device.
+    if config.device == "cpu" or config.all_ranks > 1:
         return None
     ahead = UploadAhead(uploadable(config.model), lambda free, total: upload_room(config, free, total))
     threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()

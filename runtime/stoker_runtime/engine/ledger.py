@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from time import monotonic
 
 from stoker_runtime.engine.messages import Finished, Step
+from stoker_runtime.engine.placing import Load
 from stoker_runtime.engine.stream import Part, TokenStream
 from stoker_runtime.errors import CapacityError, RequestError, StokerError
 from stoker_runtime.request import EngineStats, FinishReason, Request
@@ -48,17 +49,19 @@ class Ledger:
         """The open requests."""
         return list(self._handle_of)
 
+    @property
+    def load(self) -> Load:
+        """What waits by the newest heartbeat, and what was sent and is not part of it yet; and what runs."""
+        return Load(self.stats.waiting + self._sent - self._received, self.stats.running)
+
     def refuse_running(self, request: Request) -> None:
         """Raise RequestError when a request with the same id is open."""
         if request.id in self._handle_of:
             raise RequestError(f"A request with the id {request.id!r} is running already.", param="request_id")
 
     def refuse_beyond(self, max_queued: int, count: int) -> None:
-        """Raise CapacityError when `count` more requests would make the queue longer than `max_queued`.
-
-        What waits is what the newest heartbeat says, and what was sent and is not part of it yet.
-        """
-        waiting = self.stats.waiting + self._sent - self._received
+        """Raise CapacityError when `count` more requests would make the queue longer than `max_queued`."""
+        waiting = self.load.waiting
         if waiting + count > max_queued:
             full = CapacityError(f"The queue is full (waiting: {waiting}); try again later.")
             full.retry_after = self._admissions.retry_after(waiting, monotonic())

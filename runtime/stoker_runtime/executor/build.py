@@ -21,7 +21,7 @@ from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor.device import (
     device_memory,
     multiplies_bf16,
-    open_device,
+    open_rank_device,
     phase,
     pin_kernels,
     use_threads,
@@ -104,7 +104,7 @@ def _build(
     cut = rank.cut(whole) if rank else None
     spec = cut.spec if cut else whole
     with phase("device", seconds):
-        device = open_device(config.device, rank.place.rank if rank else None, config.ranks)
+        device = open_rank_device(config, rank.place.rank if rank else 0)
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
@@ -115,7 +115,7 @@ def _build(
     pin_kernels(config)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     if device.type == "cpu":
-        use_threads(config, weights_bytes, config.ranks)
+        use_threads(config, weights_bytes, config.all_ranks)
     host = plan_host(config, spec, free_host_memory)
     state = state_bytes(config, spec) + host.device_bytes(config.device)
     plan = plan_memory(config, spec, memory, weights_bytes, state)

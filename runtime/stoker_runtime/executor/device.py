@@ -33,6 +33,12 @@ def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
     log.info("start: %-8s %6.2f s", name, seconds[name])
 
 
+def open_rank_device(config: EngineConfig, rank: int = 0) -> torch.device:
+    """The device of one rank of one of the server's engines. Errors as `open_device`."""
+    own = config.data_parallel_rank * config.ranks + rank
+    return open_device(config.device, own if config.all_ranks > 1 else None, config.all_ranks)
+
+
 def open_device(name: str, index: int | None = None, count: int = 1) -> torch.device:
     """The device called "cuda", "cpu" or "auto" (cuda where there is one), its context created.
 
@@ -48,8 +54,8 @@ def open_device(name: str, index: int | None = None, count: int = 1) -> torch.de
         return torch.device("cpu")
     if torch.cuda.device_count() < count:
         raise ConfigError(
-            f"tensor_parallel_size · pipeline_parallel_size is {count}, but {torch.cuda.device_count()} CUDA devices "
-            "are visible; lower --tensor-parallel-size, or give the server more GPUs.",
+            f"tensor_parallel_size · pipeline_parallel_size · data_parallel_size is {count}, but "
+            f"{torch.cuda.device_count()} CUDA devices are visible; lower one of them, or give the server more GPUs.",
             param="tensor_parallel_size",
         )
     if index is not None:

@@ -14,7 +14,7 @@ import torch
 from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import KernelUnavailableError, ModelError
-from stoker_runtime.executor.device import device_memory, open_device, phase, pin_kernels
+from stoker_runtime.executor.device import device_memory, open_rank_device, phase, pin_kernels
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
@@ -62,7 +62,7 @@ def build_pooling_executor(
     """Load the model and allocate everything. Raises ConfigError, ModelError, KernelUnavailableError."""
     with phase("device", seconds):
         spec = pooling_spec(source)
-        device = open_device(config.device)
+        device = open_rank_device(config)
         config = resolve_pooling(config, spec, pooling, device.type)
         if device.type == "cpu":
             ahead = None

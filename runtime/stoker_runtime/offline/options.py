@@ -24,7 +24,6 @@ RENAMED = {
 }
 ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
-    "enable_expert_parallel": (False,),
     "trust_remote_code": (False, True),
     "disable_log_stats": (False, True),
     "enable_chunked_prefill": (None, True),

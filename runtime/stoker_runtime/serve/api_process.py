@@ -1,7 +1,7 @@
 """One of several API processes: `python -m stoker_runtime.serve.api_process`, started by fleet.py.
 
 Invariants: what it needs comes pickled through its standard input: its assignment, and when the engine is ready, the
-engine's endpoint, or None when it will not be. When that pipe closes, the process ends, whatever it is doing.
+engines' endpoints, or None when there will be none. When that pipe closes, the process ends, whatever it is doing.
 Knows nothing of the other API processes but the board that they share.
 """
 
@@ -20,6 +20,7 @@ from typing import BinaryIO
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
+from stoker_runtime.engine.group import EngineGroup, attach_engines
 from stoker_runtime.errors import EngineError
 from stoker_runtime.process.board import Board
 from stoker_runtime.process.exit_status import FAILED, run_until_exit
@@ -44,13 +45,13 @@ async def serve(assignment: Assignment, stream: BinaryIO) -> int:
     def clean_up() -> None:
         shutil.rmtree(assignment.folder, ignore_errors=True)
 
-    async def attach(_: EngineConfig) -> AsyncEngine:
-        endpoint = await asyncio.to_thread(read_endpoint, stream, clean_up)
-        if endpoint is None:
+    async def attach(_: EngineConfig) -> AsyncEngine | EngineGroup:
+        endpoints = await asyncio.to_thread(read_endpoints, stream, clean_up)
+        if endpoints is None:
             await asyncio.Event().wait()  # for the signal that comes with it
             raise EngineError("the server ends before its engine is ready")
         threading.Thread(target=exit_with_parent, args=(stream, clean_up), daemon=True).start()
-        return await AsyncEngine.attach(endpoint)
+        return await attach_engines(endpoints)
 
     board = Board.mapped(assignment.board, assignment.rows, assignment.row)
     listener = socket.socket(fileno=assignment.listener)
@@ -58,14 +59,14 @@ async def serve(assignment: Assignment, stream: BinaryIO) -> int:
     return await Server(assignment.config, attach, Seat(listener, board, store)).run()
 
 
-def read_endpoint(stream: BinaryIO, clean_up: Callable[[], None]) -> str | None:
-    """Wait until the engine is ready (None: the server ends before). Cleans up and ends when the parent is gone."""
+def read_endpoints(stream: BinaryIO, clean_up: Callable[[], None]) -> tuple[str, ...] | None:
+    """Wait until the engines are ready (None: the server ends before). Cleans up and ends when the parent is gone."""
     try:
-        endpoint: str | None = pickle.load(stream)
+        endpoints: tuple[str, ...] | None = pickle.load(stream)
     except EOFError:
         clean_up()
         os._exit(FAILED)
-    return endpoint
+    return endpoints
 
 
 if __name__ == "__main__":

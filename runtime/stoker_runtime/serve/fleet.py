@@ -32,8 +32,9 @@ from stoker_runtime.engine.process import describe_status
 from stoker_runtime.errors import ConfigError, EngineError
 from stoker_runtime.process.board import Board
 from stoker_runtime.process.exit_status import FORCED_EXIT
+from stoker_runtime.serve.owned_engine import Mortal
 from stoker_runtime.serve.port import address, open_ports
-from stoker_runtime.serve.server import Mortal, outlast
+from stoker_runtime.serve.server import outlast
 from stoker_runtime.serve.tls import tls_context
 from stoker_runtime.tracing import require_tracing
 
@@ -50,8 +51,8 @@ class SharedEngine(Mortal, Protocol):
     """An engine that this process started and others attach to."""
 
     @property
-    def endpoint(self) -> str | None:
-        """Where they attach."""
+    def endpoints(self) -> tuple[str, ...]:
+        """Where they attach: one address an engine."""
         ...
 
     async def close(self) -> None:
@@ -61,7 +62,7 @@ class SharedEngine(Mortal, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What an API process is told first, through its standard input; the engine's endpoint follows, or None: no engine.
+    """What an API process is told first, through its standard input; the engines' endpoints follow, or None: no engine.
 
     `folder` is for what all of them share and nobody else may read; it ends with this process, or else with them.
     """
@@ -163,7 +164,7 @@ class Fleet:
     ) -> None:
         """Let the API processes attach, and replace those that die, until a signal or the engine's death."""
         for process in self._processes.values():
-            tell(process, engine.endpoint)
+            tell(process, engine.endpoints)
         losing = asyncio.ensure_future(outlast(engine))
         try:
             while not stopping.done() and not losing.done():
@@ -190,7 +191,7 @@ class Fleet:
         ended = describe_status(self._processes[row].returncode or 0)
         log.error("API process %d ended with %s; its requests are lost, another one starts", row + 1, ended)
         await self._spawn(row, listener)
-        tell(self._processes[row], engine.endpoint)
+        tell(self._processes[row], engine.endpoints)
 
     def _give_up(self) -> None:
         """Raise for the processes that ended."""

@@ -20,28 +20,27 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import uvicorn
 
 from stoker_runtime.api.answering.state import Phase, ServerState, Service
 from stoker_runtime.api.app import Application
-from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults, load_defaults
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
-from stoker_runtime.errors import EngineDeadError
-from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.pooling import PoolingSpec, read_pooling
 from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
 from stoker_runtime.serve.bounds import BoundedProtocol
+from stoker_runtime.serve.owned_engine import Mortal, OwnedEngine, StartEngine
 from stoker_runtime.serve.port import BACKLOG, address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
 from stoker_runtime.serve.warm_up import warm_up
@@ -55,54 +54,6 @@ GOODBYE_SECONDS = 2.0
 MOURNING_SECONDS = 5.0
 WARM_UP_SECONDS = 300.0
 POLL_SECONDS = 0.02
-
-
-class ReadySizes(Protocol):
-    """What a started engine decided on."""
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a KV page."""
-        ...
-
-    @property
-    def num_pages(self) -> int:
-        """KV pages."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer."""
-        ...
-
-    @property
-    def description(self) -> Mapping[str, str]:
-        """What the engine says of itself."""
-        ...
-
-
-class Mortal(Protocol):
-    """An engine that can die."""
-
-    async def died(self) -> EngineDeadError:
-        """Wait until the engine process is gone; what ended it."""
-        ...
-
-
-class OwnedEngine(EngineClient, Mortal, Protocol):
-    """An engine that this process started and must close."""
-
-    @property
-    def ready(self) -> ReadySizes:
-        """The sizes that the engine decided on."""
-        ...
-
-    async def close(self) -> None:
-        """Stop the engine process. Idempotent."""
-        ...
-
-
-StartEngine = Callable[[EngineConfig], Awaitable[OwnedEngine]]
 
 
 class Phases:
@@ -250,7 +201,8 @@ class Server:
         self.state.service = service
         self.state.detail = "the warm-up completion is running"
         with phases.measure("warm-up"):
-            await asyncio.wait_for(warm_up(service), WARM_UP_SECONDS)
+            for each in self._engine.engines:
+                await asyncio.wait_for(warm_up(service, each), WARM_UP_SECONDS)
         self._board.cells[WARM] = 1.0
         self._board.cells[LAST] = time.monotonic()
         while not self._board.all_warm:
@@ -275,7 +227,9 @@ class Server:
             engine.ready.eos_token_ids,
             self.config.engine.max_queued,
         )
-        self.state.metrics.attach(engine.stats, engine.ready.page_size, engine.ready.num_pages)
+        self.state.metrics.attach([
+            EngineView(each.stats, each.ready.page_size, each.ready.num_pages) for each in engine.engines
+        ])  # fmt: skip
         if self.config.engine.enable_lora:
             self.state.metrics.attach_adapters(lambda: engine.adapters, self.config.engine.max_loras)
         return Service(

@@ -9,14 +9,15 @@ import time
 from dataclasses import replace
 
 from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.errors import EngineError
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 
 WARM_UP_TOKENS = 2
 
 
-async def warm_up(service: Service) -> None:
-    """Let one short completion, or text to pool, through the engine. Raises EngineError when it does not come out."""
+async def warm_up(service: Service, engine: EngineClient) -> None:
+    """Let one short completion, or text to pool, through an engine. Raises EngineError when it does not come out."""
     prompt = tuple(at % service.limits.vocab_size for at in range(4))
     request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
     if service.pooling is None:
@@ -27,7 +28,7 @@ async def warm_up(service: Service) -> None:
         prompt = prompt[: service.limits.max_model_len]
         params, good = SamplingParams(max_tokens=0), FinishReason.STOP
         request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
-    stream = service.engine.submit([request])
+    stream = engine.submit([request])
     while True:
         for output in await stream.next():
             if output.finish is good:

@@ -222,6 +222,15 @@ FLAGS: tuple[Flag, ...] = (
         aliases=("pp",),
     ),
     Flag(
+        "data-parallel-size",
+        "data_parallel_size",
+        integer(1),
+        MEMORY,
+        "engines side by side, each with the model on GPUs of its own",
+        "N",
+        aliases=("dp",),
+    ),
+    Flag(
         "enable-expert-parallel",
         "enable_expert_parallel",
         switch,

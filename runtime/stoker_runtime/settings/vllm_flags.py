@@ -29,7 +29,6 @@ ALWAYS = {
 """Switches that are accepted; where there is a reason, switching it off is refused with it."""
 
 ONE_VALUE = {
-    "data-parallel-size": (("1",), "start several servers, or several replicas of an InferenceService"),
     "lora-dtype": (("auto",), "adapters have the model's own type"),
     "load-format": (("auto",), "safetensors and GGUF are told apart by the files"),
     "config-format": (("auto",), "it is told by the files"),

@@ -121,8 +121,10 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     spec = build_spec(source)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
+    several = config.data_parallel_size
+    beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
     if config.ranks == 1:
-        return model_lines(spec, config, memory), config.dtype
+        return [*beside, *model_lines(spec, config, memory)], config.dtype
     ranks = places(
         config.tensor_parallel_size, config.pipeline_parallel_size, whole_experts=config.enable_expert_parallel
     )
@@ -136,7 +138,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         ("weights of all", gib(sum(size))),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
-    return [*lines, *model_lines(parts[fullest], config, memory)], config.dtype
+    return [*beside, *lines, *model_lines(parts[fullest], config, memory)], config.dtype
 
 
 def pooling_lines(

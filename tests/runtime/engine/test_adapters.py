@@ -38,8 +38,7 @@ async def finish(engine: AsyncEngine, adapter: int) -> FinishReason | None:
 async def test_what_one_client_loads_all_are_told_of() -> None:
     async with await AsyncEngine.start(CONFIG, command=[*COMMAND, "adapters"], log_level="error") as first:
         assert first.adapters["ada"].parent == "base"
-        assert first.endpoint is not None
-        async with await AsyncEngine.attach(first.endpoint) as second:
+        async with await AsyncEngine.attach(first.endpoints[0]) as second:
             assert second.adapters == first.adapters, "known before the first request"
             await second.load_adapter("bo", "/bo", parent="other")
             assert (second.adapters["bo"].path, second.adapters["bo"].parent) == ("/bo", "other")

@@ -310,8 +310,7 @@ def is_running(pid: int) -> bool:
 
 async def test_two_api_processes_share_an_engine(start: Starter) -> None:
     owner = await start("slow")
-    assert owner.endpoint is not None
-    guest = await AsyncEngine.attach(owner.endpoint)
+    guest = await AsyncEngine.attach(owner.endpoints[0])
     mine, theirs = owner.submit([request("same", 30)]), guest.submit([request("same", 12)])
     ours = await asyncio.gather(read(mine, "same"), read(theirs, "same"))
     assert [len(tokens(each["same"])) for each in ours] == [30, 12]

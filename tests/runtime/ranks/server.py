@@ -40,6 +40,13 @@ class Server:
             time.sleep(0.1)
         raise AssertionError("".join(self._log))
 
+    @property
+    def log(self) -> str:
+        """What it has said. Once it has ended, all of it."""
+        if self._popen.poll() is not None:
+            self._reader.join(10)
+        return "".join(self._log)
+
     def exit_status(self, seconds: float) -> int:
         """How it ended."""
         return self._popen.wait(seconds)

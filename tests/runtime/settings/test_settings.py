@@ -190,7 +190,9 @@ def test_every_field_has_a_flag() -> None:
     from stoker_runtime.config import EngineConfig, ServerConfig
 
     fields: list[dataclasses.Field[Any]] = [*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerConfig)]
-    assert {field.name for field in fields} - {"engine"} == {flag.field for flag in FLAGS if flag.field}
+    # Which of several engines it is, the server tells each.
+    untold = {"engine", "data_parallel_rank"}
+    assert {field.name for field in fields} - untold == {flag.field for flag in FLAGS if flag.field}
 
 
 def test_description_shows_what_was_set_and_counts_secrets() -> None:
@@ -227,7 +229,6 @@ def test_the_host_pool_is_sized_one_way() -> None:
     [
         ("--num-speculative-tokens 3", "it is a field of --speculative-config"),
         ("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
-        ("--data-parallel-size 2", "--data-parallel-size can only be 1"),
         ("--load-format=gguf", "can only be auto"),
         ("--uvicorn_log_level info", "use --log-level"),
     ],
@@ -343,3 +344,15 @@ def test_other_kv_events_are_refused(value: str) -> None:
 def test_sleep_mode_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="--enable-sleep-mode is not supported: weights stay on the device"):
         parse(["m", "--enable-sleep-mode"], {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--enable-lora"], "one rank only"),
+        (["--kv-events-config", '{"enable_kv_cache_events": true}'], "one engine's cache"),
+    ],
+)
+def test_what_one_engine_alone_serves_is_refused_of_several(flags: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(["m", "--data-parallel-size", "3", *flags], {})

@@ -1,0 +1,82 @@
+"""`--data-parallel-size`: several engines behind one port and several API processes, with real clients under load."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+from tests.runtime.ranks.server import Server
+
+PATIENCE = 150.0
+ENGINES = 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Server, str]]:
+    server = Server(
+        "shape:tiny", "--device", "cpu", "--cpu-threads", "1", "--data-parallel-size", str(ENGINES),
+        "--api-server-count", "2", "--max-num-seqs", "4", "--max-model-len", "512",
+    )  # fmt: skip
+    try:
+        yield server, server.wait_ready(PATIENCE)
+    finally:
+        server.close()
+
+
+def by_engine(url: str, series: str) -> list[float]:
+    """A series of each engine, in their order."""
+    text = httpx.get(f"{url}/metrics", timeout=PATIENCE).text
+    found = re.findall(rf'^{series}{{engine="(\d)",model_name="shape:tiny"}} (\S+)$', text, re.MULTILINE)
+    assert [number for number, _ in found] == [str(number) for number in range(ENGINES)], text
+    return [float(value) for _, value in found]
+
+
+def test_requests_go_to_all_engines_and_answers_are_one_engine_s(server: tuple[Server, str]) -> None:
+    _, url = server
+    client = OpenAI(base_url=f"{url}/v1", api_key="-", timeout=PATIENCE)
+    before = by_engine(url, "vllm:generation_tokens_total")
+
+    def ask(number: int) -> str:
+        prompt = [3 + (number % 4 + at) % 100 for at in range(30)]
+        answer = client.completions.create(
+            model="shape:tiny", prompt=prompt, max_tokens=12, temperature=0.0, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 12
+        return answer.choices[0].text
+
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        texts = list(pool.map(ask, range(48)))
+    # The same prompt has the same answer, whichever engine it came from.
+    assert len({(number % 4, text) for number, text in enumerate(texts)}) == 4
+    deadline = time.monotonic() + PATIENCE
+    while sum(by_engine(url, "vllm:generation_tokens_total")) - sum(before) < 48 * 12:
+        assert time.monotonic() < deadline, "the engines did not tell of all tokens"
+        time.sleep(0.1)
+    grown = [now - then for now, then in zip(by_engine(url, "vllm:generation_tokens_total"), before, strict=True)]
+    assert sum(grown) == 48 * 12
+    assert min(grown) > 0
+
+
+def test_a_dead_engine_ends_the_server_and_says_which(server: tuple[Server, str]) -> None:
+    process, _ = server
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    children = [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    engines = [pid for pid in children if "stoker_runtime.engine.core" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(engines) == ENGINES
+    os.kill(engines[1], signal.SIGKILL)
+    assert process.exit_status(PATIENCE) == 1
+    assert "Engine 1: The engine process ended with signal SIGKILL" in process.log
+    for pid in engines:
+        deadline = time.monotonic() + PATIENCE
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline, "an engine is left"
+            time.sleep(0.05)
