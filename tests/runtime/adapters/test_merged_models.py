@@ -61,7 +61,6 @@ def test_each_row_gives_the_tokens_of_its_merged_model(
     with LLM(str(base), **SIZES, speculative_config={"method": "suffix", "num_speculative_tokens": 4}) as llm:
         decide_by_chance(llm.engine, random.Random(name))
         assert run(llm, [PROMPT] * 2 * len(loras), loras * 2, 12) == expected * 2
-        assert llm.engine.stats().accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
