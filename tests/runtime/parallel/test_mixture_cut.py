@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import quantize_weight
+from stoker_runtime.bench.reference.mixture import expert_values
 from stoker_runtime.checkpoint.read_entry import SMALL_GAP, read_entry
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.config import EngineConfig
@@ -115,9 +116,7 @@ def loaded(model: str, place: Place | None = None) -> MixtureWeights:
 
 def values(weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
     """Gate, up and down of all experts as numbers, `[E, …]`."""
-    from stoker_kernels.moe.reference import _matrices
-
-    both, down = zip(*(_matrices(weights, expert) for expert in range(weights.experts)), strict=True)
+    both, down = zip(*(expert_values(weights, expert) for expert in range(weights.experts)), strict=True)
     gate, up = torch.stack(both).chunk(2, 1)
     return gate, up, torch.stack(down)
 

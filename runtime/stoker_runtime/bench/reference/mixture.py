@@ -66,10 +66,7 @@ def _sparsemixer(spec: MoeSpec, logits: Tensor) -> Tensor:
 
 
 def _expert(spec: MoeSpec, of: ExpertWeights, expert: int, x: Tensor) -> Tensor:
-    gate_up, down = (
-        _values(of.gate_up[expert], of.gate_up_scale, expert, of),
-        _values(of.down[expert], of.down_scale, expert, of),
-    )
+    gate_up, down = expert_values(of, expert)
     both = F.linear(_rounded(x, of), gate_up)
     if of.gate_up_bias is not None:
         both = both + of.gate_up_bias[expert].float()
@@ -83,12 +80,19 @@ def _expert(spec: MoeSpec, of: ExpertWeights, expert: int, x: Tensor) -> Tensor:
     return given if of.down_bias is None else given + of.down_bias[expert].float()
 
 
-def _values(data: Tensor, scale: Tensor | None, expert: int, of: ExpertWeights) -> Tensor:
-    if scale is None:
-        return data.float()
+def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
+    """The numbers of an expert: gate above up `[2F, H]`, each in blocks of its own, and down `[H, F]`; fp32."""
+    gate_up, down = of.gate_up[expert], of.down[expert]
+    if of.gate_up_scale is None or of.down_scale is None:
+        return gate_up.float(), down.float()
+    halves = zip(gate_up.chunk(2), of.gate_up_scale[expert].chunk(2), strict=True)
+    return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)
+
+
+def _values(data: Tensor, scale: Tensor, of: ExpertWeights) -> Tensor:
     if of.kind == "fp8_channel":
-        return data.float() * scale[expert][:, None]
-    return fp8_values(LinearWeight(data, scale[expert], "fp8_block"))
+        return data.float() * scale[:, None]
+    return fp8_values(LinearWeight(data, scale, "fp8_block"))
 
 
 def _rounded(x: Tensor, of: ExpertWeights) -> Tensor:
