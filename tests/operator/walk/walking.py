@@ -75,17 +75,23 @@ async def _step(world: World, name: str, number: int) -> None:
     world.said.append(f"--- {name} {number}")
     await step.act(world, number)
     after = await world.service()
-    careful = step.on_gpu or not (_by_turns(before) or _by_turns(after))
+    careful = not (_asks_to_stop(before) or _asks_to_stop(after)) and (
+        step.on_gpu or not (_on_gpu(before) or _on_gpu(after))
+    )
     world.must_serve = served and step.harmless and careful
     await world.settle()
     await check(world)
     world.must_serve = False
 
 
-def _by_turns(service: Any) -> bool:
+def _on_gpu(service: Any) -> bool:
     """Whether a change may have to take the place of a pod that serves."""
-    spec = service["spec"]
-    return bool(spec["resources"].get("gpus")) or (spec.get("rollout") or {}).get("strategy", "Auto") != "Auto"
+    return bool(service["spec"]["resources"].get("gpus"))
+
+
+def _asks_to_stop(service: Any) -> bool:
+    """Whether the spec itself wants changes to end who serves first."""
+    return bool((service["spec"].get("rollout") or {}).get("strategy", "Auto") != "Auto")
 
 
 async def check(world: World) -> None:
