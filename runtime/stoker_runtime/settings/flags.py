@@ -63,6 +63,8 @@ class Flag:
 
 MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
 
+_ENGINES = "engines side by side, each with the model on GPUs of its own"
+_EXPERTS = "share a mixture's experts whole among the GPUs of a stage"
 FLAGS: tuple[Flag, ...] = (
     Flag("model", "model", text, MODEL, "ORG/NAME, folder, .gguf file or shape:NAME; usually given bare", "MODEL"),
     Flag("revision", "revision", text, MODEL, "branch, tag or commit of a model of the hub [main]", "REVISION"),
@@ -221,23 +223,8 @@ FLAGS: tuple[Flag, ...] = (
         "N",
         aliases=("pp",),
     ),
-    Flag(
-        "data-parallel-size",
-        "data_parallel_size",
-        integer(1),
-        MEMORY,
-        "engines side by side, each with the model on GPUs of its own",
-        "N",
-        aliases=("dp",),
-    ),
-    Flag(
-        "enable-expert-parallel",
-        "enable_expert_parallel",
-        switch,
-        MEMORY,
-        "share a mixture's experts whole among the GPUs of a stage",
-        aliases=("ep",),
-    ),
+    Flag("data-parallel-size", "data_parallel_size", integer(1), MEMORY, _ENGINES, "N", aliases=("dp",)),
+    Flag("enable-expert-parallel", "enable_expert_parallel", switch, MEMORY, _EXPERTS, aliases=("ep",)),
     Flag(
         "max-num-seqs",
         "max_num_seqs",
