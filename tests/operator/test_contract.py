@@ -55,6 +55,7 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
         {"uri": "hf://org/model", "endpoint": "http://hub", "files": {"allow": ["*.gguf"], "ignore": ["x", "y"]}},
         {"uri": "https://host/m.gguf", "sha256": {"m.gguf": "ab" * 32}},
         {"uri": "s3://bucket/team/m", "endpoint": "http://minio:9000", "secretRef": {"name": "keys"}},
+        {"uri": "oci://registry.internal:5000/team/m:v1", "secretRef": {"name": "login"}},
         {"uri": "file:///weights/m.gguf"},
         {"uri": "pvc://claim/dir"},
     ],

@@ -61,6 +61,8 @@ GOOD: list[dict[str, Any]] = [
     {"cache": {"verify": "Scheduled", "verifyEvery": "90m", "pvc": {"accessMode": "ReadWriteMany"}}},
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"verify": "Scheduled", "verifyEvery": "8760h"}},
     {"model": {"uri": "s3://a.bucket-9/team/x/m.gguf", "secretRef": {"name": "keys"}, "endpoint": "http://minio:9000"}},
+    {"model": {"uri": f"oci://reg.io:5000/team/m_1:v2@sha256:{'0a' * 32}", "secretRef": {"name": "login"}}},
+    {"model": {"uri": "oci://reg.io/m", "endpoint": "http://mirror:5000", "files": {"allow": ["*.gguf"]}}},
     {"model": {"uri": "az://$web", "serviceAccountName": "reader.of-models", "files": {"allow": ["*"]}}},
     {"rollout": {"waitForIdle": "10m"}, "disruption": {"maxUnavailable": 3, "protectStartup": True}},
     {

@@ -35,6 +35,7 @@ from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
+LOGIN_FOLDER = "/etc/stoker/registry"
 AZURE_IDENTITY = "azure.workload.identity/use"
 # On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
 USER_PREFIX = f"user.{GROUP}/"
@@ -252,6 +253,11 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "source", "persistentVolumeClaim": source})
         mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
+    login = service.model.secret_ref if service.model.scheme == "oci" else None
+    if login is not None:
+        items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+        volumes.append({"name": "login", "secret": {"secretName": login.name, "items": items}})
+        mounts.append({"name": "login", "mountPath": LOGIN_FOLDER, "readOnly": True})
     container = {
         "name": "fetch",
         "image": pod.image(service, settings),
@@ -278,6 +284,8 @@ def _credentials(service: InferenceService) -> dict[str, Any]:
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
     if secret is None:
         return {"env": environment}
+    if service.model.scheme == "oci":
+        return {"env": [*environment, {"name": "DOCKER_CONFIG", "value": LOGIN_FOLDER}]}
     if service.model.in_store:
         return {"env": environment, "envFrom": [{"secretRef": {"name": secret.name}}]}
     reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}

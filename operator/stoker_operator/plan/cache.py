@@ -68,6 +68,11 @@ _STORE_ADVICE = {
     "that has access in spec.model.serviceAccountName.",
     "ModelNotFound": "Check spec.model.uri and spec.model.endpoint.",
 }
+_REGISTRY_ADVICE = {
+    "TokenRejected": "Name a Secret of type kubernetes.io/dockerconfigjson, whose login has access, in "
+    "spec.model.secretRef.",
+    "ModelNotFound": "Check spec.model.uri.",
+}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
 
@@ -311,7 +316,8 @@ def _waiting(
     outcome = fetch_outcome(pods_of(observed, job))
     failure = outcome if isinstance(outcome, FetchFailure) else None
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
-    known = _ADVICE | _STORE_ADVICE if service.model.in_store else _ADVICE
+    known = _ADVICE | (_STORE_ADVICE if service.model.in_store else {})
+    known |= _REGISTRY_ADVICE if service.model.scheme == "oci" else {}
     text = (
         f"{sentence(failure.message)} {known.get(failure.reason, '').format(claim=base.claim)}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"

@@ -62,6 +62,7 @@ NAME_MAX = 40
 RESERVED_NAME_PATTERN = r"^(default|kubernetes)$|-metrics$"
 URI_PATTERN = (
     r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|(s3|gs|az)://[a-z0-9$][a-z0-9._-]+[a-z0-9](/[^ ?#]*)?"
+    r"|oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]+)?"
     r"|https://[^/ ]+/[^ ]+|file:///[^ ]+"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 )
@@ -105,7 +106,7 @@ class Model:
 
     @property
     def scheme(self) -> str:
-        """hf, s3, gs, az, https, file or pvc."""
+        """hf, s3, gs, az, oci, https, file or pvc."""
         return self.uri.partition("://")[0]
 
     @property
@@ -319,14 +320,14 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     """The CRD's CEL rules that look at more than one field, in the same words."""
     model, resources = service.model, service.resources
     found = []
-    if model.secret_ref and not (model.in_store or model.scheme in ("hf", "https")):
-        found.append("spec.model.secretRef: only hf://, https:// and object stores take a token or keys")
-    if model.secret_ref and model.in_store and model.secret_ref.key != "token":
-        found.append("spec.model.secretRef.key: an object store's Secret is taken whole; leave it out")
+    if model.secret_ref and not (model.in_store or model.scheme in ("hf", "https", "oci")):
+        found.append("spec.model.secretRef: only hf://, https://, oci:// and object stores take a token or keys")
+    if model.secret_ref and (model.in_store or model.scheme == "oci") and model.secret_ref.key != "token":
+        found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
         found.append("spec.model.serviceAccountName: only object stores know identities")
-    if model.endpoint and not (model.in_store or model.scheme == "hf"):
-        found.append("spec.model.endpoint: only hf:// and object stores have an endpoint")
+    if model.endpoint and not (model.in_store or model.scheme in ("hf", "oci")):
+        found.append("spec.model.endpoint: only hf://, oci:// and object stores have an endpoint")
     if model.revision != "main" and model.scheme != "hf":
         found.append("spec.model.revision: only hf:// sources have revisions")
     if (model.allow or model.ignore) and model.scheme == "https":

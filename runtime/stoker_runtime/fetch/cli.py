@@ -161,19 +161,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="stoker fetch",
         description="Fetch a model once: resolve its revision, download what is missing, verify every file, "
         "publish atomically. Prints the path for `stoker serve`. HF_TOKEN holds a private model's token; stores take "
-        "their own variables.",
+        "their own variables, registries docker's login.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     uris = (
-        "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], s3://BUCKET/PREFIX[/FILE.gguf] (so gs://, az://), https://…, "
-        "file:///PATH or pvc://CLAIM/PATH"
+        "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], s3://BUCKET/PREFIX[/FILE.gguf] (so gs://, az://), "
+        "oci://REGISTRY/NAME:TAG, https://…, file:///PATH or pvc://CLAIM/PATH"
     )
     add("uri", nargs="?", default="", help=uris)
     add("--uri", dest="uri_flag", metavar="URI", default="", help="the same, as a flag")
     add("--revision", default="", help="branch, tag or commit (default: main)")
     add("--dest", type=Path, default=DEFAULT_ROOT, help="where to publish (default: %(default)s)")
-    server = "the hub, or the store's server (default: HF_ENDPOINT, AWS_ENDPOINT_URL and so on)"
+    server = "the hub, or the server of a store or registry (default: HF_ENDPOINT, AWS_ENDPOINT_URL and so on)"
     add("--endpoint", default="", metavar="URL", help=server)
     add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")

@@ -58,7 +58,8 @@ class Order:
         parts: list[object] = [self.uri, revision, self.allow, self.ignore, sorted(self.sha256.items())]
         parts += [self.only] if self.only else []
         # Two servers have buckets of one name; a hub's mirror has the same commits.
-        parts += [{"endpoint": self.endpoint}] if self.endpoint and self.uri.partition("://")[0] in STORES else []
+        if self.endpoint and self.uri.partition("://")[0] in (*STORES, "oci"):
+            parts.append({"endpoint": self.endpoint})
         text = json.dumps(parts)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -83,6 +84,11 @@ def opened(order: Order, reference: Reference) -> Iterator[Source]:
 
         with Store(reference, order.endpoint) as store:
             yield store
+    elif reference.scheme == "oci":
+        from stoker_runtime.fetch.registry.source import Artifact
+
+        with Artifact(reference, order.endpoint, order.parallel + 2) as artifact:
+            yield artifact
     elif reference.scheme == "https":
         web = Web(order.token if order.send_token else "", connections=order.parallel + 2)
         try:

@@ -95,7 +95,7 @@ class Prefetch:
 
     def _repair(self, source: Source, key: str, folder: Path, manifest: Manifest, bad: list[str]) -> Published:
         """Fetch only `bad`, and put them in the place of the damaged ones."""
-        revision = manifest.resolved_revision if self._reference.scheme == "hf" else self._order.revision
+        revision = manifest.resolved_revision if self._reference.scheme in ("hf", "oci") else self._order.revision
         offered = {file.name: file for file in self._list(source, revision).files}
         gone = [name for name in bad if name not in offered]
         if gone:
@@ -159,7 +159,7 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
     """The files that an order means, with its digests pinned on them. Raises FetchError."""
     offered = {file.name: file for file in listing.files}
     names = list(offered)
-    if reference.scheme in ("hf", *STORES) or len(offered) > 1:
+    if reference.scheme in ("hf", "oci", *STORES) or len(offered) > 1:
         only = order.only if "config.json" in offered and not reference.file else ()
         names = select(
             names,

@@ -9,6 +9,8 @@
     s3://BUCKET/PREFIX            every object below the prefix that the default choice takes; so gs:// and, with a
                                   container in the bucket's place, az://
     s3://BUCKET/PREFIX/FILE.gguf  that object alone (with its other parts, when it is split)
+    oci://REGISTRY/NAME:TAG       every file among the layers of an artifact that the default choice takes; so
+                                  oci://REGISTRY/NAME@sha256:HEX
 
 Invariants: a reference holds no secret; its `text` is what a status may show.
 Does no I/O.
@@ -25,12 +27,16 @@ from stoker_runtime.fetch.errors import BadRequest
 
 STORES = ("s3", "gs", "az")
 """Object stores."""
-SCHEMES = ("hf", *STORES, "https", "http", "file", "pvc")
-PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "https://")
+SCHEMES = ("hf", *STORES, "oci", "https", "http", "file", "pvc")
+PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "oci://", "https://")
 """How URIs begin that a server takes in the place of a path, beside the hub's."""
-_PLANNED = ("modelscope", "oci")
+_PLANNED = ("modelscope",)
 # The longest key that the three stores take is 1,024 bytes; names of buckets and containers differ little.
 _BUCKET = re.compile(r"[a-z0-9$][a-z0-9._-]{1,221}[a-z0-9]")
+_ARTIFACT = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 # The longest name of a file, or of a folder, that Linux' file systems take.
 _NAME_BYTES = 255
@@ -69,6 +75,8 @@ def parse(text: str) -> Reference:
         return _claim(text, rest)
     if scheme in STORES:
         return _store(scheme, text, rest)
+    if scheme == "oci":
+        return _artifact(text, rest)
     if not rest.startswith("/"):
         raise BadRequest(f"{text!r} has no absolute path; a local folder is written with three slashes: file:///PATH.")
     return Reference("file", rest, "", text)
@@ -148,6 +156,12 @@ def _store(scheme: str, text: str, rest: str) -> Reference:
     if folder:
         relative_path(folder, text)
     return Reference(scheme, f"{bucket}/{folder}".rstrip("/"), file, text.rstrip("/"))
+
+
+def _artifact(text: str, rest: str) -> Reference:
+    if not _ARTIFACT.fullmatch(rest):
+        raise BadRequest(f"{text!r} names no artifact; write it as oci://REGISTRY/NAME:TAG or oci://…/NAME@sha256:HEX.")
+    return Reference("oci", rest, "", text)
 
 
 def _claim(text: str, rest: str) -> Reference:

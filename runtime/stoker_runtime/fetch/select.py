@@ -84,10 +84,8 @@ def _default(names: Sequence[str], where: str) -> list[str]:
     if len(one) != len(ggufs):
         hub = "://" not in where or where.startswith("hf://")
         either = f", or its quantization as {where}:Q4_K_M" if hub else ""
-        raise BadRequest(
-            f"{where} has no safetensors and {len(ggufs)} GGUF files; name one as {where}/FILE{either}: "
-            f"{_listed(sorted(ggufs))}."
-        )
+        how = "allow one of them" if where.startswith("oci://") else f"name one as {where}/FILE{either}"
+        raise BadRequest(f"{where} has no safetensors and {len(ggufs)} GGUF files; {how}: {_listed(sorted(ggufs))}.")
     return one
 
 

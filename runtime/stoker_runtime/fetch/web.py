@@ -67,12 +67,21 @@ class _Stream(Bounded, httpx.SyncByteStream):
 class Web:
     """An HTTP client for one source. `token` is sent as a bearer token when it is not empty."""
 
-    def __init__(self, token: str = "", *, stall_seconds: float = STALL_SECONDS, connections: int = 16) -> None:
-        headers = {"user-agent": "/".join(product()), "accept-encoding": "identity"}
+    def __init__(
+        self,
+        token: str = "",
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        connections: int = 16,
+        auth: httpx.Auth | None = None,
+        accept: str = "*/*",
+    ) -> None:
+        headers = {"user-agent": "/".join(product()), "accept-encoding": "identity", "accept": accept}
         if token:
             headers["authorization"] = f"Bearer {token}"
         self._client = httpx.Client(
             headers=headers,
+            auth=auth,
             follow_redirects=True,
             timeout=httpx.Timeout(stall_seconds, connect=min(CONNECT_SECONDS, stall_seconds), pool=None),
             limits=httpx.Limits(max_connections=connections),

@@ -244,6 +244,19 @@ def test_a_store_is_asked_with_a_whole_secret_and_under_an_identity(
     assert not any("envFrom" in container for container in engine["spec"]["containers"])
 
 
+def test_a_registry_is_asked_with_the_login_of_a_secret(service: Build, settings: Settings) -> None:
+    built = service(model={"uri": "oci://registry/team/m:v1", "secretRef": {"name": "login"}})
+    pod = manifests.prefetch_job(built, settings, "v", 1)["spec"]["template"]["spec"]
+    [fetch] = pod["containers"]
+    items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+    assert {"name": "login", "secret": {"secretName": "login", "items": items}} in pod["volumes"]
+    [folder] = [item["mountPath"] for item in fetch["volumeMounts"] if item["name"] == "login"]
+    assert {"name": "DOCKER_CONFIG", "value": folder} in fetch["env"]
+    assert "envFrom" not in fetch
+    public = manifests.prefetch_job(service(model={"uri": "oci://registry/team/m:v1"}), settings, "v", 1)
+    assert "login" not in json.dumps(public["spec"]["template"]["spec"])
+
+
 def test_grace_covers_the_whole_drain(service: Build, settings: Settings, model: FetchedModel) -> None:
     built = service(drain={"preStop": "30s", "timeout": "10m"})
     pod = deployment(built, settings, model)["spec"]["template"]["spec"]

@@ -20,6 +20,7 @@ from stoker_runtime.fetch.reference import parse, relative_path
         ("s3://a.bucket-9/team/m-1/", "s3", "a.bucket-9/team/m-1", ""),
         ("gs://bucket", "gs", "bucket", ""),
         ("az://$web/deep/m.gguf", "az", "$web/deep", "m.gguf"),
+        ("oci://reg.io:5000/team/m_1:v1.2", "oci", "reg.io:5000/team/m_1:v1.2", ""),
     ],
 )
 def test_parses(text: str, scheme: str, place: str, file: str) -> None:
@@ -50,7 +51,10 @@ def test_the_text_for_a_status_holds_no_signature() -> None:
         ("az://-x/prefix", "names no container"),
         ("s3://bucket/../other", "no plain relative path"),
         ("s3://bucket/m.gguf?X-Amz-Signature=secret", "followed by a query"),
-        ("oci://registry/image", "not supported yet"),
+        ("oci://registry", "names no artifact; write it as oci://REGISTRY/NAME:TAG"),
+        ("oci://registry/name:v1@sha256:12", "names no artifact"),
+        ("oci://registry/../x", "names no artifact"),
+        ("modelscope://org/name", "not supported yet"),
         ("ftp://host/file", "not known"),
     ],
 )
