@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -167,6 +168,16 @@ def test_etcds_leases_lost(steady: Kube, given: Given, record: Record) -> None:
     assert not restarts_of_all(steady)
     text = "the service answers throughout; a change made right after is carried out; earlier events are gone"
     record.add(Fault("etcd's leases lost", text, watch.seconds))
+    # The API server goes on with the lease that it has for events, for up to a minute, and etcd takes none of them.
+    eventually("events are kept again", partial(keeps_events, steady), 120)
+
+
+def keeps_events(kube: Kube) -> bool:
+    """Whether an event can be written. Raises CommandFailed."""
+    about = {"kind": "Service", "namespace": kube.namespace, "name": "model"}
+    head = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "probe"}}
+    kube.apply(head | {"involvedObject": about, "type": "Normal", "reason": "Probe", "message": "Events are kept."})
+    return True
 
 
 def test_lease_lost(steady: Kube, installed: Kube, record: Record) -> None:

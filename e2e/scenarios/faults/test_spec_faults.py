@@ -7,6 +7,7 @@ What needs a service that serves has one among its tests, in the order in which 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -211,7 +212,7 @@ def condition_is(kube: Kube, kind: str, status: str) -> bool:
 def mending(kube: Kube) -> dict[str, Any] | None:
     """CacheVerified, while what was found is fetched again."""
     verified = stoker.conditions(kube, "model").get("CacheVerified", {})
-    return verified if " s to go" in verified.get("message", "") else None
+    return verified if re.search("download, .* s to go", verified.get("message", "")) else None
 
 
 def test_a_deleted_volume_goes_and_comes_back(served: Kube, record: Record) -> None:
