@@ -21,6 +21,10 @@ PRIOR_LEARNING = 1 / 32
 FIRST_FOUND, FIRST_ACCEPTED = 0.6, 0.6
 COST_OF_DRAFT = 0.1
 """Of a plain step, for each draft a sequence, until it was measured."""
+FEWEST_TIMINGS = 3
+"""Steps of a kind that have to be timed before their cost is believed."""
+STALE = 4096
+"""Steps after which the cost of a k that nobody took meanwhile is found out anew."""
 WORTH = 1.03
 """A verification has to promise so much more than a plain step: figures are noisy."""
 HOPELESS = 0.05
@@ -51,6 +55,26 @@ class RowPace:
         return self.found * rate * (1 - rate**k) / (1 - rate)
 
 
+class Timing:
+    """What a kind of step takes, leaning to its quick ones: a slow one may have been held up by something else."""
+
+    __slots__ = ("at", "samples", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.samples = 0
+        self.at = 0
+
+    def learn(self, seconds: float, at: int) -> None:
+        """A step took `seconds`; it is the `at`-th of all."""
+        if self.samples < FEWEST_TIMINGS:
+            self.seconds = min(seconds, self.seconds)
+        else:
+            weight = 0.5 if seconds < self.seconds else 0.1
+            self.seconds += weight * (min(seconds, 2 * self.seconds) - self.seconds)
+        self.samples, self.at = self.samples + 1, at
+
+
 class Pace:
     """The figures of all sequences, the costs of steps, and the decision that stands."""
 
@@ -60,7 +84,8 @@ class Pace:
         self._verify_tokens = verify_tokens
         self._batch_limit = batch_limit or 1 << 30
         self._all = RowPace(FIRST_FOUND, FIRST_ACCEPTED)
-        self._seconds: dict[tuple[int, int], float] = {}
+        self._timings: dict[tuple[int, int], Timing] = {}
+        self._steps = 0
         self._decision: tuple[int, ...] = ()
         self._k = 0
         self._steps_left = 0
@@ -77,21 +102,16 @@ class Pace:
 
     def spent(self, rows: int, k: int, seconds: float) -> None:
         """A step of `rows` sequences with `k` drafts each took `seconds`, among others of its kind."""
-        key = (_size(rows), k)
-        before = self._seconds.get(key)
-        if before is None:
-            self._seconds[key] = seconds
-        else:
-            # A step that was held up by something else says little.
-            self._seconds[key] = before + 0.1 * (min(seconds, 2 * before) - before)
+        self._timings.setdefault((_size(rows), k), Timing(seconds)).learn(seconds, self._steps)
 
     def cost(self, rows: int, k: int) -> float:
         """Plain steps that one with `k` drafts is worth in time; from its neighbours where it was not measured."""
         size = _size(rows)
-        plain = self._seconds.get((size, 0))
-        if plain is None or k == 0:
+        plain = self._timings.get((size, 0))
+        if k == 0 or plain is None or plain.samples < FEWEST_TIMINGS:
             return 1 + COST_OF_DRAFT * k
-        known = [(other, self._seconds[size, other] / plain) for other in self.ladder if (size, other) in self._seconds]
+        timed = ((other, self._timings.get((size, other))) for other in self.ladder)
+        known = [(other, found.seconds / plain.seconds) for other, found in timed if found and self._believed(found)]
         if not known:
             return 1 + COST_OF_DRAFT * k
         nearest, ratio = min(known, key=lambda each: abs(each[0] - k))
@@ -102,6 +122,7 @@ class Pace:
 
         `changed`: sequences came or went since the last call.
         """
+        self._steps += 1
         self._since_probe += 1
         if changed or self._steps_left <= 0 or len(self._decision) != len(rows):
             self._steps_left = REVIEW
@@ -113,6 +134,9 @@ class Pace:
             k = max(self._k, 1)
             return k, tuple(k if row else 0 for row in rows)
         return self._k, self._decision
+
+    def _believed(self, timing: Timing) -> bool:
+        return timing.samples >= FEWEST_TIMINGS and self._steps - timing.at <= STALE
 
     def _decide(self, rows: Sequence[RowPace | None]) -> None:
         count, best, self._k = len(rows), WORTH, 0

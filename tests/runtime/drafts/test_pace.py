@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -87,3 +88,40 @@ def test_a_wide_batch_has_none() -> None:
     assert Pace(3, 256).choose(best, changed=True)[0] == 2, "65 rows of four tokens are more than 256"
     assert Pace(3, 256, batch_limit=65).choose(best, changed=True)[0] == 0
     assert Pace(3, 256).choose([RowPace(1.0, 0.99)] * 129, changed=True) == (0, (0,) * 129)
+
+
+def run(pace: Pace, row: RowPace, steps: int, seconds: Callable[[int], float]) -> list[int]:
+    """The k of each of `steps` steps of one sequence whose drafts are all right, which take `seconds(k)`."""
+    taken: list[int] = []
+    for _ in range(steps):
+        k, _ = pace.choose([row], changed=False)
+        taken.append(k)
+        if k:
+            pace.learn(row, k, k)
+        if len(taken) > 1 and taken[-2] == k:
+            pace.spent(1, k, seconds(k))
+    return taken
+
+
+def test_one_step_that_was_held_up_says_nothing() -> None:
+    rng = random.Random(4)
+
+    def seconds(k: int) -> float:
+        return (1 + 0.04 * k) * 3e-3 * (9.0 if rng.random() < 0.1 else 1.0)
+
+    for _ in range(20):
+        pace = Pace(5, 256)
+        for at in range(4):
+            pace.spent(1, 0, 3e-3 if at else 3e-2)
+        pace.spent(1, 5, 0.1)
+        assert run(pace, pace.new_row(), 200, seconds)[-1] >= 3
+
+
+def test_what_drafts_cost_is_found_out_anew_after_a_while() -> None:
+    pace, row = Pace(5, 256), RowPace(1.0, 0.95)
+    for _ in range(5):
+        pace.spent(1, 0, 3e-3)
+        for k in pace.ladder:
+            pace.spent(1, k, 1.0)
+    assert sum(run(pace, row, 1000, lambda _: 3e-3)) < 20, "what cost so much is looked at now and then alone"
+    assert run(pace, row, 5000, lambda _: 3e-3)[-1] == 5
