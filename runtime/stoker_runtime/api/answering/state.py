@@ -87,9 +87,9 @@ class Service:
     limits: Limits
     defaults: SamplingDefaults
     dialect: Dialect
+    names: tuple[str, ...]
     constraints: ConstraintChecker = field(default_factory=ConstraintChecker)
     pooling: PoolingSpec | None = None
-    names: tuple[str, ...] = ()
 
     def adapter_of(self, model: str | None) -> int:
         """The number of the adapter that is called `model`, 0 for the model itself.
