@@ -198,7 +198,7 @@ def test_docs_show_every_operation(page: Page, calling: Running) -> None:
     page.goto(f"{calling.url}/docs")
     page.wait_for_selector("summary")
     assert page.locator("details").count() == operations
-    page.get_by_text("/v1/chat/completions").click()
+    page.get_by_text("/v1/chat/completions", exact=True).click()
     assert page.get_by_role("cell", name="messages").is_visible()
     if folder := os.environ.get("STOKER_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/docs.png")
