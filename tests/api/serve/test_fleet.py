@@ -226,7 +226,7 @@ def test_a_full_queue_is_429_whoever_is_asked(processes: list[ServerProcess]) ->
 class NoEngine:
     """An engine that is there at once."""
 
-    endpoint = "ipc:///nowhere"
+    endpoints = ("ipc:///nowhere",)
     closed = False
 
     async def died(self) -> EngineDeadError:

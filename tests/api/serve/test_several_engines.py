@@ -16,14 +16,14 @@ from openai import OpenAI
 from tests.runtime.ranks.server import Server
 
 PATIENCE = 150.0
-ENGINES = 2
+ENGINES, PROCESSES = 2, 2
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Server, str]]:
     server = Server(
         "shape:tiny", "--device", "cpu", "--cpu-threads", "1", "--data-parallel-size", str(ENGINES),
-        "--api-server-count", "2", "--max-num-seqs", "4", "--max-model-len", "512",
+        "--api-server-count", str(PROCESSES), "--max-num-seqs", "4", "--max-model-len", "512",
     )  # fmt: skip
     try:
         yield server, server.wait_ready(PATIENCE)
@@ -57,12 +57,14 @@ def test_requests_go_to_all_engines_and_answers_are_one_engine_s(server: tuple[S
         texts = list(pool.map(ask, range(48)))
     # The same prompt has the same answer, whichever engine it came from.
     assert len({(number % 4, text) for number, text in enumerate(texts)}) == 4
-    deadline = time.monotonic() + PATIENCE
-    while sum(by_engine(url, "vllm:generation_tokens_total")) - sum(before) < 48 * 12:
+    deadline, grown = time.monotonic() + PATIENCE, [0.0]
+    # Each API process hears of the engines by itself: the next scrape may be of one that has heard less.
+    while sum(grown) < 48 * 12:
         assert time.monotonic() < deadline, "the engines did not tell of all tokens"
         time.sleep(0.1)
-    grown = [now - then for now, then in zip(by_engine(url, "vllm:generation_tokens_total"), before, strict=True)]
-    assert sum(grown) == 48 * 12
+        grown = [now - then for now, then in zip(by_engine(url, "vllm:generation_tokens_total"), before, strict=True)]
+    # The tokens with which each API process warmed up each engine may be told of only now.
+    assert sum(grown) - 48 * 12 <= PROCESSES * ENGINES
     assert min(grown) > 0
 
 
