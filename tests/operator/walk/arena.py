@@ -61,6 +61,8 @@ class Arena:
         await self.mirror.stop()
         await self._runner.cleanup()
         await self.cluster.close()
+        # A TLS connection ends when both sides said so, for which the loop has to live.
+        await asyncio.sleep(0.5)
 
     async def _changed(self, meta: Mapping[str, Any]) -> None:
         touch = self.touched.get(meta["namespace"])
