@@ -35,6 +35,8 @@ def compile_missing(missing: Iterable[Missing], report: Report) -> None:
     Raises CompileFailed for the first that does not compile.
     """
     wanted = list(missing)
+    for sm in {each.sm for each in wanted}:
+        cached_index(sm)  # read once, here: compilers that read it at the same time would add to two of them
     done = 0
     with ThreadPoolExecutor(min(MOST_COMPILERS, os.cpu_count() or 1)) as pool:
         running = {pool.submit(compile_one, each): each for each in wanted}

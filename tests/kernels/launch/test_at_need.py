@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +85,15 @@ def test_what_changes_from_step_to_step_is_not_assumed(cache: Path) -> None:
     assert cubin.fits(Wanted(wanted.kernel, wanted.source, odd, constants, wanted.options)) >= 0
 
 
-def test_all_that_is_missing_is_compiled_and_counted(cache: Path) -> None:
+def test_all_that_is_missing_is_compiled_and_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers that begin while a slow disk lists the cache write to the one index that launches ask."""
+    listed = aot_index.cache_folder
+
+    def slowly() -> Path:
+        time.sleep(0.2)
+        return listed()
+
+    monkeypatch.setattr(aot_index, "cache_folder", slowly)
     said: list[tuple[int, int, str]] = []
     wants = [wanted_commit(), Wanted(*(getattr(wanted_commit(), field) for field in ("kernel", "source", "arguments")),
                                      {**wanted_commit().constants, "ROWS": 32}, {})]
