@@ -273,7 +273,8 @@ class ServerConfig:
     `enable_auto_tool_choice` None allows it wherever a parser is known, True refuses to start without one.
     `response_store_bytes` bounds the answers of /v1/responses that are kept, by all API processes together; 0: none.
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none; `batch_concurrency` lines run at a time.
-    `allow_runtime_lora_updating` lets callers load adapters from the server's folders, and unload them.
+    `allow_runtime_lora_updating` lets callers load adapters from the server's folders, and unload them; the file
+    `lora_modules_file` names adapters, and is followed while the server runs ("": none).
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector that gets a trace of each request; "": none.
     `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
@@ -313,6 +314,7 @@ class ServerConfig:
     batch_concurrency: int = 64
     max_file_bytes: int = 200 * 1024 * 1024
     allow_runtime_lora_updating: bool = False
+    lora_modules_file: str = ""
     otlp_traces_endpoint: str = ""
 
     @property
@@ -352,8 +354,9 @@ class ServerConfig:
             )
         self._validate_tls()
         self.engine.validate()
-        if self.allow_runtime_lora_updating and not self.engine.enable_lora:
-            raise ConfigError("allow_runtime_lora_updating needs enable_lora.", param="allow_runtime_lora_updating")
+        for name in ("allow_runtime_lora_updating", "lora_modules_file"):
+            if getattr(self, name) and not self.engine.enable_lora:
+                raise ConfigError(f"{name} needs enable_lora.", param=name)
         taken = [module.name for module in self.engine.lora_modules if module.name in self.model_names]
         if taken:
             raise ConfigError(f"lora_modules names {taken[0]!r}, which is the model's own name.", param="lora_modules")

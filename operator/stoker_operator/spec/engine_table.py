@@ -44,6 +44,7 @@ SETTINGS: frozenset[str] = frozenset({
     "log-level",
     "lora-embeddings",
     "lora-modules",
+    "lora-modules-file",
     "max-body-bytes",
     "max-cpu-loras",
     "max-file-bytes",

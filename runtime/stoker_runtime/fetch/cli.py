@@ -22,9 +22,10 @@ from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.interrupt import stopped_by_signals
 from stoker_runtime.fetch.order import Order, endpoint_for
-from stoker_runtime.fetch.prefetch import Prefetch, in_place, serve_path, verify_only
+from stoker_runtime.fetch.prefetch import Prefetch, in_place, serve_path
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
 from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.fetch.verify import verify_only
 from stoker_runtime.fetch.volume import DEFAULT_ROOT
 
 # What Kubernetes keeps of a termination message.

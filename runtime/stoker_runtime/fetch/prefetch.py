@@ -207,22 +207,6 @@ def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.E
     return Published(folder, manifest, 0)
 
 
-def verify_only(folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event) -> Manifest:
-    """Check a published folder without writing to it.
-
-    Raises NotPublished when there is none with this digest, ChecksumMismatch when a file is damaged.
-    """
-    manifest = manifests.read(folder)
-    if digest and manifest.digest != digest:
-        raise NotPublished(f"{folder} holds {manifest.digest}, not {digest}.")
-    bad = check(folder, manifest, full=full, progress=progress, stop=stop)
-    if bad:
-        name, problem = next(iter(bad.items()))
-        more = f" ({len(bad) - 1} more files are damaged.)" if len(bad) > 1 else ""
-        raise ChecksumMismatch(f"{folder.name}/{name} {problem}.{more}")
-    return manifest
-
-
 def serve_path(published: Published) -> Path:
     """What `stoker serve` is given: the folder, or the one GGUF model in it (the first part of a split
     one).

@@ -13,8 +13,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stoker_runtime.fetch.errors import Interrupted
-from stoker_runtime.fetch.manifest import Manifest, ManifestFile
+from stoker_runtime.fetch.errors import ChecksumMismatch, Interrupted, NotPublished
+from stoker_runtime.fetch.manifest import Manifest, ManifestFile, read
 from stoker_runtime.fetch.progress import Progress
 
 _THREADS = 4
@@ -27,6 +27,22 @@ def check(folder: Path, manifest: Manifest, *, full: bool, progress: Progress, s
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda item: _problem(folder / item[0], item[1], full, progress, stop), manifest.files.items())
         return {name: problem for name, problem in zip(manifest.files, found, strict=True) if problem}
+
+
+def verify_only(folder: Path, digest: str, *, full: bool, progress: Progress, stop: threading.Event) -> Manifest:
+    """Check a published folder without writing to it.
+
+    Raises NotPublished when there is none with this digest, ChecksumMismatch when a file is damaged.
+    """
+    manifest = read(folder)
+    if digest and manifest.digest != digest:
+        raise NotPublished(f"{folder} holds {manifest.digest}, not {digest}.")
+    bad = check(folder, manifest, full=full, progress=progress, stop=stop)
+    if bad:
+        name, problem = next(iter(bad.items()))
+        more = f" ({len(bad) - 1} more files are damaged.)" if len(bad) > 1 else ""
+        raise ChecksumMismatch(f"{folder.name}/{name} {problem}.{more}")
+    return manifest
 
 
 def hash_file(path: Path, progress: Progress, stop: threading.Event) -> str:

@@ -39,6 +39,7 @@ from stoker_runtime.models.pooling import PoolingSpec, read_pooling
 from stoker_runtime.process.board import LAST, WARM, Board
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.process.exit_status import FORCED_EXIT
+from stoker_runtime.serve.adapter_file import AdapterFile
 from stoker_runtime.serve.bounds import BoundedProtocol
 from stoker_runtime.serve.owned_engine import Mortal, OwnedEngine, StartEngine
 from stoker_runtime.serve.port import BACKLOG, address, open_port
@@ -53,6 +54,7 @@ KEEP_ALIVE_SECONDS = 75
 GOODBYE_SECONDS = 2.0
 MOURNING_SECONDS = 5.0
 WARM_UP_SECONDS = 300.0
+ADAPTER_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
 
@@ -110,6 +112,8 @@ class Server:
         self.app: Application | None = None
         self._start_engine = start_engine
         self._engine: OwnedEngine | None = None
+        self._adapters: AdapterFile | None = None
+        self._following: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -119,6 +123,9 @@ class Server:
         """
         self._catch_signals()
         tls = tls_context(self.config)
+        if self.config.lora_modules_file:
+            self._adapters = AdapterFile(self.config.lora_modules_file, self.config.model_names)
+            self.state.followed = self._adapters
         tracer = self.state.tracer = open_tracer(self.config.otlp_traces_endpoint, self.state.metrics.spans)
         self.app = Application(self.state, self._seat.responses if self._seat else None)
         http = HttpServer(uvicorn_config(self.app, tls))
@@ -133,9 +140,10 @@ class Server:
             asked = await self._end(starting, stopping)
             await self._drain(self.config.drain_seconds if asked else 0.0)
         finally:
-            for task in (starting, stopping):
+            ending = [task for task in (starting, stopping, self._following) if task is not None]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(starting, stopping, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
             if self._engine is not None:
                 await self._engine.close()
             if refreshing is not None:
@@ -203,6 +211,9 @@ class Server:
         with phases.measure("warm-up"):
             for each in self._engine.engines:
                 await asyncio.wait_for(warm_up(service, each), WARM_UP_SECONDS)
+        if self._adapters is not None:
+            with phases.measure("adapters"):
+                await self._follow(self._adapters, self._engine)
         self._board.cells[WARM] = 1.0
         self._board.cells[LAST] = time.monotonic()
         while not self._board.all_warm:
@@ -218,6 +229,23 @@ class Server:
             dialect = service.dialect
             log.info("tool calls: %s; reasoning: %s", dialect.tool_parser or "none", dialect.reasoning_parser or "none")
         log.info("ready in %s; serving %s", phases.summary(), ", ".join(self.state.model_names))
+
+    async def _follow(self, adapters: AdapterFile, engine: OwnedEngine) -> None:
+        """Serve what the file of adapters names, and follow it from then on. A folder that hangs delays no start."""
+
+        async def follow() -> None:
+            await adapters.start(engine)
+            taken_up.set()
+            await adapters.run()
+
+        taken_up = asyncio.Event()
+        self.state.detail = "its adapters are being loaded"
+        self._following = asyncio.create_task(follow())
+        first = asyncio.create_task(taken_up.wait())
+        await asyncio.wait({first, self._following}, timeout=ADAPTER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if self._following.done():
+            self._following.result()
 
     def _service(self, engine: OwnedEngine, text_side: TextSide) -> Service:
         limits = Limits(

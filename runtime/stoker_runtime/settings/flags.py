@@ -159,6 +159,7 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         words=True,
     ),
+    Flag("lora-modules-file", "lora_modules_file", text, MODEL, "adapters to serve, as JSON; followed", "FILE"),
     Flag("max-loras", "max_loras", integer(1), MODEL, "most adapters in one step", "N"),
     Flag("max-lora-rank", "max_lora_rank", integer(1), MODEL, "highest rank of an adapter, up to 256", "RANK"),
     Flag("max-cpu-loras", "max_cpu_loras", integer(0), MODEL, "adapters in host memory; 0: max-loras", "N"),

@@ -47,13 +47,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def adapted(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The list of adapters that the server follows; it names one that cannot be served."""
+    file = tmp_path_factory.mktemp("listed") / "adapters.json"
+    file.write_text('{"adapters": [{"name": "broken", "path": "/nowhere"}]}')
+    return file
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    folders: dict[str, Path], followed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """Of three adapters one is there from the start."""
     module = json.dumps({"name": "sql", "path": str(folders["sql"]), "base_model_name": "tiny-base"})
     server = ServerProcess(
         [sys.executable, "-m", "stoker_cli", "serve", "shape:tiny"],
         *("--device", "cpu", "--dtype", "float32", "--served-model-name", "tiny"),
         *("--enable-lora", "--allow-runtime-lora-updating", "--max-loras", "2", "--lora-modules", module),
+        *("--lora-modules-file", str(followed)),
         *("--chat-template", "{% for message in messages %}[{{ message.content }}]{% endfor %}"),
         *("--max-num-seqs", "4", "--batch-dir", str(tmp_path_factory.mktemp("batches"))),
     )  # fmt: skip
@@ -188,6 +199,23 @@ def test_a_load_that_fails_leaves_everything_as_it_was(
     assert says in answer.json()["error"]["message"]
     assert listed(adapted) == before
     assert said(complete(adapted, "sql")) == expected["sql"]
+
+
+def test_a_list_is_followed_while_the_server_runs(
+    adapted: ServerProcess, followed: Path, folders: dict[str, Path], expected: dict[str, list[int]]
+) -> None:
+    def reports() -> dict[str, dict[str, str]]:
+        answer = CLIENT.get(f"{adapted.url}/ready", headers=FRESH)
+        assert answer.status_code == 200, "a bad adapter keeps no server from being ready"
+        return {each["name"]: each for each in answer.json()["adapters"]}
+
+    assert "no adapter_config.json" in reports()["broken"]["message"]
+    followed.write_text(json.dumps({"adapters": [{"name": "listed", "path": str(folders["chat"])}]}))
+    assert wait_until(lambda: reports().get("listed", {}).get("state") == "loaded", 60)
+    assert said(complete(adapted, "listed")) == expected["chat"]
+    followed.write_text('{"adapters": []}')
+    assert wait_until(lambda: "listed" not in listed(adapted), 60)
+    assert "sql" in listed(adapted), "what came otherwise is nobody's of the list"
 
 
 def test_what_is_not_there_cannot_be_unloaded(adapted: ServerProcess) -> None:

@@ -24,8 +24,9 @@ from stoker_runtime.fetch.errors import (
     TokenRejected,
     VolumeFull,
 )
-from stoker_runtime.fetch.prefetch import Published, serve_path, verify_only
+from stoker_runtime.fetch.prefetch import Published, serve_path
 from stoker_runtime.fetch.progress import Progress
+from stoker_runtime.fetch.verify import verify_only
 from stoker_runtime.fetch.volume import Volume
 
 Fetch = Callable[..., Published]

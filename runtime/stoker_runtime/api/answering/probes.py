@@ -38,10 +38,13 @@ async def health(state: State) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request, state: State) -> Response:
-    """GET /ready: whether to send requests here, and what is wrong nevertheless."""
+    """GET /ready: whether to send requests here, what is wrong nevertheless, and what became of listed adapters."""
     state.require_ready().engine.check_health()
-    problem = request.app.state.keys.problem()
-    return JsonAnswer({"status": "ready"} | ({"warnings": [problem]} if problem else {}))
+    followed = state.followed
+    problems = [request.app.state.keys.problem(), followed.problem if followed is not None else ""]
+    warnings = [problem for problem in problems if problem]
+    answer = {"status": "ready"} | ({"warnings": warnings} if warnings else {})
+    return JsonAnswer(answer if followed is None else answer | {"adapters": followed.reports()})
 
 
 @router.get("/version")

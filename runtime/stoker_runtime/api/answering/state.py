@@ -8,7 +8,7 @@ Knows nothing of routes or sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -66,6 +66,17 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class FollowedAdapters(Protocol):
+    """A list of adapters that this server follows."""
+
+    problem: str
+    """What is wrong with the list itself; "" = nothing."""
+
+    def reports(self) -> Sequence[Mapping[str, str]]:
+        """What became of each adapter of the list."""
+        ...
+
+
 class Running(Protocol):
     """A client's request under way."""
 
@@ -121,6 +132,7 @@ class ServerState:
     active: set[Running] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
     tracer: RequestTracer | None = None
+    followed: FollowedAdapters | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
