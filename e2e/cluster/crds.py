@@ -31,6 +31,11 @@ MODULES = {
         "h1:mock6phZbI6rvZerwrVNk7hVNymQgHo+6sJ81Ia7ftY=",
         ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",),
     ),
+    "inference": Module(
+        "sigs.k8s.io/gateway-api-inference-extension@v1.6.0",
+        "h1:cjtwMJYcTnLXBYE5ffR1/hHhn7U1aIFfe2RITYmOXVA=",
+        ("config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",),
+    ),
     "monitoring": Module(
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",
         "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",

@@ -17,7 +17,8 @@ from stoker_operator.spec.quantity import is_quantity
 
 # What the operator can do without, and may have no right to.
 OPTIONAL_KINDS = (
-    "HorizontalPodAutoscaler", "ScaledObject", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap",
+    "HorizontalPodAutoscaler", "ScaledObject", "Ingress", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule",
+    "ConfigMap",
 )  # fmt: skip
 DEFAULT_RUNTIME_IMAGE = "stoker/runtime:0.1.0"
 

@@ -146,6 +146,7 @@ def test_no_right_is_a_wildcard_and_one_secret_can_be_read(render: Render) -> No
         ("keda", {"scaledobjects"}),
         ("ingress", {"ingresses"}),
         ("gatewayApi", {"httproutes"}),
+        ("inferencePool", {"inferencepools"}),
         ("prometheusOperator", {"podmonitors", "prometheusrules"}),
         ("dashboards", {"configmaps"}),
     ],

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "stoker"
 CRD = "crd/inferenceservices.stoker.dev"
-FEATURES = ("horizontalPodAutoscaler", "keda", "ingress", "gatewayApi", "prometheusOperator", "dashboards")
+FEATURES = (
+    "horizontalPodAutoscaler", "keda", "ingress", "gatewayApi", "inferencePool", "prometheusOperator", "dashboards",
+)  # fmt: skip
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 RIGHTS = (*CLUSTER_WIDE, "ServiceAccount", "Role", "RoleBinding")
 Install = Callable[..., Any]

@@ -43,6 +43,14 @@ GOOD: list[dict[str, Any]] = [
     {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}},
     {"endpoint": {"ingress": {"host": "*.a.b"}, "tls": {"secretName": "t"}, "networkPolicy": False}},
     {"endpoint": {"httpRoute": {"parentRefs": [{"name": "gw", "port": 443}], "hostnames": ["a.b"]}}},
+    {"endpoint": {"inferencePool": {"endpointPickerRef": {"name": "picker", "port": 19, "failureMode": "FailOpen"}}}},
+    {
+        "endpoint": {
+            "httpRoute": {"parentRefs": [{"name": "gw"}]},
+            "inferencePool": {"endpointPickerRef": {"name": "epp"}},
+        },
+        "autoscaling": {"min": 1, "max": 2},
+    },
     {"endpoint": {"port": 80}},
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},

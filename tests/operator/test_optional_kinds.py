@@ -28,12 +28,14 @@ Build = Callable[..., InferenceService]
 Object = dict[str, Any]
 SPEC: Object = {
     "endpoint": {
-        "httpRoute": {"parentRefs": [{"name": "gw", "sectionName": "https"}], "hostnames": ["llm.example.com"]}
+        "httpRoute": {"parentRefs": [{"name": "gw", "sectionName": "https"}], "hostnames": ["llm.example.com"]},
+        "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9107, "failureMode": "FailOpen"}},
     },
     "autoscaling": {"engine": "KEDA", "min": 1, "max": 4, "targets": {"kvPercent": 80}},
 }
 NAMES = {
     "gateway": ["httproutes.gateway.networking.k8s.io"],
+    "inference": ["inferencepools.inference.networking.k8s.io"],
     "monitoring": ["podmonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"],
     "keda": ["scaledobjects.keda.sh"],
 }
@@ -78,7 +80,7 @@ async def test_where_a_kind_is_missing_the_status_says_so(
     await create("demo", **SPEC)
     await reconciler.reconcile(namespace, "demo")
     found = await conditions(cluster, namespace)
-    assert found["EndpointReady"]["reason"] == "GatewayApiMissing"
+    assert found["EndpointReady"]["reason"] == "InferencePoolMissing"
     assert found["Monitored"]["reason"] == "PrometheusOperatorMissing"
     assert found["AutoscalingActive"]["reason"] == "KedaMissing"
 
@@ -88,7 +90,7 @@ async def test_where_they_are_served_they_are_made(
 ) -> None:
     await create("demo", **SPEC)
     await reconciler.reconcile(namespace, "demo")
-    for kind in (kinds.HTTP_ROUTE, kinds.POD_MONITOR, kinds.PROMETHEUS_RULE):
+    for kind in (kinds.HTTP_ROUTE, kinds.INFERENCE_POOL, kinds.POD_MONITOR, kinds.PROMETHEUS_RULE):
         assert await cluster.get(kind, namespace, "demo"), kind.kind
     assert await cluster.get(kinds.CONFIG_MAP, namespace, "demo-dashboard")
     found = await conditions(cluster, namespace)
@@ -99,15 +101,42 @@ async def test_where_they_are_served_they_are_made(
     assert (await conditions(cluster, namespace))["AutoscalingActive"]["reason"] == "Pending"
 
 
+async def test_a_pool_is_kept_as_it_is_and_goes_with_its_field(
+    installed: None, reconciler: Reconciler, cluster: Cluster, namespace: str, create: Callable[..., Any]
+) -> None:
+    """Somebody adds a label that no pod has; then the owner takes the field away, and clients stay served."""
+    await create("demo", **SPEC)
+    await reconciler.reconcile(namespace, "demo")
+    pool = await cluster.get(kinds.INFERENCE_POOL, namespace, "demo")
+    assert pool is not None
+    wanted = pool["spec"]
+    added = {"spec": {"selector": {"matchLabels": {"zone": "b"}}, "endpointPickerRef": {"port": {"number": 1}}}}
+    await cluster.merge(kinds.INFERENCE_POOL, namespace, "demo", added)
+    await reconciler.reconcile(namespace, "demo")
+    await reconciler.reconcile(namespace, "demo")
+    mended = await cluster.get(kinds.INFERENCE_POOL, namespace, "demo")
+    assert mended is not None
+    assert mended["spec"] == wanted
+    await cluster.merge(kinds.INFERENCE_SERVICE, namespace, "demo", {"spec": {"endpoint": {"inferencePool": None}}})
+    await reconciler.reconcile(namespace, "demo")
+    assert await cluster.get(kinds.INFERENCE_POOL, namespace, "demo") is None
+    route = await cluster.get(kinds.HTTP_ROUTE, namespace, "demo")
+    assert route is not None
+    [backend] = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"], backend["port"]) == ("Service", "demo", 8000)
+
+
 async def test_every_field_is_one_of_theirs(
     installed: None, kubectl: Callable[..., str], namespace: str, service: Build
 ) -> None:
     """Strictly: an unknown field is an error, and each publisher's own rules hold."""
     built = replace(service(**SPEC), namespace=namespace)
     assert built.endpoint.http_route is not None
+    assert built.endpoint.inference_pool is not None
     assert built.autoscaling is not None
     made = [
-        manifests.http_route(built, built.endpoint.http_route),
+        manifests.http_route(built, built.endpoint.http_route, pool=True),
+        manifests.inference_pool(built, built.endpoint.inference_pool),
         manifests.pod_monitor(built),
         manifests.prometheus_rule(built),
         manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090"),

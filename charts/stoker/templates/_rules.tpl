@@ -70,6 +70,11 @@
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+{{- if .inferencePool }}
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 {{- if .prometheusOperator }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]

@@ -51,10 +51,11 @@ NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"
 INGRESS = Kind("networking.k8s.io/v1", "Ingress", "ingresses")
 # Kinds that a cluster may lack.
 HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, POD_MONITOR, PROMETHEUS_RULE)
+OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, INFERENCE_POOL, POD_MONITOR, PROMETHEUS_RULE)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 # Of the custom metrics API's registration.
 SECRET = Kind("v1", "Secret", "secrets")

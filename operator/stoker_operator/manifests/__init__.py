@@ -18,7 +18,14 @@ from stoker_operator.manifests.cache import (
     volume_claim,
 )
 from stoker_operator.manifests.dashboard import dashboard
-from stoker_operator.manifests.edge import http_route, ingress, network_policy, public_url
+from stoker_operator.manifests.edge import (
+    INFERENCE_POOL,
+    http_route,
+    inference_pool,
+    ingress,
+    network_policy,
+    public_url,
+)
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
@@ -35,6 +42,7 @@ from stoker_operator.manifests.workload import (
 )
 
 __all__ = [
+    "INFERENCE_POOL",
     "Manifest",
     "Variant",
     "applied_hash",
@@ -47,6 +55,7 @@ __all__ = [
     "engine_template",
     "held_deployment",
     "http_route",
+    "inference_pool",
     "ingress",
     "is_repair",
     "labels",

@@ -1,4 +1,4 @@
-"""What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, and the URL that clients use.
+"""What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, InferencePool, and the URL that clients use.
 
 Invariants: answers are streamed, so nothing on the way may buffer them or cut them after a time of its own; an engine
 pod is reached on its one port and reaches nothing itself.
@@ -12,11 +12,13 @@ from typing import Any
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.network import service_url
 from stoker_operator.manifests.workload import PORT
-from stoker_operator.spec.endpoint import HttpRoute, Ingress
+from stoker_operator.spec.endpoint import HttpRoute, InferencePool, Ingress
 from stoker_operator.spec.service import InferenceService
 
 NETWORK_POLICY = ("networking.k8s.io/v1", "NetworkPolicy")
 INGRESS = ("networking.k8s.io/v1", "Ingress")
+INFERENCE_POOL_GROUP = "inference.networking.k8s.io"
+INFERENCE_POOL = (f"{INFERENCE_POOL_GROUP}/v1", "InferencePool")
 HTTP_ROUTE = ("gateway.networking.k8s.io/v1", "HTTPRoute")
 # What ingress-nginx would else do to a stream of minutes; others ignore its annotations.
 _STREAMING = {
@@ -64,16 +66,36 @@ def ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     return stamped(front | {"spec": spec})
 
 
-def http_route(service: InferenceService, wanted: HttpRoute) -> Manifest:
-    """The HTTPRoute to the Service."""
+def inference_pool(service: InferenceService, wanted: InferencePool) -> Manifest:
+    """The InferencePool of the engine's pods, as Gateways and endpoint pickers read it."""
+    pool = child(service, INFERENCE_POOL, service.name, "endpoint")
+    reference = {
+        "group": "",
+        "kind": "Service",
+        "name": wanted.picker,
+        "port": {"number": wanted.port},
+        "failureMode": wanted.failure_mode,
+    }
+    spec = {
+        "selector": {"matchLabels": selector(service)},
+        "targetPorts": [{"number": PORT}],
+        "appProtocol": "http",
+        "endpointPickerRef": reference,
+    }
+    return stamped(pool | {"spec": spec})
+
+
+def http_route(service: InferenceService, wanted: HttpRoute, *, pool: bool) -> Manifest:
+    """The HTTPRoute to the Service, or with `pool` to the InferencePool of the same name."""
     route = child(service, HTTP_ROUTE, service.name, "endpoint")
     parents: list[dict[str, Any]] = []
     for parent in wanted.parents:
         fields = {"namespace": parent.namespace, "sectionName": parent.section, "port": parent.port}
         parents.append({"name": parent.name} | {key: value for key, value in fields.items() if value})
+    to_pool = {"group": INFERENCE_POOL_GROUP, "kind": "InferencePool", "name": service.name}
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [{"name": service.name, "port": service.endpoint.port}],
+        "backendRefs": [to_pool if pool else {"name": service.name, "port": service.endpoint.port}],
         "timeouts": {"request": "0s"},
     }
     spec: dict[str, Any] = {"parentRefs": parents, "rules": [rule]}

@@ -24,6 +24,7 @@ _CONTAINERS = ("spec", "template", "spec")
 _WHOLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "Service": (("spec", "selector"), ("spec", "externalIPs")),
     "PodDisruptionBudget": (("spec", "selector"),),
+    "InferencePool": (("spec", "selector"),),
     "NetworkPolicy": (("spec",),),
     "Deployment": ((*_CONTAINERS, "nodeSelector"),),
 }

@@ -1,4 +1,4 @@
-"""Plans what stands around the pods: NetworkPolicy, Ingress or HTTPRoute, and what the Prometheus operator reads.
+"""Plans what stands around the pods: NetworkPolicy, Ingress or HTTPRoute, InferencePool, monitoring.
 
 Invariants: pure. An object whose kind this cluster does not serve is not planned, and a condition says so; one that
 the spec no longer asks for goes.
@@ -17,7 +17,7 @@ from stoker_operator.plan.wording import listed
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
-_KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap")
+_KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule", "ConfigMap")
 
 
 def endpoint_actions(service: InferenceService, observed: Observed) -> list[Action]:
@@ -28,8 +28,12 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
         wanted.append((manifests.network_policy(service), "pods are reached on one port and reach nothing"))
     if endpoint.ingress is not None and "Ingress" not in observed.without:
         wanted.append((manifests.ingress(service, endpoint.ingress), "clients come from outside"))
+    pool = endpoint.inference_pool if "InferencePool" in observed.served else None
+    if pool is not None:
+        wanted.append((manifests.inference_pool(service, pool), "an endpoint picker chooses the pod"))
     if endpoint.http_route is not None and "HTTPRoute" in observed.served:
-        wanted.append((manifests.http_route(service, endpoint.http_route), "clients come through a Gateway"))
+        route = manifests.http_route(service, endpoint.http_route, pool=pool is not None)
+        wanted.append((route, "clients come through a Gateway"))
     if watch.pod_monitor and "PodMonitor" in observed.served:
         wanted.append((manifests.pod_monitor(service), "Prometheus scrapes the pods"))
     if watch.rules and "PrometheusRule" in observed.served:
@@ -76,6 +80,10 @@ def no_pod_ready(where: str) -> Condition:
 
 def _published(service: InferenceService, observed: Observed) -> Condition:
     endpoint, url = service.endpoint, manifests.public_url(service)
+    if endpoint.inference_pool is not None:
+        lacking = _pool_lacking(service, observed)
+        if lacking is not None:
+            return lacking
     if endpoint.ingress is not None:
         if "Ingress" in observed.without:
             return _ready("False", "FeatureOff", not_given("Ingresses", "ingress"))
@@ -93,19 +101,39 @@ def _published(service: InferenceService, observed: Observed) -> Condition:
     return _ready("True", "InCluster", f"{url} is served inside the cluster.")
 
 
+def _pool_lacking(service: InferenceService, observed: Observed) -> Condition | None:
+    """Why no endpoint picker is asked, as far as it can be seen here; None where nothing speaks against it."""
+    meanwhile = "Until then requests go to the Service, and no picker is asked."
+    if "InferencePool" in observed.without:
+        return _ready("False", "FeatureOff", f"{not_given('InferencePools', 'inferencePool')} {meanwhile}")
+    if "InferencePool" not in observed.served:
+        text = f"No API serves {manifests.INFERENCE_POOL[0]}. Install the inference extension. {meanwhile}"
+        return _ready("False", "InferencePoolMissing", text)
+    refused = _refused(observed, "InferencePool", service.name)
+    return _ready("False", "PoolNotAccepted", refused) if refused else None
+
+
+def _refused(observed: Observed, kind: str, name: str) -> str:
+    """What a Gateway says against a child of this kind; "" = nothing."""
+    live = observed.children.get((kind, name), {})
+    for parent in (live.get("status") or {}).get("parents") or ():
+        for condition in parent.get("conditions") or ():
+            if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":
+                return f"Gateway {parent['parentRef']['name']}: {condition.get('message', '')}"
+    return ""
+
+
 def _route_ready(service: InferenceService, observed: Observed, url: str) -> Condition:
     if "HTTPRoute" in observed.without:
         return _ready("False", "FeatureOff", not_given("HTTPRoutes", "gatewayApi"))
     if "HTTPRoute" not in observed.served:
         text = "No API serves gateway.networking.k8s.io/v1. Install the Gateway API, or use endpoint.ingress."
         return _ready("False", "GatewayApiMissing", text)
+    refused = _refused(observed, "HTTPRoute", service.name)
+    if refused:
+        return _ready("False", "NotAccepted", refused)
     live = observed.children.get(("HTTPRoute", service.name), {})
     parents = (live.get("status") or {}).get("parents") or ()
-    for parent in parents:
-        for condition in parent.get("conditions") or ():
-            if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":
-                name = parent["parentRef"]["name"]
-                return _ready("False", "NotAccepted", f"Gateway {name}: {condition.get('message', '')}")
     if not parents:
         return _ready("False", "NoGateway", f"No Gateway has taken HTTPRoute {service.name} yet. Check parentRefs.")
     return _ready("True", "Accepted", f"{url} is served by Gateway {parents[0]['parentRef']['name']}.")

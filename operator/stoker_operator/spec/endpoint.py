@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stoker_operator.spec.reader import Reader
 
 DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+DNS_LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 HOST_PATTERN = r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
 
@@ -50,12 +51,26 @@ class HttpRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class InferencePool:
+    """An InferencePool of the pods, whose endpoint picker is a Service of the same namespace.
+
+    `failure_mode`: what a Gateway does with a request while the picker does not answer: FailClose refuses it, FailOpen
+    sends it to any pod.
+    """
+
+    picker: str
+    port: int = 9002
+    failure_mode: str = "FailClose"
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """How clients reach the service, at `port` of its name. `api_keys`: the Secret's key holds one API key a line."""
 
     port: int = 8000
     ingress: Ingress | None = None
     http_route: HttpRoute | None = None
+    inference_pool: InferencePool | None = None
     tls_secret: str = ""
     api_keys: SecretRef | None = None
     network_policy: bool = True
@@ -89,12 +104,15 @@ def read_endpoint(r: Reader) -> Endpoint:
         port=r.integer("port", least=1, most=65535, default=8000),
         ingress=_ingress(r.mapping("ingress")) if "ingress" in r.raw else None,
         http_route=_http_route(r.mapping("httpRoute")) if "httpRoute" in r.raw else None,
+        inference_pool=_inference_pool(r.mapping("inferencePool")) if "inferencePool" in r.raw else None,
         tls_secret=tls.text("secretName", pattern=DNS_NAME_PATTERN, longest=253, required="tls" in r.raw),
         api_keys=read_secret_ref(auth.mapping("apiKeysSecretRef"), "keys"),
         network_policy=r.boolean("networkPolicy", default=True),
     )
     if endpoint.ingress is not None and endpoint.http_route is not None:
         r.problems.append(f"{r.path}: give one of ingress and httpRoute")
+    if endpoint.ingress is not None and endpoint.inference_pool is not None:
+        r.problems.append(f"{r.path}: an Ingress knows no InferencePool; use httpRoute")
     if endpoint.tls_secret and endpoint.ingress is None:
         r.problems.append(f"{r.path}.tls: is the Ingress's; a Gateway has its own")
     for part in (auth, tls, r):
@@ -130,6 +148,18 @@ def _http_route(r: Reader) -> HttpRoute:
     route = HttpRoute(tuple(parents), r.texts("hostnames", pattern=HOST_PATTERN, most=16, longest=253))
     r.finish()
     return route
+
+
+def _inference_pool(r: Reader) -> InferencePool:
+    reference = r.mapping("endpointPickerRef", required=True)
+    pool = InferencePool(
+        picker=reference.text("name", pattern=DNS_LABEL_PATTERN, longest=63, required=True),
+        port=reference.integer("port", least=1, most=65535, default=9002),
+        failure_mode=reference.choice("failureMode", ("FailClose", "FailOpen")),
+    )
+    reference.finish()
+    r.finish()
+    return pool
 
 
 def read_observability(r: Reader) -> Observability:

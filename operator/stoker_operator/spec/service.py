@@ -316,6 +316,12 @@ def _runtime(r: Reader) -> Runtime:
     return runtime
 
 
+POOL_NEVER_WAKES = (
+    "spec.endpoint.inferencePool: holds pods alone, so no request would wake the service; it needs autoscaling.min of "
+    "at least 1"
+)
+
+
 def _cross_field_problems(service: InferenceService) -> list[str]:
     """The CRD's CEL rules that look at more than one field, in the same words."""
     model, resources = service.model, service.resources
@@ -340,6 +346,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
+        if service.endpoint.inference_pool is not None and service.autoscaling.scale_to_zero is not None:
+            found.append(POOL_NEVER_WAKES)
     return found
 
 

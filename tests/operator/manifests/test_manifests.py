@@ -279,15 +279,23 @@ def test_gpu_requests_equal_limits(service: Build, settings: Settings, model: Fe
             "httpRoute": {"parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["llm.example.com"]},
             "port": 80,
         },
+        {
+            "httpRoute": {"parentRefs": [{"name": "gw"}]},
+            "inferencePool": {"endpointPickerRef": {"name": "demo-epp"}},
+        },
     ],
-    ids=["ingress", "http-route"],
+    ids=["ingress", "http-route", "inference-pool"],
 )
 def test_the_edge(service: Build, golden: Any, endpoint: dict[str, Any], request: pytest.FixtureRequest) -> None:
     built = service(endpoint=endpoint)
     if built.endpoint.ingress is not None:
         golden("ingress", [manifests.ingress(built, built.endpoint.ingress), manifests.network_policy(built)])
-    if built.endpoint.http_route is not None:
-        golden("http-route", [manifests.http_route(built, built.endpoint.http_route)])
+    if built.endpoint.inference_pool is not None:
+        assert built.endpoint.http_route is not None
+        route = manifests.http_route(built, built.endpoint.http_route, pool=True)
+        golden("inference-pool", [manifests.inference_pool(built, built.endpoint.inference_pool), route])
+    elif built.endpoint.http_route is not None:
+        golden("http-route", [manifests.http_route(built, built.endpoint.http_route, pool=False)])
 
 
 def test_what_prometheus_is_told(service: Build, golden: Any) -> None:

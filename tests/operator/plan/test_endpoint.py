@@ -14,6 +14,9 @@ INGRESS = {"ingress": {"host": "a.b"}}
 ROUTE = {"httpRoute": {"parentRefs": [{"name": "gw"}], "hostnames": ["a.b"]}}
 
 
+POOL = {"inferencePool": {"endpointPickerRef": {"name": "epp", "port": 5}}}
+
+
 def made(there: Any) -> list[str]:
     return [a.manifest["kind"] for a in there.plan().actions if isinstance(a, Apply)]
 
@@ -25,6 +28,9 @@ def made(there: Any) -> list[str]:
         ({"endpoint": INGRESS}, (), ["Ingress"]),
         ({"endpoint": ROUTE}, (), []),
         ({"endpoint": ROUTE}, ("HTTPRoute",), ["HTTPRoute"]),
+        ({"endpoint": ROUTE | POOL}, ("HTTPRoute",), ["HTTPRoute"]),
+        ({"endpoint": ROUTE | POOL}, ("HTTPRoute", "InferencePool"), ["InferencePool", "HTTPRoute"]),
+        ({"endpoint": POOL}, ("InferencePool",), ["InferencePool"]),
         ({}, ("PodMonitor", "PrometheusRule"), ["PodMonitor", "PrometheusRule", "ConfigMap"]),
         ({"observability": {"podMonitor": "Off"}}, ("PodMonitor", "PrometheusRule"), ["PrometheusRule", "ConfigMap"]),
         ({"observability": {"dashboard": "Off"}}, ("PodMonitor",), ["PodMonitor"]),
@@ -41,6 +47,12 @@ def test_what_is_made(world: Any, spec: Object, served: tuple[str, ...], kinds: 
     [
         ({"endpoint": INGRESS}, ("Ingress",), ["PodMonitor", "PrometheusRule", "ConfigMap"], "features.ingress"),
         ({"endpoint": ROUTE}, ("HTTPRoute",), ["PodMonitor", "PrometheusRule", "ConfigMap"], "features.gatewayApi"),
+        (
+            {"endpoint": ROUTE | POOL},
+            ("InferencePool",),
+            ["HTTPRoute", "PodMonitor", "PrometheusRule", "ConfigMap"],
+            "features.inferencePool",
+        ),
         ({}, ("PodMonitor", "PrometheusRule"), [], "features.prometheusOperator"),
         ({}, ("ConfigMap",), ["PodMonitor", "PrometheusRule"], "Made: PodMonitor, PrometheusRule."),
     ],
@@ -49,7 +61,7 @@ def test_what_the_operator_was_not_given_is_said_and_not_tried(
     world: Any, spec: Object, without: tuple[str, ...], kinds: list[str], named: str
 ) -> None:
     there = world(**spec).pod().answered()
-    there.served = frozenset({"PodMonitor", "PrometheusRule", "HTTPRoute"} - set(without))
+    there.served = frozenset({"PodMonitor", "PrometheusRule", "HTTPRoute", "InferencePool"} - set(without))
     there.without = frozenset(without)
     assert made(there) == kinds
     assert named in " ".join(item.message for item in there.plan().conditions)
@@ -63,6 +75,16 @@ def test_what_the_spec_drops_goes(world: Any) -> None:
     there.service = replace(there.service, endpoint=replace(there.service.endpoint, ingress=None, network_policy=False))
     gone = [a.kind for a in there.plan().actions if isinstance(a, Delete)]
     assert sorted(gone) == ["Ingress", "NetworkPolicy"]
+
+
+def test_a_route_leads_to_the_pool_where_there_is_one(world: Any) -> None:
+    there = world(endpoint=ROUTE | POOL).pod().answered()
+    for served, kind in ((("HTTPRoute",), None), (("HTTPRoute", "InferencePool"), "InferencePool")):
+        there.served = frozenset(served)
+        asked = [action.manifest for action in there.plan().actions if isinstance(action, Apply)]
+        [route] = [manifest for manifest in asked if manifest["kind"] == "HTTPRoute"]
+        [backend] = route["spec"]["rules"][0]["backendRefs"]
+        assert backend.get("kind") == kind
 
 
 def condition(there: Any, kind: str) -> Condition:
@@ -92,6 +114,11 @@ REFUSED = {
         (ROUTE, "HTTPRoute", {}, ("HTTPRoute",), ("False", "NoGateway", "Check parentRefs")),
         (ROUTE, "HTTPRoute", TAKEN, ("HTTPRoute",), ("True", "Accepted", "Gateway gw")),
         (ROUTE, "HTTPRoute", REFUSED, ("HTTPRoute",), ("False", "NotAccepted", "no listener for a.b")),
+        (POOL, "", {}, (), ("False", "InferencePoolMissing", "inference extension")),
+        (POOL, "InferencePool", {}, ("InferencePool",), ("True", "InCluster", "inside the cluster")),
+        (POOL, "InferencePool", REFUSED, ("InferencePool",), ("False", "PoolNotAccepted", "Gateway gw: no listener")),
+        (ROUTE | POOL, "HTTPRoute", TAKEN, ("HTTPRoute",), ("False", "InferencePoolMissing", "go to the Service")),
+        (ROUTE | POOL, "HTTPRoute", TAKEN, ("HTTPRoute", "InferencePool"), ("True", "Accepted", "Gateway gw")),
     ],
 )
 def test_endpoint_ready(
