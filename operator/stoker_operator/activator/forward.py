@@ -1,8 +1,7 @@
 """Sends one request to a pod, as it came, and says whether the pod took it.
 
 Invariants: a request that a pod has begun to work on is never sent again: it is sent anew only where no connection came
-about, or where the pod says that it takes none. Requests of a service are written one after the other, in their order;
-their answers overlap.
+about, or where the pod says that it takes none.
 Knows nothing of who waits.
 """
 
@@ -12,7 +11,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -24,7 +23,6 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from stoker_operator.activator.directory import Pod
-from stoker_operator.activator.line import Line
 from stoker_operator.observe.pod_http import read_at_most, url_host
 
 CONNECT_SECONDS = 3.0
@@ -86,10 +84,13 @@ def make_session() -> aiohttp.ClientSession:
 
 @asynccontextmanager
 async def asked(
-    session: aiohttp.ClientSession, line: Line, pod: Pod, request: web.BaseRequest, body: bytes
+    session: aiohttp.ClientSession, pod: Pod, request: web.BaseRequest, body: bytes, written: Callable[[], None]
 ) -> AsyncIterator[Answer]:
-    """The pod's answer, for as long as it is read. Raises NotTaken, PodFailed."""
-    async with await _send(session, line, pod, request, body) as upstream:
+    """The pod's answer, for as long as it is read; `written` is called when the pod has the request.
+
+    Raises NotTaken, PodFailed.
+    """
+    async with await _send(session, pod, request, body, written) as upstream:
         first = b""
         if upstream.status == 503:
             with contextlib.suppress(aiohttp.ClientError):
@@ -100,9 +101,9 @@ async def asked(
 
 
 async def _send(
-    session: aiohttp.ClientSession, line: Line, pod: Pod, request: web.BaseRequest, body: bytes
+    session: aiohttp.ClientSession, pod: Pod, request: web.BaseRequest, body: bytes, written: Callable[[], None]
 ) -> aiohttp.ClientResponse:
-    """Write the request when its turn has come, and wait for the head of the answer outside of it."""
+    """Write the request, say so, and wait for the head of the answer."""
     sent = _Sent(bool(body))
     url = URL(f"http://{url_host(pod[0])}:{pod[1]}{request.rel_url.raw_path_qs}", encoded=True)
     asking = session.request(
@@ -115,9 +116,11 @@ async def _send(
         trace_request_ctx=sent,
     )
     try:
-        async with line.turn():
-            answering = asyncio.ensure_future(asking)
-            await _either(answering, sent.event)
+        answering = asyncio.ensure_future(asking)
+        await _either(answering, sent.event)
+        # A pod may answer before it has read all; one that could not be reached has nothing of it.
+        if sent.event.is_set() or answering.exception() is None:
+            written()
         return await answering
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotTaken(f"pod {pod[0]} cannot be reached: {error}") from None

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 
 import aiohttp
@@ -85,17 +86,18 @@ class Handler:
         """To a pod, and to another one while none has begun on it. Raises Turned, PodFailed."""
         came = time.monotonic()
         deadline = came + line.sleeper.bounds.max_wait
-        while True:
-            pod = await client.while_waiting(line.pod(f"{request.method} {request.path}", deadline))
-            try:
-                async with asked(self._session, line, pod, request, body) as answer:
-                    metrics.ACTIVATOR_WAIT.observe(time.monotonic() - came)
-                    return await client.relay(answer)
-            except NotTaken as error:
-                log.info("%s/%s: %s", *line.sleeper.key, error)
-            if time.monotonic() + AGAIN_SECONDS > deadline:
-                raise Expired("The service's pods took no request in time.")
-            await client.while_waiting(asyncio.sleep(AGAIN_SECONDS))
+        with line.place() as place:
+            while True:
+                pod = await client.while_waiting(line.pod(place, f"{request.method} {request.path}", deadline))
+                try:
+                    async with asked(self._session, pod, request, body, partial(line.sent, place)) as answer:
+                        metrics.ACTIVATOR_WAIT.observe(time.monotonic() - came)
+                        return await client.relay(answer)
+                except NotTaken as error:
+                    log.info("%s/%s: %s", *line.sleeper.key, error)
+                if time.monotonic() + AGAIN_SECONDS > deadline:
+                    raise Expired("The service's pods took no request in time.")
+                await client.while_waiting(asyncio.sleep(AGAIN_SECONDS))
 
 
 def _closing(response: web.Response) -> web.Response:

@@ -8,11 +8,12 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from stoker_operator import metrics
 from stoker_operator.activator.directory import Pod, Sleeper
@@ -43,19 +44,25 @@ class Gone(Turned):
 
 
 class Line:
-    """One service's. `call` is told that somebody waits: by the sleep's name, and what it waits with."""
+    """One service's. `call` is told that somebody waits: by the sleep's name, and what it waits with.
+
+    A request's place is a number, given in the order of arrival. Whoever has the lowest of those that are not sent yet
+    is next; he keeps it until he is sent or gone, also while a pod that was ready could not be reached.
+    """
 
     def __init__(self, sleeper: Sleeper, call: Callable[[Sleeper, str], None]) -> None:
         self.sleeper = sleeper
         self._call = call
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._gate = asyncio.Lock()
-        self._turn = itertools.count()
+        self._places = itertools.count()
+        self._unsent: list[int] = []
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        self._round = itertools.count()
         self._first = ""
         self._gauge = metrics.ACTIVATOR_HELD.labels(*sleeper.key)
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many wait for a pod."""
         return len(self._waiting)
 
     def update(self, sleeper: Sleeper | None) -> None:
@@ -69,17 +76,39 @@ class Line:
         elif self._waiting:
             self._call(sleeper, self._first)
 
-    async def pod(self, what: str, deadline: float) -> Pod:
-        """A pod to ask, once there is one; `what` is the request in words, `deadline` by the monotonic clock.
+    @contextmanager
+    def place(self) -> Iterator[int]:
+        """A place behind all who came before, until the request has ended."""
+        place = next(self._places)
+        self._unsent.append(place)
+        try:
+            yield place
+        finally:
+            self.sent(place)
+
+    async def pod(self, place: int, what: str, deadline: float) -> Pod:
+        """A pod to ask, once there is one and all in front are sent or gone; nobody behind is sent before `sent` is
+        called. `what` is the request in words, `deadline` by the monotonic clock.
 
         Raises Full at once, Expired, Gone.
         """
-        if not self.sleeper.pods:
-            await self._wait(what, deadline)
-        pods = self.sleeper.pods
-        if not pods:
-            raise Expired("The pod that was ready is not any more.")
-        return pods[next(self._turn) % len(pods)]
+        if place not in self._unsent:
+            bisect.insort(self._unsent, place)
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                while not self.sleeper.pods or self._unsent[0] != place:
+                    await (self._turn(place) if self.sleeper.pods else self._wait(what))
+        except TimeoutError:
+            raise Expired("The service's pods did not become ready in time.") from None
+        return self.sleeper.pods[next(self._round) % len(self.sleeper.pods)]
+
+    def sent(self, place: int) -> None:
+        """The request of this place is written, so the next one may be."""
+        if place in self._unsent:
+            self._unsent.remove(place)
+        turn = self._turns.get(self._unsent[0]) if self._unsent else None
+        if turn is not None and not turn.done():
+            turn.set_result(None)
 
     def check_room(self) -> None:
         """Raises Full where a request that came now would not be held."""
@@ -87,44 +116,43 @@ class Line:
         if not self.sleeper.pods and len(self._waiting) >= bounds.max_queued:
             raise Full(f"The service's pods start, and {len(self._waiting)} requests wait for them already.")
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """While it lasts, nobody behind sends a request."""
-        async with self._gate:
-            yield
+    async def _turn(self, place: int) -> None:
+        """Until nobody in front is left to be sent."""
+        self._turns[place] = asyncio.get_running_loop().create_future()
+        try:
+            await self._turns[place]
+        finally:
+            del self._turns[place]
 
-    async def _wait(self, what: str, deadline: float) -> None:
+    async def _wait(self, what: str) -> None:
+        """Until there is a pod."""
         self.check_room()
         if not self._waiting:
             self._first = what
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._standing(place):
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._standing(waiting):
             self._call(self.sleeper, self._first)
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await place
-            except TimeoutError:
-                raise Expired("The service's pods did not become ready in time.") from None
+            await waiting
 
     @contextmanager
-    def _standing(self, place: asyncio.Future[None]) -> Iterator[None]:
-        self._waiting.append(place)
+    def _standing(self, waiting: asyncio.Future[None]) -> Iterator[None]:
+        self._waiting.append(waiting)
         self._gauge.set(len(self._waiting))
         try:
             yield
         finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
             self._gauge.set(len(self._waiting))
 
     def _let_go(self, gone: str) -> None:
-        """All that wait go on, the first one first: to a pod, or with the reason why there will be none."""
+        """All that wait go on: to a pod in their turn, or with the reason why there will be none."""
         while self._waiting:
-            place = self._waiting.popleft()
-            if place.done():
+            waiting = self._waiting.popleft()
+            if waiting.done():
                 continue
             if gone:
-                place.set_exception(Gone(gone))
+                waiting.set_exception(Gone(gone))
             else:
-                place.set_result(None)
+                waiting.set_result(None)
         self._gauge.set(0)

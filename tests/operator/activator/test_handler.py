@@ -15,7 +15,7 @@ import httpx
 import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
-from tests.operator.activator.conftest import Engine, Front
+from tests.operator.activator.conftest import Engine, Front, free_port
 
 Eventually = Callable[..., Any]
 
@@ -128,6 +128,26 @@ async def test_many_are_let_go_in_the_order_in_which_they_came(
     answers = await asyncio.gather(*tasks)
     assert [json.loads(body)["number"] for _, _, _, body in engine.got] == list(range(60))
     assert [said["said"]["number"] for _, said, _ in answers] == list(range(60)), "each got its own answer"
+
+
+@pytest.mark.parametrize("unreachable", [False, True])
+async def test_nobody_overtakes_a_stream_nor_who_finds_a_pod_gone(
+    front: Front, engine: Engine, client: aiohttp.ClientSession, eventually: Eventually, unreachable: bool
+) -> None:
+    front.bounds(max_queued=10)
+    asking = []
+    for number in range(10):
+        asking.append(asyncio.create_task(ask(client, front, {"number": number, "stream": number % 3 == 0})))
+        await eventually(lambda number=number: len(front.line) == number + 1)
+    gone = [("127.0.0.1", free_port())] if unreachable else []
+    front.becomes(pods=(*gone, engine.pod))
+    await asyncio.gather(*asking)
+    assert [json.loads(body)["number"] for *_, body in engine.got] == list(range(10))
+
+
+async def ask(client: aiohttp.ClientSession, front: Front, body: Any) -> bytes:
+    async with client.post(f"{front.url}/v1/completions", json=body) as answer:
+        return await answer.read()
 
 
 async def test_one_too_many_is_told_when_to_come_again(
