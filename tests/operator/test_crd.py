@@ -39,6 +39,18 @@ GOOD: list[dict[str, Any]] = [
     {"autoscaling": {"max": 4}},
     {"autoscaling": {"engine": "External", "max": 4}, "replicas": 3},
     {"autoscaling": {"min": 2, "max": 2, "targets": {"queued": 0}, "scaleDown": {"maxPods": 3, "period": "30m"}}},
+    {
+        "autoscaling": {
+            "min": 0,
+            "max": 7,
+            "scaleToZero": {
+                "schedule": [
+                    {"start": "*/20 07-9,23 1-31/2 jan-MAR mon-fri", "end": "5/15 18 * 12 0,7", "min": 7},
+                    {"start": "0 0 29 2 *", "end": "0 6 * * *", "timezone": "America/Argentina/Buenos_Aires"},
+                ]
+            },
+        }
+    },
     {"rollout": {"autoRollback": False, "progressDeadline": "1h"}},
     {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1, "maxUnavailable": 0}},
     {"endpoint": {"ingress": {"host": "*.a.b"}, "tls": {"secretName": "t"}, "networkPolicy": False}},

@@ -35,7 +35,8 @@ class Sleep:
     """Where a service stands. `name` is the sleep's own, "" = it has none; times are ISO 8601, "" = never.
 
     `since` is when the state began and `why` says so; `ready_at`, of one that wakes, when a pod was first seen ready;
-    `replicas` is what the spec asked for when it fell asleep.
+    `replicas` is what the spec asked for when it fell asleep. `wish` is what people asked for last that was carried
+    out; by it the service is awake until `until`, or has no heed of its schedule until `skips`.
     """
 
     state: str = AWAKE
@@ -44,6 +45,9 @@ class Sleep:
     why: str = ""
     ready_at: str = ""
     replicas: int | None = None
+    wish: str = ""
+    until: str = ""
+    skips: str = ""
 
     @property
     def holds(self) -> bool:

@@ -36,6 +36,7 @@ from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out,
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
 from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.sleep.decide import SleepPlan, plan_sleep
+from stoker_operator.plan.sleep.stay import staffed
 from stoker_operator.plan.sleep.words import sleep_finding
 from stoker_operator.plan.turn import reached_before
 from stoker_operator.plan.wording import counted
@@ -89,6 +90,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     sleep = plan_sleep(service, observed, now)
+    service = staffed(service, sleep.stay)
     if cache.model is not None and not too_large and cache.rot is None:
         rolling = plan_rollout(service, observed, settings, cache.model, now, sleep.no_pods)
     else:

@@ -13,6 +13,7 @@ _ADVICE = {
     "Serving": "use it: kubectl stoker chat NAME",
     "Suspended": "by choice; spec.suspend: false runs pods again",
     "ScaledToZero": "by choice; raise spec.replicas to run pods again",
+    "Asleep": "by choice; a request wakes it, and so does kubectl stoker wake NAME",
     "RolloutPaused": "by choice; spec.rollout.paused: false lets the change through",
     "Deleting": "wait; its children go with it",
     "ApplyFailed": "ask who owns the quota, the policy or the name that the message has",

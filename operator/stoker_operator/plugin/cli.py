@@ -38,6 +38,8 @@ VERBS = {
     "fit": Verb(verbs.fit, verbs.fit_flags, "whether a model fits, on the spec's GPUs and on usual ones"),
     "render": Verb(verbs.render, verbs.render_flags, "what the operator would write for a manifest, without a cluster"),
     "rollback": Verb(verbs.rollback, verbs.rollback_flags, "make the spec say what an earlier revision was made of"),
+    "wake": Verb(verbs.wake, verbs.wake_flags, "wake a service that sleeps, and show the steps"),
+    "sleep": Verb(verbs.sleep, verbs.sleep_flags, "put a service to sleep once nobody asks it anything"),
     "chat": Verb(verbs.chat, verbs.chat_flags, "talk to a service, through a port-forward"),
     "bench": Verb(verbs.bench, verbs.bench_flags, "measure a service under load, through a port-forward"),
     "presets": Verb(verbs.presets, verbs.presets_flags, "manifests that are ready to apply"),

@@ -111,12 +111,26 @@ def _facts(service: Object, url: str) -> Iterator[str]:
     kept = {key: value for key, value in (status.get("revisions") or {}).items() if key in _REVISIONS}
     if kept:
         yield from _row("revisions", ", ".join(f"{key} {value}" for key, value in kept.items()))
+    yield from _row("sleep", " ".join(_sleep(status["sleep"])).rstrip(";")) if status.get("sleep") else ()
     scaling = status.get("scaling") or {}
     if scaling:
         yield from _row("scaling", f"{scaling.get('desired')} pods wanted")
     for item in status.get("conditions") or ():
         if (item["type"], item["status"]) in _ALARMS:
             yield from _row(str(item["type"]).lower(), item["message"])
+
+
+def _sleep(sleep: Object) -> Iterator[str]:
+    """Where it stands between awake and asleep, why, and what comes next."""
+    since = f" since {sleep['since']}" if sleep.get("since") else ""
+    yield f"{sleep['state']}{since}{': ' if sleep.get('why') else ''}{sleep.get('why', '')};"
+    if "step" in sleep:
+        eta = sleep.get("etaSeconds")
+        yield f"{sleep['step']}, " + (f"about {eta} s to go;" if eta else "longer than the last time;")
+    if sleep.get("until"):
+        yield f"awake until {sleep['until']} at least;"
+    if sleep.get("wakesAt"):
+        yield f"its schedule has pods run at {sleep['wakesAt']};"
 
 
 def _pods(service: Object, pods: Sequence[Object], now: datetime) -> Iterator[str]:

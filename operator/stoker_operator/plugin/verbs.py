@@ -20,6 +20,7 @@ import yaml
 from stoker_operator.local.manifest import ManifestError, load
 from stoker_operator.plugin import fit as fits
 from stoker_operator.plugin import rollback as rollbacks
+from stoker_operator.plugin import sleep as sleeps
 from stoker_operator.plugin.errors import PluginError
 from stoker_operator.plugin.facts import facts_of
 from stoker_operator.plugin.forward import api_key, forwarded, run
@@ -30,7 +31,7 @@ from stoker_operator.plugin.presets import Preset, catalog, named
 from stoker_operator.plugin.render import render as rendered
 from stoker_operator.plugin.screen import overview, screen, table
 from stoker_operator.settings import SettingsError, from_arguments
-from stoker_operator.spec.service import InferenceService, parse
+from stoker_operator.spec.service import WISH, InferenceService, parse
 
 Options = argparse.Namespace
 Parser = argparse.ArgumentParser
@@ -211,6 +212,50 @@ def _reached(options: Options) -> Iterator[tuple[str, str]]:
     key = api_key(kubectl, service)
     with forwarded(kubectl, service) as url:
         yield url, key
+
+
+def wake_flags(parser: Parser) -> None:
+    """Flags of `wake`."""
+    parser.add_argument("name", help="the service")
+    parser.add_argument("--for", dest="lasts", default="", metavar="TIME",
+                        help="stay awake for so long whether anybody asks or not, such as 45m or 8h (default: the"
+                        " spec's idleAfter)")  # fmt: skip
+    _waiting_flags(parser)
+
+
+def wake(options: Options) -> int:
+    """Ask the operator to wake it, and show the steps until a pod answers."""
+    return _wish(options, sleeps.wish("wake", options.lasts), wakes=True)
+
+
+def sleep_flags(parser: Parser) -> None:
+    """Flags of `sleep`."""
+    parser.add_argument("name", help="the service")
+    _waiting_flags(parser)
+
+
+def sleep(options: Options) -> int:
+    """Ask the operator to put it to sleep once no pod has a request, and show the steps until no pod runs."""
+    return _wish(options, sleeps.wish("sleep"), wakes=False)
+
+
+def _waiting_flags(parser: Parser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="ask, and wait for nothing")
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS",
+                        help="wait for so long (default: %(default)g)")  # fmt: skip
+
+
+def _wish(options: Options, asked: str, *, wakes: bool) -> int:
+    if options.up:
+        raise PluginError("a `stoker up` has no activator, so its pods run all the time: end it, and start it again.")
+    kubectl = Kubectl.of(options)
+    sleeps.check(kubectl.get(RESOURCE, options.name))
+    kubectl.text("annotate", "--overwrite", f"{RESOURCE}/{options.name}", f"{WISH}={asked}")
+    show([f"{options.name}: asked to {options.verb}"])
+    if not options.no_wait:
+        for line in sleeps.steps(lambda: kubectl.get(RESOURCE, options.name), asked, wakes, options.timeout):
+            show([line])
+    return 0
 
 
 def chat_flags(parser: Parser) -> None:

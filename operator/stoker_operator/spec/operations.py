@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker_operator.spec.reader import Reader
+from stoker_operator.spec.sleeping import ScaleToZero, read_scale_to_zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,6 @@ class Targets:
     queued: int = 1
     running: int = 16
     kv_percent: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleToZero:
-    """When no pods run, and what becomes of requests then. Seconds: `idle_after` the last request, and `max_wait` of a
-    request that is held; `max_queued` are held at most.
-    """
-
-    idle_after: int = 900
-    max_queued: int = 100
-    max_wait: int = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +68,13 @@ def read_autoscaling(r: Reader) -> Autoscaling:
         ),
         scale_up=_rate(r.mapping("scaleUp"), 0, 2, 60),
         scale_down=_rate(r.mapping("scaleDown"), 300, 1, 120),
-        scale_to_zero=_scale_to_zero(r.mapping("scaleToZero")) if "scaleToZero" in r.raw else None,
+        scale_to_zero=read_scale_to_zero(r.mapping("scaleToZero")) if "scaleToZero" in r.raw else None,
     )
     if not autoscaling.ours and {"targets", "scaleUp", "scaleDown"} & r.raw.keys():
         r.problems.append(f"{r.path}: targets, scaleUp and scaleDown are of the engines HPA and KEDA")
     targets.finish()
     r.finish()
     return autoscaling
-
-
-def _scale_to_zero(r: Reader) -> ScaleToZero:
-    found = ScaleToZero(
-        r.duration("idleAfter", 900, least=1, most=604800),
-        r.integer("maxQueued", default=100, least=1, most=10000),
-        r.duration("maxWait", 600, least=1, most=3600),
-    )
-    r.finish()
-    return found
 
 
 def _rate(r: Reader, stabilization: int, pods: int, period: int) -> ScalingRate:
@@ -121,6 +101,13 @@ def autoscaling_problems(autoscaling: Autoscaling, replicas: int | None) -> list
         found.append("spec.autoscaling.min: 0 needs scaleToZero, which says when no pods run")
     if autoscaling.least and autoscaling.scale_to_zero is not None:
         found.append("spec.autoscaling.scaleToZero: needs min: 0")
+    hours = autoscaling.scale_to_zero.schedule if autoscaling.scale_to_zero is not None else ()
+    for index, each in enumerate(hours):
+        where = f"spec.autoscaling.scaleToZero.schedule[{index}].min"
+        if each.least > autoscaling.most:
+            found.append(f"{where}: is {each.least}, more than autoscaling.max, {autoscaling.most}")
+        elif each.least > 1 and not autoscaling.ours:
+            found.append(f"{where}: must be 1 with engine: External, where whoever writes the scale sets the number")
     if not (targets.queued or targets.running or targets.kv_percent):
         found.append("spec.autoscaling.targets: at least one must be more than 0")
     return found

@@ -56,6 +56,8 @@ GROUP = "stoker.dev"
 VERSION = "v1alpha1"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
+# By this annotation people ask a service to wake or to sleep; see plan/sleep/wish.py.
+WISH = f"{GROUP}/wish"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
 # The namespace's own ServiceAccount and Service, and the Service that scrapers of another service use.
@@ -141,7 +143,7 @@ class InferenceService:
     """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may.
 
     `unknown`: the fields that a newer CRD has and this program does not know. `written`: the parts of the spec that
-    shape pods, as they stand in the object.
+    shape pods, as they stand in the object. `wish`: what the annotation WISH says, "" = nothing.
     """
 
     name: str
@@ -167,6 +169,7 @@ class InferenceService:
     status: Mapping[str, Any] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    wish: str = ""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -243,6 +246,7 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         observability=read_observability(spec.mapping("observability")),
         status=reader.mapping("status").raw,
         written={part: spec.raw[part] for part in SHAPING if part in spec.raw},
+        wish=meta.text_map("annotations", most=10000, longest=1 << 18).get(WISH, ""),
     )
     spec.finish()
     if tolerate_unknown:

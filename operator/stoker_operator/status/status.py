@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator import manifests
-from stoker_operator.manifests.activation import WAKING, Sleep
+from stoker_operator.manifests.activation import AWAKE, WAKING, Sleep
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
@@ -21,7 +21,9 @@ from stoker_operator.plan.endpoint import no_pod_ready
 from stoker_operator.plan.fit import Fit
 from stoker_operator.plan.plan import Plan
 from stoker_operator.plan.scaling import scaling_status
-from stoker_operator.plan.sleep.words import eta_seconds, waking_step
+from stoker_operator.plan.sleep.decide import SleepPlan
+from stoker_operator.plan.sleep.stay import stamp
+from stoker_operator.plan.sleep.words import eta_seconds, wakes_at, waking_step
 from stoker_operator.spec.service import FetchedModel, InferenceService, remembered_model
 from stoker_operator.status.startup import startup
 
@@ -62,17 +64,23 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     if scaling:
         status["scaling"] = scaling
     sleep = plan.sleep.sleep
-    if sleep is not None and sleep.since:
-        status["sleep"] = _sleep(service, observed, sleep, now)
+    if sleep is not None and (sleep.since or plan.sleep.stay is not None):
+        status["sleep"] = _sleep(service, observed, plan.sleep, sleep, now)
     if plan.fit is not None:
         status["fit"] = _fit(plan.fit)
     return status
 
 
-def _sleep(service: InferenceService, observed: Observed, sleep: Sleep, now: datetime) -> Status:
-    found: Status = {"state": sleep.state, "since": sleep.since, "why": sleep.why}
+def _sleep(service: InferenceService, observed: Observed, plan: SleepPlan, sleep: Sleep, now: datetime) -> Status:
+    found: Status = {"state": sleep.state, "since": sleep.since, "why": sleep.why, "wish": sleep.wish}
     if sleep.state == WAKING:
         found |= {"step": waking_step(observed), "etaSeconds": eta_seconds(service, sleep, now)}
+    if plan.stay is not None:
+        found["until"] = stamp(plan.stay.until)
+        if sleep.state == AWAKE:
+            found["why"] = plan.stay.why
+    elif (start := wakes_at(service, sleep, now)) is not None:
+        found["wakesAt"] = stamp(start)
     return {key: value for key, value in found.items() if value != ""}
 
 

@@ -15,8 +15,11 @@ from stoker_operator.manifests.activation import ASLEEP, AWAKE, FALLING, WAKING,
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
 from stoker_operator.plan.pods import pods_that_count
-from stoker_operator.spec.operations import ScaleToZero
+from stoker_operator.plan.sleep.hours import next_start, span_at
+from stoker_operator.plan.sleep.stay import Stay, stamp
+from stoker_operator.plan.sleep.wish import Wish, wish_problem
 from stoker_operator.spec.service import InferenceService
+from stoker_operator.spec.sleeping import ScaleToZero
 
 Object = Mapping[str, Any]
 # Of an engine that was never measured.
@@ -42,16 +45,28 @@ def sleep_finding(
     if sleep is None or blocking is None or blocking.reason not in _ON_ITS_WAY:
         return blocking
     if sleep.state == ASLEEP or (sleep.state == FALLING and not observed.rollout.desired):
-        how = f"kubectl scale deployment {service.name} --replicas=1"
+        how = f"kubectl stoker wake {service.name}"
         text = (
             f"No pods run since {sleep.since}: {sleep.why}. A request starts one, and is held meanwhile; so does: {how}"
         )
-        return Finding("Asleep", text)
+        start = wakes_at(service, sleep, now)
+        return Finding("Asleep", f"{text}. Its schedule does at {stamp(start)}" if start is not None else text)
     if sleep.state == WAKING:
         step, left = waking_step(observed), eta_seconds(service, sleep, now)
         soon = f"about {left} s to go" if left else "it takes longer than the last time"
         return Finding("Waking", f"It wakes since {sleep.since}: {sleep.why}. Now: {step}; {soon}.")
     return blocking
+
+
+def wakes_at(service: InferenceService, sleep: Sleep, now: datetime) -> datetime | None:
+    """When the schedule has pods run next; None without one."""
+    scaling = service.autoscaling
+    if scaling is None or scaling.scale_to_zero is None:
+        return None
+    # Within a span that is slept through, the next one counts.
+    since = datetime.fromisoformat(sleep.skips) if sleep.skips else now
+    schedule = scaling.scale_to_zero.schedule
+    return since if sleep.skips and span_at(schedule, since) else next_start(schedule, since)
 
 
 def eta_seconds(service: InferenceService, sleep: Sleep, now: datetime) -> int:
@@ -87,6 +102,8 @@ def _runs(statuses: Sequence[Object] | None, name: str) -> bool:
 
 def step_reason(before: Sleep, after: Sleep) -> str:
     """Why the activator's addresses are written."""
+    if after.state == before.state and after.wish != before.wish:
+        return f"it was wished: {after.wish}"
     if after.state == before.state:
         return "the activator holds requests while no pod runs"
     return {
@@ -97,8 +114,15 @@ def step_reason(before: Sleep, after: Sleep) -> str:
     }[after.state]
 
 
-def sleep_condition(service: InferenceService, observed: Observed, wanted: ScaleToZero, after: Sleep) -> Condition:
-    """Whether the service may sleep, and where it stands."""
+def sleep_condition(
+    service: InferenceService,
+    observed: Observed,
+    wanted: ScaleToZero,
+    after: Sleep,
+    stay: Stay | None,
+    wish: Wish | None,
+) -> Condition:
+    """Whether the service may sleep, and where it stands. `wish` is one that was not carried out before this."""
     if service.suspend:
         return _sleeps("False", "Suspended", "spec.suspend is true.")
     if not observed.activators:
@@ -106,11 +130,18 @@ def sleep_condition(service: InferenceService, observed: Observed, wanted: Scale
         return _sleeps("False", "NoActivator", f"{text}. See the chart's Deployment of the activator.")
     if not observed.port:
         return _sleeps("False", "NoPort", "Every port of the activator is another service's.")
+    problem = wish_problem(service)
+    if problem:
+        return _sleeps("Unknown", "WishUnknown", f"{problem}.")
     if after.state != AWAKE:
         status, reason = "True", after.state
         return _sleeps(status, reason, f"{_SAID[after.state]}: {after.why}.")
+    if stay is not None:
+        return _sleeps("True", "Awake", f"Pods run until {stamp(stay.until)} at least: {stay.why}.")
     if observed.idle is not None and observed.idle.why:
         return _sleeps("Unknown", "IdleUnknown", f"It stays awake: {observed.idle.why}.")
+    if wish is not None and not wish.wakes:
+        return _sleeps("True", "Awake", f"Pods run until none of them has a request: it was wished: {wish.text}.")
     return _sleeps("True", "Awake", f"Pods run until all of them have had no request for {brief(wanted.idle_after)}.")
 
 

@@ -27,6 +27,8 @@ from stoker_operator.observe.snapshot import Idle
 from stoker_operator.plan.actions import Apply, Delete
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
+from stoker_operator.spec.sleeping import Hours
+from stoker_operator.status.status import from_plan
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -47,6 +49,22 @@ class Story:
 
     def status(self, **more: Any) -> None:
         self.there.service = replace(self.there.service, status=dict(self.there.service.status) | more)
+
+    def asks(self, wish: str) -> Story:
+        """People annotate the object."""
+        self.there.service = replace(self.there.service, wish=wish)
+        return self
+
+    def keeps(self, *hours: Hours) -> Story:
+        """The spec has a schedule."""
+        scaling = self.there.service.autoscaling
+        zero = replace(scaling.scale_to_zero, schedule=hours)
+        self.there.service = replace(self.there.service, autoscaling=replace(scaling, scale_to_zero=zero))
+        return self
+
+    def sleep(self) -> Sleep:
+        """What the slice notes."""
+        return read_sleep(self.there.children[SLICE])
 
     def sleeps(self, state: str, *, since: datetime = NOW, **more: Any) -> Story:
         """The slice notes that it stands there."""
@@ -223,6 +241,127 @@ def test_an_autoscaler_rests_while_it_sleeps_and_has_one_pod_at_least_while_not(
     told = story().sleeps(ASLEEP)
     [scaler] = [a.manifest for a in told.plan().actions if a.event[1].startswith("Created HorizontalPodAutoscaler")]
     assert scaler["spec"]["minReplicas"] == 1
+
+
+def said(told: Story) -> Object:
+    """status.sleep of the next plan."""
+    plan = told.plan()
+    return dict(from_plan(told.there.service, told.there.observed(), plan, told.now)["sleep"])
+
+
+def test_a_wish_wakes_once_and_keeps_awake_for_as_long_as_it_says(story: Tell) -> None:
+    told = story().sleeps(ASLEEP).asks("wake for 2h at 5-o-clock")
+    plan = told.act()
+    assert (plan.sleep.state, told.deployed(plan)) == (WAKING, 1)
+    told.there.pods.clear()
+    told.there.pod()
+    told.there.idle = Idle(4000.0)
+    for _ in range(2):
+        told.act()
+        told.now += timedelta(seconds=6)
+    assert told.act().sleep.state == AWAKE
+    assert said(told)["until"] == "2026-01-01T14:00:00Z"
+    assert "it was wished: wake for 2h" in said(told)["why"]
+    assert not told.plan().actions
+    told.now = NOW + timedelta(hours=2)
+    assert told.act().sleep.state == FALLING, "the same words are no new wish"
+    told.asks("wake at 7-o-clock")
+    assert told.act().sleep.state == WAKING
+    assert told.sleep().until == "2026-01-01T14:07:00Z", "as long as after a request"
+
+
+def test_a_wish_to_sleep_waits_for_requests_alone(story: Tell) -> None:
+    told = story().asks("wake for 3h")
+    told.act()
+    told.asks("sleep")
+    told.there.idle = Idle(0.0)
+    assert told.act().sleep.state == AWAKE
+    condition = next(item for item in told.plan().conditions if item.type == "ScaleToZero")
+    assert condition.message == "Pods run until none of them has a request: it was wished: sleep."
+    told.there.idle = Idle(0.3)
+    assert told.act().sleep.state == FALLING
+    told.there.idle = Idle(0.0)
+    assert told.act().sleep.state == AWAKE, "a request came, and the wish still stands"
+    told.there.idle = Idle(0.3)
+    told.act()
+    told.now += timedelta(seconds=6)
+    assert told.deployed(told.act()) == 0
+    told.there.pods.clear()
+    assert told.act().sleep.state == ASLEEP
+    assert told.sleep().wish == "sleep"
+    told.replicas(1, by="kubectl")
+    told.act()
+    told.there.pod()
+    for _ in range(2):
+        told.act()
+        told.now += timedelta(seconds=6)
+    assert told.act().sleep.state == AWAKE, "the wish is carried out"
+
+
+@pytest.mark.parametrize("wish", ["wkae", "wake for 1d", "sleep for 1h", "wake for 169h", "wake at a b"])
+def test_a_wish_that_says_nothing_is_named(story: Tell, wish: str) -> None:
+    plan = story().sleeps(ASLEEP).asks(wish).plan()
+    assert plan.sleep.state == ASLEEP
+    condition = next(item for item in plan.conditions if item.type == "ScaleToZero")
+    assert (condition.status, condition.reason) == ("Unknown", "WishUnknown")
+    assert repr(wish) in condition.message
+
+
+NOON = Hours("30 12 * * *", "15 13 * * *", "UTC", 2)
+
+
+@pytest.mark.parametrize("engine", ["HPA", "KEDA", "External"])
+def test_a_schedule_wakes_it_and_lets_it_sleep(story: Tell, engine: str) -> None:
+    least = 1 if engine == "External" else 2
+    told = story(engine=engine).keeps(replace(NOON, least=least)).sleeps(ASLEEP)
+    told.there.served, told.there.settings = frozenset({"ScaledObject"}), Settings(prometheus_url="http://prom")
+    assert said(told)["wakesAt"] == "2026-01-01T12:30:00Z"
+    assert told.plan().requeue_after == 1800.0
+    told.now = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
+    plan = told.act()
+    assert (plan.sleep.state, told.deployed(plan)) == (WAKING, least)
+    scalers = [
+        each for (kind, _), each in told.there.children.items() if kind in ("HorizontalPodAutoscaler", "ScaledObject")
+    ]
+    assert [each["spec"].get("minReplicas") or each["spec"]["minReplicaCount"] for each in scalers] == [2] * len(
+        scalers
+    )
+    assert len(scalers) == (engine != "External")
+    told.there.pods.clear()
+    told.there.pod()
+    if least == 2:
+        told.there.pod()
+    told.there.idle = Idle(9999.0)
+    for _ in range(2):
+        told.act()
+        told.now += timedelta(seconds=6)
+    told.act()
+    assert said(told)["state"] == AWAKE
+    assert said(told)["until"] == "2026-01-01T13:15:00Z"
+    assert "until 2026-01-01 13:15 (UTC)" in said(told)["why"]
+    told.now = datetime(2026, 1, 1, 13, 15, tzinfo=UTC)
+    assert told.act().sleep.state == FALLING
+
+
+def test_who_puts_it_to_sleep_is_not_overruled_by_the_schedule(story: Tell) -> None:
+    told = story().keeps(replace(NOON, start="30 11 * * *"))
+    told.act()
+    told.asks("sleep")
+    told.there.idle = Idle(1.0)
+    assert told.act().sleep.state == FALLING
+    told.now += timedelta(seconds=6)
+    told.act()
+    told.there.pods.clear()
+    assert told.act().sleep.state == ASLEEP
+    told.now += timedelta(minutes=30)
+    assert told.act().sleep.state == ASLEEP
+    assert said(told)["wakesAt"] == "2026-01-02T11:30:00Z"
+    told.now = datetime(2026, 1, 2, 11, 30, tzinfo=UTC)
+    assert told.act().sleep.state == WAKING
+    told = story().keeps(replace(NOON, start="30 11 * * *")).sleeps(AWAKE)
+    told.replicas(0, by="kubectl")
+    assert told.act().sleep.state == ASLEEP
+    assert told.act().sleep.state == ASLEEP, "scaled to 0 by hand, it was told so as well"
 
 
 def test_a_suspended_service_holds_nothing_and_comes_back_awake(story: Tell) -> None:

@@ -50,7 +50,7 @@ def test_a_start_takes_as_long_as_the_one_before(world: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "blocking", "reason", "words"),
     [
-        (ASLEEP, "ScaledToZero", "Asleep", ["nobody asked", "kubectl scale deployment demo --replicas=1", SINCE]),
+        (ASLEEP, "ScaledToZero", "Asleep", ["nobody asked", "kubectl stoker wake demo", SINCE]),
         (ASLEEP, "Fetching", "Fetching", []),
         (WAKING, "PodsStarting", "Waking", ["nobody asked", "its pod is being made", "about 51 s to go"]),
         (WAKING, "CrashLoop", "CrashLoop", []),
