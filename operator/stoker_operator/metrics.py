@@ -26,5 +26,6 @@ ACTIVATOR_WAKES = Counter("stoker_activator_wakes", "Sleeps that this replica as
 ACTIVATOR_WAIT = Histogram(
     "stoker_activator_wait_seconds",
     "How long a request that reached a pod had waited for it.",
+    _SERVICE,
     buckets=(0.1, 0.5, 1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800, 3600),
 )

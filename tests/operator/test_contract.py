@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator import manifests
+from stoker_operator import manifests, metrics
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
@@ -144,13 +144,17 @@ def test_types_are_the_engines(
     assert (engine.quantization, engine.kv_cache_dtype) == (quantization, kv_cache_dtype)
 
 
-def test_dashboards_and_alerts_read_series_that_the_engine_has(service: Build) -> None:
+def test_dashboards_and_alerts_read_series_that_somebody_has(service: Build) -> None:
     published = {sample.name for family in ServerMetrics("m").collect() for sample in family.samples}
-    built = service()
+    for found in (metrics.ACTIVATOR_HELD, metrics.ACTIVATOR_REQUESTS, metrics.ACTIVATOR_WAKES, metrics.ACTIVATOR_WAIT):
+        kind, [family] = type(found).__name__, found.describe()
+        published.add(family.name + {"Counter": "_total", "Histogram": "_bucket"}.get(kind, ""))
+    built = service(autoscaling={"min": 0, "max": 2, "scaleToZero": {"maxWait": "31m"}})
     for text in (json.dumps(manifests.dashboard(built)), json.dumps(manifests.prometheus_rule(built))):
-        asked = set(re.findall(r"vllm:[a-z0-9_]+", text))
-        assert len(asked) >= 4
+        asked = set(re.findall(r"(?:vllm:|stoker_activator)[a-z0-9_]+", text))
+        assert len(asked) >= 6
         assert asked <= published, asked - published
+    assert "> 930" in text, "half of maxWait"
 
 
 def test_a_secret_sets_nothing_that_is_the_operators(service: Build, settings: Settings, model: FetchedModel) -> None:

@@ -91,7 +91,7 @@ class Handler:
                 pod = await client.while_waiting(line.pod(place, f"{request.method} {request.path}", deadline))
                 try:
                     async with asked(self._session, pod, request, body, partial(line.sent, place)) as answer:
-                        metrics.ACTIVATOR_WAIT.observe(time.monotonic() - came)
+                        metrics.ACTIVATOR_WAIT.labels(*line.sleeper.key).observe(time.monotonic() - came)
                         return await client.relay(answer)
                 except NotTaken as error:
                     log.info("%s/%s: %s", *line.sleeper.key, error)

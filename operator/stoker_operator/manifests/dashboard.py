@@ -22,15 +22,17 @@ _WINDOW = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph: what it shows, in which of Grafana's units, and its lines as (name, query with PODS for the pods)."""
+    """One graph: what it shows, in which of Grafana's units, and its lines as (name, query with PODS for the pods and
+    SERVICE for the service as the activator names it).
+    """
 
     title: str
     unit: str
     lines: tuple[tuple[str, str], ...]
 
 
-def _quantiles(series: str) -> tuple[tuple[str, str], ...]:
-    rate = f"sum by (le) (rate({series}_bucketPODS{_WINDOW}))"
+def _quantiles(series: str, of: str = "PODS") -> tuple[tuple[str, str], ...]:
+    rate = f"sum by (le) (rate({series}_bucket{of}{_WINDOW}))"
     return tuple((f"p{share}", f"histogram_quantile({share / 100:g}, {rate})") for share in (50, 95, 99))
 
 
@@ -72,6 +74,23 @@ PANELS = (
     Panel("Preemptions", "ops", (("preempted", f"sum(rate(vllm:num_preemptions_totalPODS{_WINDOW}))"),)),
 )
 
+# Of a service that may sleep: what its activator says of it.
+SLEEP_PANELS = (
+    Panel("Pods that run", "short", (("pods", "count(vllm:num_requests_runningPODS) or vector(0)"),)),
+    Panel("Requests that wait for a pod", "short", (("held", "sum(stoker_activator_held_requestsSERVICE)"),)),
+    Panel("For how long they waited", "s", _quantiles("stoker_activator_wait_seconds", "SERVICE")),
+    Panel(
+        "Requests without a pod, by what became of them",
+        "reqps",
+        (("{{result}}", f"sum by (result) (rate(stoker_activator_requests_totalSERVICE{_WINDOW}))"),),
+    ),
+    Panel(
+        "Sleeps that requests ended, in an hour",
+        "short",
+        (("wakes", "sum(increase(stoker_activator_wakes_totalSERVICE[1h]))"),),
+    ),
+)
+
 
 def dashboard(service: InferenceService) -> Manifest:
     """The ConfigMap with the dashboard's JSON."""
@@ -92,14 +111,24 @@ def _document(service: InferenceService) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [source]},
-        "panels": [_panel(service, number, panel) for number, panel in enumerate(PANELS)],
+        "panels": [_panel(service, number, panel) for number, panel in enumerate(_panels(service))],
     }
+
+
+def _panels(service: InferenceService) -> tuple[Panel, ...]:
+    scaling = service.autoscaling
+    return PANELS + (SLEEP_PANELS if scaling is not None and scaling.scale_to_zero is not None else ())
 
 
 def _panel(service: InferenceService, number: int, panel: Panel) -> dict[str, Any]:
     pods = f'{{namespace="{service.namespace}",pod=~"{service.name}-[a-z0-9]+-[a-z0-9]+"}}'
+    own = f'{{service_namespace="{service.namespace}",inferenceservice="{service.name}"}}'
     targets = [
-        {"refId": chr(ord("A") + index), "legendFormat": name, "expr": query.replace("PODS", pods)}
+        {
+            "refId": chr(ord("A") + index),
+            "legendFormat": name,
+            "expr": query.replace("PODS", pods).replace("SERVICE", own),
+        }
         for index, (name, query) in enumerate(panel.lines)
     ]
     return {

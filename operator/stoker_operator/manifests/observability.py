@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.spec.service import InferenceService
+from stoker_operator.spec.sleeping import ScaleToZero
 
 POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor")
 RULE = ("monitoring.coreos.com/v1", "PrometheusRule")
@@ -37,22 +38,31 @@ def prometheus_rule(service: InferenceService) -> Manifest:
                "the KV cache is full, so sequences are preempted: lower runtime.maxConcurrency or add pods"),
     ]  # fmt: skip
     scaling = service.autoscaling
-    sleeps = scaling is not None and scaling.scale_to_zero is not None
-    if sleeps:
-        turned_away = (
-            f'stoker_activator_requests_total{{service_namespace="{service.namespace}",'
-            f'inferenceservice="{service.name}",result=~"full|expired"}}'
-        )
-        alerts.append(
-            _alert(service, "StokerHeldTooLong", f"sum(increase({turned_away}[10m])) > 0",
-                   "requests were turned away while no pod ran: see kubectl describe infsvc")
-        )  # fmt: skip
-    if not service.suspend and service.replicas != 0 and not sleeps:
+    zero = scaling.scale_to_zero if scaling is not None else None
+    if zero is not None:
+        alerts += _sleep_alerts(service, zero)
+    if not service.suspend and service.replicas != 0 and zero is None:
         alerts.append(
             _alert(service, "StokerNoPodAnswers", f"absent(vllm:num_requests_running{pods})",
                    "no pod is there to be scraped: see kubectl describe infsvc")
         )  # fmt: skip
     return stamped(rule | {"spec": {"groups": [{"name": f"stoker-{service.name}", "rules": alerts}]}})
+
+
+def _sleep_alerts(service: InferenceService, zero: ScaleToZero) -> list[dict[str, Any]]:
+    """Those of a service that may sleep."""
+    own = f'service_namespace="{service.namespace}",inferenceservice="{service.name}"'
+    turned_away = f'stoker_activator_requests_total{{{own},result=~"full|expired"}}'
+    waited = f"sum by (le) (rate(stoker_activator_wait_seconds_bucket{{{own}}}[30m]))"
+    wakes = f"sum(increase(stoker_activator_wakes_total{{{own}}}[1h]))"
+    return [
+        _alert(service, "StokerHeldTooLong", f"sum(increase({turned_away}[10m])) > 0",
+               "requests were turned away while no pod ran: see kubectl describe infsvc"),
+        _alert(service, "StokerWakesSlowly", f"histogram_quantile(0.9, {waited}) > {zero.max_wait / 2:g}",
+               "one held request in ten waits for more than half of maxWait: look at status.startup"),
+        _alert(service, "StokerWakesOften", f"{wakes} > 6",
+               "it fell asleep and was woken more than six times in an hour: raise scaleToZero.idleAfter"),
+    ]  # fmt: skip
 
 
 def _alert(service: InferenceService, name: str, expression: str, text: str) -> dict[str, Any]:

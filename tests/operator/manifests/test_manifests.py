@@ -185,6 +185,13 @@ def test_a_dashboard(service: Build, golden: Any) -> None:
     assert len(text) < 30_000  # a thousand of them are kept in etcd
     uids = {json.loads(next(iter(manifests.dashboard(service(n))["data"].values())))["uid"] for n in ("a", "b")}
     assert len(uids) == 2
+    sleeps = json.loads(next(iter(manifests.dashboard(service("nap", autoscaling=SLEEPS))["data"].values())))
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in sleeps["panels"]]
+    assert len(set(places)) == len(places) == len(json.loads(text)["panels"]) + 5
+    golden("dashboard-of-a-sleeper", sleeps["panels"][-5:])
+
+
+SLEEPS: dict[str, Any] = {"min": 0, "max": 3, "scaleToZero": {"maxWait": "5m"}}
 
 
 def containers(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -300,6 +307,7 @@ def test_the_edge(service: Build, golden: Any, endpoint: dict[str, Any], request
 
 def test_what_prometheus_is_told(service: Build, golden: Any) -> None:
     golden("monitoring", [manifests.pod_monitor(service()), manifests.prometheus_rule(service())])
+    golden("alerts-of-a-sleeper", [manifests.prometheus_rule(service(autoscaling=SLEEPS))])
     suspended = manifests.prometheus_rule(service(suspend=True))
     assert "StokerNoPodAnswers" not in str(suspended)
 
