@@ -147,7 +147,7 @@ class Reconciler:
         """Who rolls out has a turn, asked or not; who had one and was rolled back keeps it, and stops the next ones."""
         if plan.rolling and (not plan.troubled or self.turns.holds(key)):
             self.turns.take(key)
-        elif not plan.actions and not (plan.failed and self.turns.holds(key)):
+        elif not plan.actions and not (plan.failed and not plan.alone and self.turns.holds(key)):
             await self._next(self.turns.leave(key))
 
     async def _next(self, key: Key | None) -> None:

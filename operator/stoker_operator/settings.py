@@ -43,6 +43,7 @@ class Settings:
     exclude_namespaces: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     rollout_parallel: int = 1
+    follow_seconds: int = 600
     fixed_user: bool = True
     lease_name: str = "stoker-operator"
     lease_namespace: str = "default"
@@ -76,6 +77,7 @@ HELP = {
     "exclude_namespaces": "namespaces to leave alone where all are watched, comma separated",
     "without": f"kinds that services may not ask for, comma separated, of {', '.join(OPTIONAL_KINDS)}",
     "rollout_parallel": "services whose pods change at a time for a new default image or operator; 0: all",
+    "follow_seconds": "how often a followed revision is looked up (spec.model.updatePolicy: Follow)",
     "fixed_user": "false: pods name no user, for clusters that give each namespace its own",
     "lease_name": "name of the leader's Lease",
     "lease_namespace": "namespace of the leader's Lease",
@@ -152,6 +154,7 @@ def _checked(settings: Settings) -> Settings:
         ("lease_seconds", settings.lease_seconds, 3, 3600),
         ("workers", settings.workers, 1, 256),
         ("rollout_parallel", settings.rollout_parallel, 0, 1000),
+        ("follow_seconds", settings.follow_seconds, 60, 604800),
         ("api_concurrency", settings.api_concurrency, 1, 1024),
         ("reconciles_per_second", settings.reconciles_per_second, 0.1, 10000),
         ("resync_seconds", settings.resync_seconds, 1, 86400),

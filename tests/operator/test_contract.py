@@ -73,6 +73,10 @@ def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, mo
         True,
     )
     assert options.ignore == model.get("files", {}).get("ignore", [])
+    command, *rest = arguments(manifests.lookup_job(built, settings, datetime.now(UTC)), "lookup")
+    looked = fetch_cli._options(rest)
+    assert (command, looked.resolve, looked.uri_flag) == ("fetch", True, model["uri"])
+    assert (looked.revision, looked.endpoint, looked.ignore) == ("main", options.endpoint, options.ignore)
 
 
 @pytest.mark.parametrize("verify", ["OnDownload", "Always"])

@@ -36,6 +36,8 @@ GOOD: list[dict[str, Any]] = [
     {"runtime": {"args": ["--dtype", "bfloat16", "--no_access_log"], "env": [{"name": "A", "value": ""}]}},
     {"runtime": {"image": "r/newer:2", "args": ["--portable", "x"], "env": [{"name": "STOKER_NEW", "value": "1"}]}},
     {"runtime": {"env": [{"name": "STOKER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+    {"model": {"uri": "hf://a/b", "revision": "v2", "updatePolicy": "Follow"}},
+    {"model": {"uri": "gs://bucket/x", "updatePolicy": "Follow"}, "cache": {"pvc": {"size": "9Gi"}}},
     {"autoscaling": {"max": 4}},
     {"autoscaling": {"engine": "External", "max": 4}, "replicas": 3},
     {"autoscaling": {"min": 2, "max": 2, "targets": {"queued": 0}, "scaleDown": {"maxPods": 3, "period": "30m"}}},

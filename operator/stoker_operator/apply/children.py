@@ -2,7 +2,7 @@
 
 Invariants: an action that fails does not keep the others from being tried; an object that belongs to somebody else is
 never taken over, and where nothing of a service is there yet, one such name keeps all of it from being made; every
-action carried out is told by an event.
+action carried out is told by an event, unless it is quiet.
 Knows nothing of why; the plan carries the reasons.
 """
 
@@ -55,7 +55,8 @@ async def carry_out(
             continue
         reason, message = action.event
         log.info("%s/%s: %s", *service_key(service), message)
-        await record_event(cluster, service, "Normal", reason, message)
+        if not action.quiet:
+            await record_event(cluster, service, "Normal", reason, message)
     return failures
 
 

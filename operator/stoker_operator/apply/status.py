@@ -1,7 +1,8 @@
 """Writes the status of a service, where it says something new.
 
 Invariants: a status is compared whole before it is written, but for conditions of other writers; every change of
-Ready's status or reason is told by one event, and so is rot that a verification finds, and that it is mended.
+Ready's status or reason is told by one event, and so is rot that a verification finds, and that it is mended, and
+a new commit of what is followed.
 Knows nothing of what a status says.
 """
 
@@ -54,6 +55,15 @@ def _news(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tup
     said = (before.get("status"), after.get("status"))
     if after and said[0] != said[1] and "False" in said:
         yield "Warning" if said[1] == "False" else "Normal", after
+    before, after = _condition(earlier, "Following"), _condition(status, "Following")
+    moved = (before.get("reason"), _found(earlier)) != (after.get("reason"), _found(status))
+    if after and moved and (after["reason"] == "NewCommit" or "False" in (before.get("status"), after["status"])):
+        yield "Warning" if after["status"] == "False" else "Normal", after
+
+
+def _found(status: Mapping[str, Any]) -> str:
+    """The commit that is to follow; "" = none."""
+    return str((status.get("follow") or {}).get("found", ""))
 
 
 def _differs(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

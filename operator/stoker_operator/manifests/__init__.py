@@ -27,6 +27,7 @@ from stoker_operator.manifests.edge import (
     public_url,
 )
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
+from stoker_operator.manifests.lookup import lookup_job, lookup_pod
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
 from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key
@@ -61,6 +62,8 @@ __all__ = [
     "labels",
     "left_claim",
     "live_template_key",
+    "lookup_job",
+    "lookup_pod",
     "metrics_service",
     "network_policy",
     "owns_claim",

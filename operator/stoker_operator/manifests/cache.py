@@ -203,14 +203,14 @@ def prefetch_job(
             ]
         },
         "template": {
-            "metadata": {"labels": job["metadata"]["labels"] | _identity_labels(service)},
+            "metadata": {"labels": job["metadata"]["labels"] | identity_labels(service)},
             "spec": template,
         },
     }
     return stamped(job)
 
 
-def _identity_labels(service: InferenceService) -> dict[str, str]:
+def identity_labels(service: InferenceService) -> dict[str, str]:
     """What Azure's webhook looks for; the clouds' others look at the ServiceAccount alone."""
     return {AZURE_IDENTITY: "true"} if service.model.scheme == "az" and service.model.service_account else {}
 
@@ -230,10 +230,10 @@ def in_place_arguments(service: InferenceService) -> list[str]:
     """What `stoker fetch` is told of weights that lie on the source claim."""
     claim = service.model.source_claim
     uri = f"file://{pod.MODELS}/{claim[1] if claim else ''}".rstrip("/")
-    return ["--in-place", "--uri", uri, *_select_arguments(service)]
+    return ["--in-place", "--uri", uri, *select_arguments(service)]
 
 
-def _select_arguments(service: InferenceService) -> list[str]:
+def select_arguments(service: InferenceService) -> list[str]:
     """Which of the source's files are meant, and what they must be."""
     model, arguments = service.model, []
     for flag, patterns in (("--allow", model.allow), ("--ignore", model.ignore)):
@@ -253,17 +253,15 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "source", "persistentVolumeClaim": source})
         mounts.append({"name": "source", "mountPath": "/source", "readOnly": True})
-    login = service.model.secret_ref if service.model.scheme == "oci" else None
-    if login is not None:
-        items = [{"key": ".dockerconfigjson", "path": "config.json"}]
-        volumes.append({"name": "login", "secret": {"secretName": login.name, "items": items}})
-        mounts.append({"name": "login", "mountPath": LOGIN_FOLDER, "readOnly": True})
+    for volume, mount in registry_login(service):
+        volumes.append(volume)
+        mounts.append(mount)
     container = {
         "name": "fetch",
         "image": pod.image(service, settings),
         "command": ["stoker"],
         "args": _fetch_arguments(service, settings, repair=repair),
-        **_credentials(service),
+        **credentials(service),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": dict(pod.CONTAINER_SECURITY),
@@ -273,13 +271,27 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
     }
     # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
     # them.
-    identity = {"serviceAccountName": service.model.service_account} if service.model.service_account else {}
-    found = pod.base_spec(service, settings) | identity
+    found = pod.base_spec(service, settings) | identity(service)
     return found | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
 
 
-def _credentials(service: InferenceService) -> dict[str, Any]:
-    """The environment of a prefetch. A store's Secret names its keys as the store's own tools do, so it comes whole."""
+def identity(service: InferenceService) -> dict[str, Any]:
+    """The ServiceAccount that may ask the source, for a pod's spec; the service's own where the spec names none."""
+    return {"serviceAccountName": service.model.service_account} if service.model.service_account else {}
+
+
+def registry_login(service: InferenceService) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(volume, mount) of a registry's login; none where there is none."""
+    login = service.model.secret_ref if service.model.scheme == "oci" else None
+    if login is None:
+        return []
+    items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+    volume = {"name": "login", "secret": {"secretName": login.name, "items": items}}
+    return [(volume, {"name": "login", "mountPath": LOGIN_FOLDER, "readOnly": True})]
+
+
+def credentials(service: InferenceService) -> dict[str, Any]:
+    """The environment of who asks the source. A store's Secret comes whole: it names keys as the store's tools do."""
     secret = service.model.secret_ref
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": "/tmp"}]
     if secret is None:
@@ -301,12 +313,16 @@ def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: b
     if model.source_claim is not None:
         uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
     arguments = ["fetch", "--uri", uri, "--revision", model.revision, "--dest", pod.MODELS]
-    endpoint = model.endpoint or (settings.hub_endpoint if model.scheme == "hf" else "")
-    if endpoint:
-        arguments += ["--endpoint", endpoint]
+    arguments += endpoint_arguments(service, settings)
     if model.secret_ref is not None and model.scheme == "https":
         arguments.append("--send-token")
-    arguments += _select_arguments(service)
+    arguments += select_arguments(service)
     if repair:
         arguments.append("--repair")
     return [*arguments, *report]
+
+
+def endpoint_arguments(service: InferenceService, settings: Settings) -> list[str]:
+    """Which server is asked in the place of the URI's own."""
+    endpoint = service.model.endpoint or (settings.hub_endpoint if service.model.scheme == "hf" else "")
+    return ["--endpoint", endpoint] if endpoint else []

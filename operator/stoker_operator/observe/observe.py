@@ -59,6 +59,7 @@ async def observe(
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
     verify_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "verify")
+    lookup_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "lookup")
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
     floor = scaling.floor if scaling is not None and scaling.ours else None
@@ -70,7 +71,7 @@ async def observe(
         claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
         children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
     progress, answer = await asyncio.gather(
-        _progress(pods, service, claim, fetch_pods),
+        _progress(pods, service, children, fetch_pods),
         _answer(pods, service, state, [pod for pod in engine_pods if pod["metadata"]["name"] not in silent]),
     )
     return Observed(
@@ -79,6 +80,7 @@ async def observe(
         engine_pods=engine_pods,
         fetch_pods=fetch_pods,
         verify_pods=verify_pods,
+        lookup_pods=lookup_pods,
         jobs=tuple(by_kind[kinds.JOB]),
         revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,
@@ -207,16 +209,20 @@ def _component(pod: Object) -> str:
 
 
 async def _progress(
-    pods: PodClient, service: InferenceService, claim: Object | None, fetch_pods: tuple[Object, ...]
+    pods: PodClient,
+    service: InferenceService,
+    children: Mapping[tuple[str, str], Object],
+    fetch_pods: tuple[Object, ...],
 ) -> Progress | None:
-    if claim is None:
-        return None
-    source = source_id(service, claim["metadata"]["uid"])
-    for pod in fetch_pods:
-        running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
-        address = pod_address(pod, "progress")
-        if running and address and pod["metadata"]["labels"].get(SOURCE_LABEL) == source:
-            return await pods.progress(*address)
+    """Of the prefetch of what is served, or else of the commit that is to follow."""
+    for wanted in (service, *([service.at(service.followed.found)] if service.followed.found else ())):
+        claim = children.get(("PersistentVolumeClaim", claim_name(wanted)))
+        source = source_id(wanted, claim["metadata"]["uid"]) if claim is not None else ""
+        for pod in fetch_pods:
+            running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
+            address = pod_address(pod, "progress")
+            if running and address and pod["metadata"]["labels"].get(SOURCE_LABEL) == source:
+                return await pods.progress(*address)
     return None
 
 

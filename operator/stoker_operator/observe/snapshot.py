@@ -64,6 +64,7 @@ class Observed:
     engine_pods: tuple[Object, ...] = ()
     fetch_pods: tuple[Object, ...] = ()
     verify_pods: tuple[Object, ...] = ()
+    lookup_pods: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     rollout: Rollout = field(default_factory=Rollout)
     revisions: tuple[Object, ...] = ()

@@ -18,7 +18,7 @@ from stoker_operator.plan.drift import difference, restored
 class Apply:
     """Server-side apply `manifest`. `create`: nothing of ours has this name yet. `if_refused` is what a person can do
     when the API server does not take it. `patch`: send this JSON merge patch instead, since an apply leaves what others
-    added.
+    added. `quiet`: what comes again and again is logged, and makes no event.
     """
 
     manifest: Mapping[str, Any]
@@ -26,6 +26,7 @@ class Apply:
     create: bool
     if_refused: str = ""
     patch: Mapping[str, Any] | None = None
+    quiet: bool = False
 
     @property
     def event(self) -> tuple[str, str]:
@@ -37,12 +38,13 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object that has this uid."""
+    """Delete the object that has this uid; `quiet` as in Apply."""
 
     kind: str
     name: str
     uid: str
     reason: str
+    quiet: bool = False
 
     @property
     def event(self) -> tuple[str, str]:

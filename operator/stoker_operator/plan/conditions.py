@@ -23,7 +23,7 @@ TYPES = frozenset(
     {
         "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
         "CacheVerified", "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
-        "Understood", "ScaleToZero",
+        "Understood", "ScaleToZero", "Following",
     }
 )  # fmt: skip
 # Reasons of Ready that are a stage on the way, not a failure.

@@ -14,18 +14,20 @@ from stoker_operator import manifests
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Apply, Delete
 from stoker_operator.plan.cache import CachePlan
+from stoker_operator.plan.follow.lookups import is_lookup
 from stoker_operator.plan.jobs import delete, source_of
 from stoker_operator.spec.service import InferenceService
 
 
-def left_behind(service: InferenceService, observed: Observed, cache: CachePlan) -> list[Action]:
-    """What to do about the volumes and Jobs of sources that this service no longer serves."""
+def left_behind(service: InferenceService, observed: Observed, *caches: CachePlan) -> list[Action]:
+    """What to do about the volumes and Jobs of sources that this service no longer serves, and is not about to."""
     actions: list[Action] = []
+    claims, sources = {cache.claim for cache in caches}, {cache.source for cache in caches}
     for claim in observed.claims:
-        if claim["metadata"]["name"] != cache.claim and "deletionTimestamp" not in claim["metadata"]:
+        if claim["metadata"]["name"] not in claims and "deletionTimestamp" not in claim["metadata"]:
             actions += _leave(service, claim)
     for job in observed.jobs:
-        if source_of(job) != cache.source:
+        if source_of(job) not in sources and not is_lookup(job):
             actions += delete(job, "it fetched a model that is no longer served")
     return actions
 

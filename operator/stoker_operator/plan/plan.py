@@ -30,6 +30,7 @@ from stoker_operator.plan.conditions import (
 from stoker_operator.plan.diagnose import first_trouble
 from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
+from stoker_operator.plan.follow.decide import FollowPlan, plan_follow
 from stoker_operator.plan.left import left_behind
 from stoker_operator.plan.pace import look_again, sooner
 from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, rotten, silence, warned
@@ -38,7 +39,7 @@ from stoker_operator.plan.scaling import scaling_actions, scaling_condition
 from stoker_operator.plan.sleep.decide import SleepPlan, plan_sleep
 from stoker_operator.plan.sleep.stay import staffed
 from stoker_operator.plan.sleep.words import sleep_finding
-from stoker_operator.plan.turn import reached_before
+from stoker_operator.plan.turn import reached_before, reached_commit
 from stoker_operator.plan.wording import counted
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
@@ -52,8 +53,10 @@ class Plan:
     """What one reconcile decided. `answered` is the revision of which a pod answered a completion, `rolled_out` the
     current one if all of its pods were there once, "" = none; `previous` the one before that served, `failed` the one
     that was given up. `rolling`: the current revision is on its way in place of one that served, `troubled` says
-    whether with trouble; `generation` is the last one that reached the Deployment, 0 = none. `asks_room` is the spec of
-    a pod of which it matters where it could go.
+    whether with trouble; `generation` is the last one that reached the Deployment, 0 = none, `commit` the followed
+    commit that did, and `follow` what is to be remembered of the revision that is followed; `alone`: what failed is its
+    own commit, which says nothing of other services. `asks_room` is the spec of a pod of which it matters where it
+    could go.
     """
 
     actions: tuple[Action, ...]
@@ -72,9 +75,12 @@ class Plan:
     asks_turn: bool = False
     waiting_since: str = ""
     generation: int = 0
+    commit: str = ""
     rolling: bool = False
     troubled: bool = False
     sleep: SleepPlan = field(default_factory=SleepPlan)
+    follow: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = False
 
     @property
     def asks_more(self) -> bool:
@@ -87,6 +93,8 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     """Decide everything. `now` is aware, UTC."""
     cache = plan_cache(service, observed, settings, now)
     gpu = observed.gpu or remembered_gpu(service)
+    follow = plan_follow(service, observed, settings, cache, gpu, now)
+    service, cache = follow.service, follow.cache
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     sleep = plan_sleep(service, observed, now)
@@ -105,12 +113,14 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         blocking = _unanswered(observed)
     blocking = sleep_finding(service, observed, sleep.sleep, blocking, now)
     scaling = scaling_condition(service, observed, settings)
-    released = left_behind(service, observed, cache) if blocking is None else []
+    follow = follow.given_up(rolling.failed, observed)
+    released = left_behind(service, observed, cache, *_coming(follow)) if blocking is None else []
     waits_turn = bool(rolling.waits) and blocking is None
     return Plan(
         actions=(
             *_fixed(service, observed),
             *cache.actions,
+            *follow.actions,
             # Requests have another way before pods go.
             *sleep.actions,
             *rolling.workload,
@@ -123,6 +133,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *ready_conditions(blocking, serving(service, state)),
             *pod_conditions(observed, blocking, trouble or rotten(cache), done, rolling.waits),
             *cache.conditions(),
+            *([follow.condition] if follow.condition else []),
             *([fit_condition(fit)] if fit else []),
             *endpoint_conditions(service, observed, held=sleep.held(observed)),
             *([sleep.condition] if sleep.condition else []),
@@ -130,7 +141,8 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *([understood_condition(service.unknown)] if service.unknown else []),
         ),
         requeue_after=sooner(
-            TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now), sleep.again
+            TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
+            sooner(sleep.again, follow.again),
         ),
         cache=cache,
         rollout=state,
@@ -145,10 +157,18 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         asks_turn=rolling.asks_turn,
         waiting_since=rolling.waiting_since,
         generation=service.generation if rolling.reached else reached_before(service),
+        commit=service.followed.commit if rolling.reached else reached_commit(service),
         rolling=bool(rolling.previous and not done and blocking and blocking.reason not in IDLE),
         troubled=trouble is not None,
         sleep=sleep,
+        follow=follow.status,
+        alone=follow.failed,
     )
+
+
+def _coming(follow: FollowPlan) -> list[CachePlan]:
+    """The cache of a commit on its way."""
+    return [follow.lead] if follow.lead is not None else []
 
 
 def _fixed(service: InferenceService, observed: Observed) -> list[Action]:

@@ -48,18 +48,20 @@ def claims_in_use(services: Iterable[Object], deployments: Iterable[Object], pod
             continue
         used.add(str((item.get("status", {}).get("cache") or {}).get("claim", "")))
         try:
-            used.add(claim_name(parse(item)))
+            service = parse(item)
+            used |= {claim_name(service), claim_name(service.at(service.followed.found or service.followed.commit))}
         except SpecError:
             continue  # what it used before its spec went wrong is in its status
     for deployment in deployments:
-        used |= _mounted(deployment["spec"]["template"]["spec"])
+        used |= mounted_claims(deployment["spec"]["template"]["spec"])
     for pod in pods:
         if not is_finished(pod):
-            used |= _mounted(pod["spec"])
+            used |= mounted_claims(pod["spec"])
     return used
 
 
-def _mounted(spec: Object) -> set[str]:
+def mounted_claims(spec: Object) -> set[str]:
+    """The names of the claims that pods of this spec mount."""
     volumes = (volume.get("persistentVolumeClaim") or {} for volume in spec.get("volumes") or ())
     return {str(claim["claimName"]) for claim in volumes if claim}
 

@@ -21,7 +21,15 @@ Object = Mapping[str, Any]
 def is_default(service: InferenceService) -> bool:
     """Whether what is to change now is none of this generation's, which has reached the Deployment before."""
     # An operator before this one noted none: what it told of, it had seen.
-    return (reached_before(service) or service.status.get("observedGeneration")) == service.generation
+    same = (reached_before(service) or service.status.get("observedGeneration")) == service.generation
+    return same and reached_commit(service) == service.followed.commit
+
+
+def reached_commit(service: InferenceService) -> str:
+    """The followed commit that reached the Deployment with that generation, "" = the first one: who follows a branch
+    asked for its commits.
+    """
+    return str((service.status.get("revisions") or {}).get("commit", ""))
 
 
 def reached_before(service: InferenceService) -> int:

@@ -131,7 +131,7 @@ def _due(service: InferenceService, known: Verdict, now: datetime) -> datetime |
     if known.rot is not None and not service.in_place:
         return None
     last = begun_at(known.latest) if known.latest is not None else None
-    begun = last or known.at or _published(service) or now
+    begun = last or known.at or published(service) or now
     if known.unclear:
         return begun + timedelta(seconds=min(AGAIN_SECONDS, every))
     # Services that were made, or upgraded, together do not read their volumes together.
@@ -139,7 +139,8 @@ def _due(service: InferenceService, known: Verdict, now: datetime) -> datetime |
     return begun + timedelta(seconds=every + spread)
 
 
-def _published(service: InferenceService) -> datetime | None:
+def published(service: InferenceService) -> datetime | None:
+    """Since when its model is on the volume; None while it is not."""
     for item in service.status.get("conditions") or ():
         if item["type"] == "ModelCached" and item["status"] == "True":
             return time_of(str(item["lastTransitionTime"]))

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker_operator.spec import engine_guard
 from stoker_operator.spec.endpoint import (
-    DNS_NAME_PATTERN,
     Endpoint,
     Observability,
     SecretRef,
@@ -24,6 +22,7 @@ from stoker_operator.spec.endpoint import (
     read_observability,
     read_secret_ref,
 )
+from stoker_operator.spec.follow import Followed, follow_problems, follow_source, read_followed
 from stoker_operator.spec.later import name_later, split_unknown
 from stoker_operator.spec.operations import (
     Autoscaling,
@@ -51,6 +50,7 @@ from stoker_operator.spec.pods import (
 )
 from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.reader import Reader
+from stoker_operator.spec.runtime import Runtime, read_runtime
 
 GROUP = "stoker.dev"
 VERSION = "v1alpha1"
@@ -92,10 +92,16 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What to serve: the source, the revision asked for, and the names clients use."""
+    """What to serve: the source, the revision, and the names clients use.
+
+    `revision` is what is served: the spec's own, or a commit that it has come to since (spec/follow.py); `asked` is the
+    spec's.
+    """
 
     uri: str
     revision: str = "main"
+    asked: str = "main"
+    update_policy: str = "Pinned"
     served_names: tuple[str, ...] = ()
     secret_ref: SecretRef | None = None
     service_account: str = ""
@@ -112,6 +118,11 @@ class Model:
         return self.uri.partition("://")[0]
 
     @property
+    def follows(self) -> str:
+        """Names what is followed where `update_policy` is Follow; what a status remembers goes by it in any case."""
+        return follow_source(self.uri, self.asked, self.endpoint)
+
+    @property
     def in_store(self) -> bool:
         """Whether an object store has the weights."""
         return self.scheme in STORES
@@ -123,19 +134,6 @@ class Model:
             return None
         claim, _, path = self.uri.removeprefix("pvc://").partition("/")
         return claim, path
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """How the engine runs. `context_length` and `max_concurrency`: 0 = the engine decides."""
-
-    image: str = ""
-    args: tuple[str, ...] = ()
-    env: tuple[Mapping[str, Any], ...] = ()
-    env_from: tuple[Mapping[str, Any], ...] = ()
-    context_length: int = 0
-    max_concurrency: int = 0
-    shm_size: str = "1Gi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +165,7 @@ class InferenceService:
     endpoint: Endpoint = field(default_factory=Endpoint)
     observability: Observability = field(default_factory=Observability)
     status: Mapping[str, Any] = field(default_factory=dict)
+    followed: Followed = field(default_factory=Followed)
     unknown: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict, compare=False)
     wish: str = ""
@@ -175,6 +174,10 @@ class InferenceService:
     def served_names(self) -> tuple[str, ...]:
         """The names under which clients ask for the model; the object's own by default."""
         return self.model.served_names or (self.name,)
+
+    def at(self, commit: str) -> InferenceService:
+        """The same, serving `commit` in place of the revision that its spec names; "" = that revision itself."""
+        return replace(self, model=replace(self.model, revision=commit or self.model.asked))
 
     @property
     def in_place(self) -> bool:
@@ -232,7 +235,7 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         suspend=spec.boolean("suspend"),
         replicas=spec.integer("replicas", least=0, most=1000) if "replicas" in spec.raw else None,
         model=_model(spec.mapping("model", required=True)),
-        runtime=_runtime(spec.mapping("runtime")),
+        runtime=read_runtime(spec.mapping("runtime")),
         resources=read_resources(spec.mapping("resources", required=True)),
         parallelism=read_parallelism(spec.mapping("parallelism")),
         placement=read_placement(spec.mapping("placement")),
@@ -258,14 +261,18 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         problems.extend(_cross_field_problems(service))
     if problems:
         raise SpecError(problems)
-    return service
+    followed = read_followed(service.status, service.model.follows)
+    return replace(service.at(followed.commit), followed=followed)
 
 
 def _model(r: Reader) -> Model:
     files = r.mapping("files")
+    revision = r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256)
     model = Model(
         uri=r.text("uri", pattern=URI_PATTERN, longest=1024, required=True),
-        revision=r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256),
+        revision=revision,
+        asked=revision,
+        update_policy=r.choice("updatePolicy", ("Pinned", "Follow")),
         served_names=r.texts("servedNames", pattern=SERVED_NAME_PATTERN, most=16, longest=128),
         secret_ref=read_secret_ref(r.mapping("secretRef"), "token"),
         service_account=r.text("serviceAccountName", pattern=ACCOUNT_PATTERN, longest=253),
@@ -279,45 +286,6 @@ def _model(r: Reader) -> Model:
     for part in (files, r):
         part.finish()
     return model
-
-
-def _runtime(r: Reader) -> Runtime:
-    env = r.objects("env", most=64)
-    for index, entry in enumerate(env):
-        item = Reader(entry, f"{r.path}.env[{index}]", r.problems)
-        item.text("name", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", longest=128, required=True)
-        if ("value" in entry) == ("valueFrom" in entry):
-            r.problems.append(f"{item.path}: give exactly one of value and valueFrom")
-        item.text("value", longest=4096)
-        source = item.mapping("valueFrom")
-        for key in ("secretKeyRef", "configMapKeyRef"):
-            source.mapping(key)
-        source.finish()
-        item.finish()
-    env_from = r.objects("envFrom", most=16)
-    for index, entry in enumerate(env_from):
-        item = Reader(entry, f"{r.path}.envFrom[{index}]", r.problems)
-        item.text("prefix", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", longest=128)
-        if ("secretRef" in entry) == ("configMapRef" in entry):
-            r.problems.append(f"{item.path}: give exactly one of secretRef and configMapRef")
-        for key in ("secretRef", "configMapRef"):
-            source = item.mapping(key)
-            source.text("name", pattern=DNS_NAME_PATTERN, longest=253, required=key in entry)
-            source.boolean("optional")
-            source.finish()
-        item.finish()
-    runtime = Runtime(
-        image=r.text("image", longest=512),
-        args=r.texts("args", most=64, longest=1024),
-        env=env,
-        env_from=env_from,
-        context_length=r.integer("contextLength", least=0, most=16777216),
-        max_concurrency=r.integer("maxConcurrency", least=0, most=65536),
-        shm_size=r.quantity("shmSize", default="1Gi"),
-    )
-    r.problems.extend(engine_guard.problems(runtime.args, env, own_image=bool(runtime.image)))
-    r.finish()
-    return runtime
 
 
 POOL_NEVER_WAKES = (
@@ -346,6 +314,7 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
+    found.extend(follow_problems(model.update_policy, model.uri, model.revision, service.cache.existing_claim))
     found.extend(parallelism_problems(service.parallelism, resources))
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:

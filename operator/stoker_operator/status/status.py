@@ -49,6 +49,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         "failed": plan.failed,
         "waitingSince": plan.waiting_since,
         "generation": plan.generation,
+        "commit": plan.commit,
     }
     status["revisions"] = {key: value for key, value in revisions.items() if value}
     model = plan.cache.model
@@ -57,6 +58,8 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     elif remembered_model(service.status) is not None:
         # What the running pods serve, and what a return to the earlier source would find in place.
         status["model"] = dict(service.status["model"])
+    if plan.follow:
+        status["follow"] = dict(plan.follow)
     measured = startup(service.status.get("startup") or {}, observed, plan.rolled_out, plan.cache.source)
     if measured:
         status["startup"] = measured

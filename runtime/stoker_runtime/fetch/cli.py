@@ -1,7 +1,7 @@
 """`stoker fetch`: flags → order → exit status and termination message.
 
 Invariants: the token comes from HF_TOKEN and is never printed; whatever happens, the termination message is
-one JSON object of at most 4 KiB; the one line on stdout is the path for `stoker serve`.
+one JSON object of at most 4 KiB; the one line on stdout is the path for `stoker serve`, or what was resolved.
 Knows nothing of how a fetch works.
 """
 
@@ -22,7 +22,7 @@ from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.interrupt import stopped_by_signals
 from stoker_runtime.fetch.order import Order, endpoint_for
-from stoker_runtime.fetch.prefetch import Prefetch, in_place, serve_path
+from stoker_runtime.fetch.prefetch import Prefetch, in_place, look_up, serve_path
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
 from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.fetch.verify import verify_only
@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
             if options.progress_port is not None:
                 stack.enter_context(_serving(progress, options))
             run = _verify if options.verify_only else _look if options.in_place else _fetch
+            run = _resolve if options.resolve else run
             result = run(options, progress, stop, terminal)
     except FetchError as error:
         sys.stderr.write(f"stoker fetch: {error.reason}: {error.message}\n")
@@ -108,6 +109,16 @@ def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event
     }
 
 
+def _resolve(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    del progress
+    found = look_up(_order(options), patience=Patience(failures=options.retries), stop=stop, say=terminal.say)
+    total = sum(max(file.size, 0) for file in found.files)
+    terminal.say(f"{found.revision}: {files(len(found.files))}, {size(total)}; nothing was fetched.")
+    sys.stdout.write(f"{found.revision}\n")
+    # As a fetch reports, of which nothing is known that takes the bytes.
+    return {"resolvedRevision": found.revision, "digest": "", "bytes": total, "path": "", "serve": ""}
+
+
 def _below(root: Path, path: Path) -> str:
     """`path` relative to `root`; "" for `root` itself."""
     return "" if path == root else path.relative_to(root).as_posix()
@@ -150,6 +161,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
         parser.error("--digest belongs to --verify-only and --in-place")
     if options.verify_only and options.in_place:
         parser.error("give one of --verify-only and --in-place")
+    if options.resolve and (options.verify_only or options.in_place or options.repair or options.refresh):
+        parser.error("--resolve fetches nothing; leave --verify-only, --in-place, --repair and --refresh out")
     if options.root is not None and not options.in_place:
         parser.error("--root belongs to --in-place")
     if not options.verify_only and bool(options.uri) == bool(options.uri_flag):
@@ -183,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mount-root", type=Path, default=Path("/source"), help="pvc://CLAIM is DIR/CLAIM (%(default)s)")
     add("--refresh", action="store_true", help="look a branch up again although it was fetched before")
     add("--repair", action="store_true", help="hash what is published, fetch again what differs")
+    add("--resolve", action="store_true", help="print what the revision stands for now, and fetch nothing")
     add("--parallel", type=_positive, default=4, metavar="N", help="files at a time (default: %(default)s)")
     add("--retries", type=_positive, default=6, metavar="N", help="failures in a row (default: %(default)s)")
     rate = "give up when slower than this per second on the whole (default: %(default)s)"

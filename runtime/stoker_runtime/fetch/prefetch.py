@@ -20,7 +20,7 @@ from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.manifest import Manifest
 from stoker_runtime.fetch.order import Order, opened
 from stoker_runtime.fetch.progress import Progress, files, size
-from stoker_runtime.fetch.reference import STORES, Reference, parse
+from stoker_runtime.fetch.reference import MOVING, STORES, Reference, parse
 from stoker_runtime.fetch.select import EXPORTS, select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
 from stoker_runtime.fetch.verify import check, hash_file
@@ -175,6 +175,19 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
             f"A sha256 is given for {unknown[0]!r}, which is not among the files to fetch: {', '.join(names[:8])}."
         )
     return [_pinned(offered[name], order.sha256.get(name, "")) for name in names]
+
+
+def look_up(order: Order, *, patience: Patience, stop: threading.Event, say: Callable[[str], None]) -> Listing:
+    """What the revision of an order stands for now, and the files of it that a fetch would bring; none is brought.
+
+    Raises BadRequest for a source without revisions, FetchError.
+    """
+    reference = parse(order.uri)
+    if reference.scheme not in MOVING:
+        raise BadRequest(f"{reference.text} has no revision to look up; only {', '.join(MOVING)} sources have one.")
+    with opened(order, reference) as source:
+        listing = patient_listing(source, order.revision, patience, stop, say)
+    return Listing(listing.revision, tuple(choose(order, reference, listing)))
 
 
 def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.Event) -> Published:

@@ -27,6 +27,8 @@ from stoker_runtime.fetch.errors import BadRequest
 
 STORES = ("s3", "gs", "az")
 """Object stores."""
+MOVING = ("hf", "oci", *STORES)
+"""Those that have revisions: a branch, a tag, the state of a prefix."""
 SCHEMES = ("hf", *STORES, "oci", "https", "http", "file", "pvc")
 PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "oci://", "https://")
 """How URIs begin that a server takes in the place of a path, beside the hub's."""

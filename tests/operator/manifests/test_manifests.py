@@ -36,6 +36,7 @@ EVERYTHING: dict[str, Any] = {
         "sha256": {"a.safetensors": "ab" * 32},
         "quantization": "FP8",
         "kvCacheDtype": "FP8",
+        "updatePolicy": "Follow",
     },
     "runtime": {
         "image": "registry.example/runtime:1",

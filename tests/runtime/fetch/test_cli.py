@@ -46,6 +46,21 @@ def test_success_leaves_the_result_the_operator_reads(hub: Any, tmp_path: Path) 
     assert json.loads(log.read_text())["digest"] == result["digest"]
 
 
+def test_a_branch_is_looked_up_and_nothing_is_fetched(hub: Any, tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    flags = ["--resolve", "--uri", "hf://acme/tiny", "--endpoint", hub.url, "--termination-log", str(log)]
+    done = run(*flags, "--dest", str(tmp_path / "models"))
+    assert done.returncode == 0, done.stderr
+    commit = hub.repositories["acme/tiny"]["main"].commit()
+    assert done.stdout == f"{commit}\n"
+    result = json.loads(log.read_text())
+    assert (result["resolvedRevision"], result["digest"], result["path"]) == (commit, "", "")
+    assert not (tmp_path / "models").exists()
+    refused = run("--resolve", f"file://{tmp_path}")
+    assert refused.returncode == 3
+    assert "has no revision to look up" in refused.stderr
+
+
 def test_failure_leaves_reason_and_message_and_never_the_token(hub: Any, tmp_path: Path) -> None:
     hub.token = "hf_right"
     log = tmp_path / "termination-log"

@@ -1,6 +1,7 @@
 """An s3://, gs:// or az:// source: the objects below a prefix, each read in several ranges at a time.
 
-A store has no commits: what stands for one is a digest of all names, sizes and ETags that were listed. Each range is
+A store has no commits: what stands for one is a digest of all names, sizes and ETags that were listed; whoever names
+it as the revision gets those objects or none. Each range is
 asked for under the listed ETag, so bytes of two versions are never mixed. A `stoker-manifest.json` at the prefix, as
 `stoker fetch` writes it into each published folder, gives the objects their SHA-256.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import obstore
 from obstore.exceptions import BaseError
 
+from stoker_runtime.checkpoint.gguf_split import part_names
 from stoker_runtime.fetch import manifest as manifests
-from stoker_runtime.fetch.errors import ChecksumMismatch, FetchError, FetchFailed, ModelNotFound
+from stoker_runtime.fetch.errors import ChecksumMismatch, FetchError, FetchFailed, ModelNotFound, RevisionNotFound
 from stoker_runtime.fetch.manifest import Manifest
 from stoker_runtime.fetch.reference import Reference, relative_path
 from stoker_runtime.fetch.source import Body, Listing, SourceFile, Transient
@@ -40,6 +43,7 @@ MAX_FILES = 100_000
 _AHEAD = 6
 _PAGE = 1000
 _MANIFEST_BYTES = 32 << 20
+_STATE = re.compile(r"[0-9a-f]{40}")
 # How long a reader waits before it lets the downloader look at its clock.
 _TICK_SECONDS = 0.5
 
@@ -54,7 +58,7 @@ class Store:
         """Raises BadRequest for settings that make no sense."""
         self._bucket: Bucket = bucket_of(reference, endpoint)
         self._prefix = reference.place.partition("/")[2]
-        self._single = bool(reference.file)
+        self._single = reference.file
         self._text = reference.text
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fetch-store", daemon=True)
@@ -72,8 +76,10 @@ class Store:
         self._loop.close()
 
     def listing(self, revision: str) -> Listing:
-        """All objects below the prefix; of a single file, those beside it, among which may be its other parts."""
-        del revision
+        """All objects below the prefix; of a single file, those beside it, among which may be its other parts.
+
+        A `revision` that is such a digest must be that of what lies there. Raises RevisionNotFound when it is not.
+        """
         files, promised = [], None
         for meta in self._objects():
             name = meta["path"][len(self._prefix) :].lstrip("/")
@@ -85,9 +91,13 @@ class Store:
                 raise FetchFailed(f"{self._text}: more than {MAX_FILES:,} objects lie there; name a longer prefix.")
         if not files:
             raise ModelNotFound(f"{self._text}: nothing lies there at {self._bucket.where}; check the prefix.")
-        state = "\n".join(f"{file.name} {file.size} {file.version}" for file in sorted(files, key=_name))
-        kept = [_promised(file, promised, self._text) for file in files]
-        return Listing(hashlib.sha256(state.encode()).hexdigest()[:40], tuple(kept))
+        meant = (part_names(self._single) or (self._single,)) if self._single else ()
+        counted = [file for file in sorted(files, key=_name) if not meant or file.name in meant]
+        state = "\n".join(f"{file.name} {file.size} {file.version}" for file in counted)
+        found = hashlib.sha256(state.encode()).hexdigest()[:40]
+        if _STATE.fullmatch(revision) and revision != found:
+            raise RevisionNotFound(f"{self._text}: what lies there is {found} by now, and no longer {revision}.")
+        return Listing(found, tuple(_promised(file, promised, self._text) for file in files))
 
     @contextmanager
     def open(self, file: SourceFile, offset: int) -> Iterator[Body]:

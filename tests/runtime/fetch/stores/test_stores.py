@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
+from tests.runtime.fetch.conftest import QUICK
 from tests.runtime.fetch.stores.conftest import PREFIX, RANGE, Fetch, Lent
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.fetch import prefetch
 from stoker_runtime.fetch.by_name import DESCRIPTIONS, locate, located
-from stoker_runtime.fetch.errors import ChecksumMismatch, FetchFailed, TokenRejected
+from stoker_runtime.fetch.errors import ChecksumMismatch, FetchFailed, RevisionNotFound, TokenRejected
+from stoker_runtime.fetch.order import Order, endpoint_for
 from stoker_runtime.fetch.prefetch import serve_path
+from stoker_runtime.fetch.source import Listing
+
+
+def look_up(uri: str) -> Listing:
+    order = Order(uri, Path("/nowhere"), endpoint=endpoint_for(uri, ""))
+    return prefetch.look_up(order, patience=QUICK, stop=threading.Event(), say=lambda _: None)
+
 
 SHARD = "model-00001-of-00002.safetensors"
 WANTED = [
@@ -77,6 +88,30 @@ def test_bytes_of_two_versions_are_never_mixed(fetch: Fetch, store: Lent) -> Non
     with pytest.raises(FetchFailed, match=f"{SHARD} changed while it was fetched"):
         fetch()
     assert (fetch().folder / SHARD).read_bytes() == newer
+
+
+def test_what_is_looked_up_can_be_named_and_is_fetched_as_that_or_not_at_all(fetch: Fetch, store: Lent) -> None:
+    uri = f"s3://{store.bucket}/{PREFIX}"
+    first, said = look_up(uri), store.reads()
+    assert (sorted(file.name for file in first.files), said) == (WANTED, [])
+    store.objects[f"{PREFIX}/tokenizer.json"] = b"[1]"
+    second = look_up(uri)
+    assert second.revision != first.revision
+    with pytest.raises(RevisionNotFound, match=f"{second.revision} by now"):
+        fetch(revision=first.revision)
+    published = fetch(revision=second.revision)
+    assert published.manifest.resolved_revision == second.revision
+    assert (published.folder / "tokenizer.json").read_bytes() == b"[1]"
+
+
+def test_of_a_single_file_its_neighbours_do_not_count(store: Lent) -> None:
+    store.objects.update({f"{PREFIX}/a-0000{n}-of-00002.gguf": b"part" for n in (1, 2)})
+    uri = f"s3://{store.bucket}/{PREFIX}/a-00001-of-00002.gguf"
+    first = look_up(uri).revision
+    store.objects[f"{PREFIX}/other.gguf"] = b"another model"
+    assert look_up(uri).revision == first
+    store.objects[f"{PREFIX}/a-00002-of-00002.gguf"] = b"changed"
+    assert look_up(uri).revision != first
 
 
 def test_the_digests_of_a_manifest_beside_the_objects_are_held(fetch: Fetch, store: Lent, tmp_path: Path) -> None:
