@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "up": Command("stoker_operator.local.up:main", "operator", "run a manifest on this machine, without a cluster"),
     "operator": Command("stoker_operator.__main__:main", "operator", "run the Kubernetes operator"),
     "activator": Command("stoker_operator.activator.main:main", "operator", "hold requests of services that sleep"),
+    "node-cache": Command("stoker_operator.node_cache.main:main", "operator", "keep models on a node's own disk"),
 }
 
 

@@ -13,6 +13,7 @@ from docs.generate.markdown import code, heading, table
 
 from stoker_operator import settings as operator
 from stoker_operator.activator import settings as activator
+from stoker_operator.node_cache import settings as node_cache
 from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flags import DEFAULTS, FLAGS, Flag, spell
 
@@ -37,6 +38,11 @@ ACTIVATOR = """
 
 As the operator's. What may be held for a service is said in its spec.
 """
+NODE_CACHE = """
+## `stoker node-cache`
+
+As the operator's; the chart runs one on each node.
+"""
 Row = tuple[str, str, str, str]
 
 
@@ -50,6 +56,7 @@ def page() -> str:
     columns = ("flag", "variable", "default", "what it does")
     parts.append(OPERATOR + table(columns, _rows(operator.Settings, operator.HELP)))
     parts.append(ACTIVATOR + table(columns, _rows(activator.ActivatorSettings, activator.HELP)))
+    parts.append(NODE_CACHE + table(columns, _rows(node_cache.NodeCacheSettings, node_cache.HELP)))
     return "".join(parts)
 
 
@@ -73,7 +80,10 @@ def _vllm_rows() -> list[tuple[str, str, str]]:
     return sorted(rows)
 
 
-def _rows(settings: type[operator.Settings | activator.ActivatorSettings], words: Mapping[str, str]) -> list[Row]:
+def _rows(
+    settings: type[operator.Settings | activator.ActivatorSettings | node_cache.NodeCacheSettings],
+    words: Mapping[str, str],
+) -> list[Row]:
     return [
         (
             code("--" + item.name.replace("_", "-")),

@@ -13,6 +13,10 @@ LEADER = Gauge("stoker_leader", "1 on the replica that leads.")
 API_REQUESTS = Counter("stoker_api_requests", "Requests to the API server.", ["verb", "kind", "code"])
 WATCH_ERRORS = Counter("stoker_watch_errors", "Watches that the API server ended with an error.", ["kind", "code"])
 API_SECONDS = Histogram("stoker_api_request_seconds", "Duration of requests to the API server.", ["verb"])
+# Of the node cache agent's process.
+NODE_CACHE_BYTES = Gauge("stoker_node_cache_bytes", "Bytes of all models, and parts of models, on this node's disk.")
+NODE_CACHE_COPIES = Gauge("stoker_node_cache_copies", "Models that are whole on this node's disk.")
+NODE_CACHE_GIVEN_UP = Counter("stoker_node_cache_given_up", "Models, and parts of models, given up for others' room.")
 # Of the activator's process.
 _SERVICE = ("service_namespace", "inferenceservice")
 ACTIVATOR_HELD = Gauge("stoker_activator_held_requests", "Requests that wait for a pod now.", _SERVICE)

@@ -92,7 +92,7 @@ class Reconciler:
         # 2. observe
         observed = await observe(self.cluster, self.pods, service, self._without())
         observed = replace(observed, metrics_api=self.metrics_api(), unmounted=self.unmounted())
-        observed = self._with_activator(service, observed)
+        observed = await self._with_nodes(service, self._with_activator(service, observed))
         # 3. plan
         plan = make_plan(service, observed, self.settings, now)
         for _ in range(3):  # whether a change waits decides whether it asks for a GPU
@@ -127,6 +127,12 @@ class Reconciler:
                 port = self.ports.of((service.namespace, service.name), self.activators.ports())
         known = self.activators.addresses
         return replace(observed, port=port, activators=slice_addresses(live or {}) if known is None else known)
+
+    async def _with_nodes(self, service: InferenceService, observed: Observed) -> Observed:
+        """The nodes, where copies are kept on them. They are not our business where single namespaces are watched."""
+        if service.cache.mode != "Node" or self.settings.namespaces:
+            return observed
+        return replace(observed, nodes=tuple(await self.cluster.recent(kinds.NODE)))
 
     async def _look_closer(self, service: InferenceService, observed: Observed, plan: Plan) -> Observed:
         """What only some plans depend on. Nodes are none of our business where single namespaces are watched."""

@@ -39,6 +39,7 @@ class Settings:
     hub_endpoint: str = ""
     cache_size: str = "50Gi"
     cache_storage_class: str = ""
+    node_cache_class: str = ""
     namespaces: tuple[str, ...] = ()
     exclude_namespaces: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -73,6 +74,7 @@ HELP = {
     "hub_endpoint": "hub-compatible server for hf:// models, where the spec names none (air-gapped clusters)",
     "cache_size": "size of a model cache volume, where the spec names none",
     "cache_storage_class": "storage class of model caches, where the spec names none",
+    "node_cache_class": "storage class of the copies on nodes' own disks; empty: there is no node cache",
     "namespaces": "namespaces to watch, comma separated; empty: all",
     "exclude_namespaces": "namespaces to leave alone where all are watched, comma separated",
     "without": f"kinds that services may not ask for, comma separated, of {', '.join(OPTIONAL_KINDS)}",

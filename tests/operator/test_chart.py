@@ -67,6 +67,7 @@ def test_lint(helm: str) -> None:
         "monitoring.kind=Prometheus",
         "rollout.parallel=many",
         "excludeNamespaces={Upper}",
+        "nodeCache.folder=/",
         "extraEnv[0].nam=x",
     ],
 )

@@ -93,6 +93,20 @@ def test_the_verification_takes_its_arguments(
     )
 
 
+def test_a_copy_is_held_to_the_digest_that_is_known(service: Build, model: FetchedModel) -> None:
+    settings = Settings(node_cache_class="copies")
+    at_node = manifests.fill_job(
+        service(cache={"mode": "Node"}), settings, model, "n-7", 2, datetime.now(UTC), repair=True
+    )
+    in_pod = deployment(service(cache={"mode": "None"}, model={"uri": "s3://bucket/m"}), settings, model)
+    for manifest, revision in ((at_node, model.resolved_revision), (in_pod, "main")):
+        _, *rest = arguments(manifest, "fetch")
+        options = fetch_cli._options(rest)
+        assert (options.digest, options.revision, str(options.dest)) == (model.digest, revision, "/models")
+        assert options.repair == (manifest is at_node)
+        assert not options.max_bytes or options.max_bytes > model.bytes
+
+
 @pytest.mark.parametrize("uri", ["hf://org/model", "pvc://claim/a/b"])
 def test_the_scheduled_verification_takes_its_arguments(
     service: Build, settings: Settings, model: FetchedModel, uri: str

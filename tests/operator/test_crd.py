@@ -97,6 +97,8 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"claims": [{"name": "gpu", "resourceClaimTemplateName": "one-h100", "request": "gpu"}]}},
     {"resources": {"claims": [{"name": "g", "resourceClaimName": "c"}], "gpuProducts": ["NVIDIA-L4"]}},
     {"placement": {"topologySpread": []}},
+    {"cache": {"mode": "Node", "prewarm": True, "verify": "Always", "pvc": {"size": "33Gi"}}},
+    {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "None", "pvc": {"size": "5Gi", "storageClassName": ""}}},
     {
         "podTemplate": {
             "spec": {

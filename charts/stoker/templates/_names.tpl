@@ -43,6 +43,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- define "stoker.nodeCache" -}}
+{{- printf "%s-node-cache" (include "stoker.name" .) -}}
+{{- end -}}
+
+{{- define "stoker.nodeCacheSelector" -}}
+app.kubernetes.io/name: stoker-node-cache
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "stoker.nodeCacheLabels" -}}
+{{ include "stoker.nodeCacheSelector" . }}
+app.kubernetes.io/component: node-cache
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
 {{- define "stoker.image" -}}
 {{- if .Values.image.digest -}}
 {{- .Values.image.repository }}@{{ .Values.image.digest -}}

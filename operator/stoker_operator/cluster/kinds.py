@@ -56,6 +56,9 @@ POD_MONITOR = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 PROMETHEUS_RULE = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 OPTIONAL = (SCALED_OBJECT, HTTP_ROUTE, INFERENCE_POOL, POD_MONITOR, PROMETHEUS_RULE)
+# Of the copies on nodes' own disks.
+NAMESPACE = Kind("v1", "Namespace", "namespaces")
+VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 # Of the custom metrics API's registration.
 SECRET = Kind("v1", "Secret", "secrets")

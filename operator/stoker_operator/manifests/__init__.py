@@ -26,6 +26,7 @@ from stoker_operator.manifests.edge import (
     network_policy,
     public_url,
 )
+from stoker_operator.manifests.fill import fill_job
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
 from stoker_operator.manifests.lookup import lookup_job, lookup_pod
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
@@ -54,6 +55,7 @@ __all__ = [
     "deployment",
     "disruption_budget",
     "engine_template",
+    "fill_job",
     "held_deployment",
     "http_route",
     "inference_pool",

@@ -1,5 +1,5 @@
 """The model cache: a volume shared by every service of a namespace that serves the same files, and the
-prefetch Job.
+prefetch Job. Where no volume is shared (cache.mode Node and None) the Job fetches once, and finds out what it is.
 
 Invariants: the volume's name depends only on what it holds and where, so two services with the same source
 share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from stoker_operator.manifests import pod
+from stoker_operator.manifests import copies, pod
 from stoker_operator.manifests.identity import (
     ATTEMPT_LABEL,
     BEGUN,
@@ -31,10 +31,11 @@ from stoker_operator.manifests.identity import (
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import quantity
-from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
+from stoker_operator.spec.service import GROUP, KIND, VERSION, FetchedModel, InferenceService
 
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
+_BRIEF_SECONDS = 600
 LOGIN_FOLDER = "/etc/stoker/registry"
 AZURE_IDENTITY = "azure.workload.identity/use"
 # On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
@@ -53,7 +54,11 @@ def cache_key(service: InferenceService) -> str:
 
 
 def claim_name(service: InferenceService) -> str:
-    """The name of the volume claim that holds this service's model: the cache's, or one of the user's own."""
+    """The name of the volume claim that holds this service's model: the cache's, or one of the user's own; "" where
+    pods share none.
+    """
+    if not service.cache.has_volume:
+        return ""
     source = service.model.source_claim
     if service.in_place and source is not None:
         return source[0]
@@ -62,7 +67,7 @@ def claim_name(service: InferenceService) -> str:
 
 def owns_claim(service: InferenceService) -> bool:
     """Whether the operator makes and ends the claim; one of the user's own is never written to as an object."""
-    return not (service.in_place or service.cache.existing_claim)
+    return service.cache.has_volume and not (service.in_place or service.cache.existing_claim)
 
 
 def claim_users(claim: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
@@ -93,7 +98,9 @@ def _users(service: InferenceService, live: Mapping[str, Any] | None) -> dict[st
 
 
 def source_id(service: InferenceService, volume_uid: str) -> str:
-    """Names one source on one volume; a result is only believed for the pair it was made for."""
+    """Names one source on one volume; a result is only believed for the pair it was made for. Without a volume that
+    pods share, the cache's mode stands for it.
+    """
     return short_hash([cache_key(service), volume_uid])
 
 
@@ -185,13 +192,21 @@ def prefetch_job(
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
-    template = _fetch_pod(service, settings, repair=repair)
+    arguments = _fetch_arguments(service, settings, repair=repair)
+    template = fetch_pod(service, settings, _filled(service, settings, source), arguments)
     job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     job["metadata"]["annotations"] |= {BEGUN: begun.isoformat(timespec="seconds")} if begun is not None else {}
-    job["spec"] = {
+    job["spec"] = fetch_job_spec(service, job["metadata"]["labels"], template)
+    return stamped(job)
+
+
+def fetch_job_spec(service: InferenceService, labels: Mapping[str, str], template: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a Job that fetches, by pods of this template."""
+    return {
         "backoffLimit": 4,
-        # Long enough for `kubectl logs`; the result itself is kept in the service's status.
-        "ttlSecondsAfterFinished": 86400,
+        # Long enough for `kubectl logs`; the result itself is kept in the service's status. Pods that are over keep the
+        # room that they had on a node.
+        "ttlSecondsAfterFinished": 86400 if service.cache.has_volume else _BRIEF_SECONDS,
         "podFailurePolicy": {
             "rules": [
                 {
@@ -202,12 +217,8 @@ def prefetch_job(
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        "template": {
-            "metadata": {"labels": job["metadata"]["labels"] | identity_labels(service)},
-            "spec": template,
-        },
+        "template": {"metadata": {"labels": {**labels, **identity_labels(service)}}, "spec": template},
     }
-    return stamped(job)
 
 
 def identity_labels(service: InferenceService) -> dict[str, str]:
@@ -244,10 +255,26 @@ def select_arguments(service: InferenceService) -> list[str]:
     return arguments
 
 
-def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -> dict[str, Any]:
-    tmp, tmp_mount = pod.scratch("1Gi")
-    volumes: list[dict[str, Any]] = [models_volume(service), tmp]
-    mounts: list[dict[str, Any]] = [pod.models_mount(read_only=service.in_place), tmp_mount]
+def engine_volume(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    """The volume of an engine's pod, with the model in it or about to be."""
+    if service.cache.mode == "Node":
+        return copies.reader_volume(service, settings, model)
+    return models_volume(service) if service.cache.has_volume else copies.own_folder(copies.room(model))
+
+
+def _filled(service: InferenceService, settings: Settings, source: str) -> dict[str, Any]:
+    """The volume that a prefetch fills."""
+    if service.cache.mode == "Node":
+        return copies.filler_volume(service, settings, source, copies.first_room(service, settings))
+    return (
+        models_volume(service) if service.cache.has_volume else copies.own_folder(copies.first_room(service, settings))
+    )
+
+
+def source_volumes(service: InferenceService) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(volumes, mounts) of what a fetch reads besides the network: a claim to copy from, a registry's login."""
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
     claim = service.model.source_claim
     if claim is not None and not service.in_place:
         source = {"claimName": claim[0], "readOnly": True}
@@ -256,19 +283,34 @@ def _fetch_pod(service: InferenceService, settings: Settings, *, repair: bool) -
     for volume, mount in registry_login(service):
         volumes.append(volume)
         mounts.append(mount)
-    container = {
+    return volumes, mounts
+
+
+def fetch_container(service: InferenceService, settings: Settings, arguments: list[str]) -> dict[str, Any]:
+    """A container that runs `stoker` with `arguments`; its pod has the volumes of model, source and /tmp."""
+    mounts = [pod.models_mount(read_only=service.in_place), {"name": "tmp", "mountPath": "/tmp"}]
+    return {
         "name": "fetch",
         "image": pod.image(service, settings),
         "command": ["stoker"],
-        "args": _fetch_arguments(service, settings, repair=repair),
+        "args": arguments,
         **credentials(service),
-        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": dict(pod.CONTAINER_SECURITY),
         "terminationMessagePath": pod.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts,
+        "volumeMounts": mounts + source_volumes(service)[1],
     }
+
+
+def fetch_pod(
+    service: InferenceService, settings: Settings, models: Mapping[str, Any], arguments: list[str]
+) -> dict[str, Any]:
+    """The spec of a Job's pod that fetches onto the volume `models`."""
+    tmp, _ = pod.scratch("1Gi")
+    volumes = [dict(models), tmp, *source_volumes(service)[0]]
+    container = fetch_container(service, settings, arguments)
+    container["ports"] = [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}]
     # A pod, not a container, is one try: each keeps its own termination message, and backoffLimit counts
     # them.
     found = pod.base_spec(service, settings) | identity(service)
@@ -309,17 +351,28 @@ def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: b
     report = ["--progress-port", str(PROGRESS_PORT), "--termination-log", pod.TERMINATION_LOG]
     if service.in_place:
         return ["fetch", *in_place_arguments(service), "--root", pod.MODELS, *report]
-    uri = model.uri
+    arguments = [*_source_arguments(service, settings, model.revision), *(["--repair"] if repair else [])]
+    if not service.cache.has_volume:
+        arguments += ["--max-bytes", str(copies.first_room_bytes(service, settings))]
+    return [*arguments, *report]
+
+
+def again_arguments(service: InferenceService, settings: Settings, known: FetchedModel) -> list[str]:
+    """What `stoker fetch` is told that brings once more, elsewhere, what is known by its digest."""
+    revision = known.resolved_revision if service.model.scheme == "hf" else service.model.revision
+    arguments = _source_arguments(service, settings, revision)
+    return [*arguments, "--digest", known.digest, "--termination-log", pod.TERMINATION_LOG]
+
+
+def _source_arguments(service: InferenceService, settings: Settings, revision: str) -> list[str]:
+    model, uri = service.model, service.model.uri
     if model.source_claim is not None:
         uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
-    arguments = ["fetch", "--uri", uri, "--revision", model.revision, "--dest", pod.MODELS]
+    arguments = ["fetch", "--uri", uri, "--revision", revision, "--dest", pod.MODELS]
     arguments += endpoint_arguments(service, settings)
     if model.secret_ref is not None and model.scheme == "https":
         arguments.append("--send-token")
-    arguments += select_arguments(service)
-    if repair:
-        arguments.append("--repair")
-    return [*arguments, *report]
+    return [*arguments, *select_arguments(service)]
 
 
 def endpoint_arguments(service: InferenceService, settings: Settings) -> list[str]:

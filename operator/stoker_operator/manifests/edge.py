@@ -1,7 +1,7 @@
 """What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, InferencePool, and the URL that clients use.
 
 Invariants: answers are streamed, so nothing on the way may buffer them or cut them after a time of its own; an engine
-pod is reached on its one port and reaches nothing itself.
+pod is reached on its one port, and reaches nothing itself unless it fetches its model.
 Knows nothing of who implements the objects.
 """
 
@@ -41,13 +41,15 @@ def public_url(service: InferenceService) -> str:
 
 
 def network_policy(service: InferenceService) -> Manifest:
-    """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests."""
+    """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests; to
+    anywhere, where each pod fetches for itself (cache.mode: None).
+    """
     policy = child(service, NETWORK_POLICY, service.name, "engine")
     spec = {
         "podSelector": {"matchLabels": selector(service)},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
-        "egress": [],
+        "egress": [{}] if service.cache.mode == "None" else [],
     }
     return stamped(policy | {"spec": spec})
 

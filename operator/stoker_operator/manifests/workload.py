@@ -13,8 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.manifests import pod
-from stoker_operator.manifests.cache import in_place_arguments, models_volume
+from stoker_operator.manifests import copies, pod
+from stoker_operator.manifests.cache import (
+    again_arguments,
+    engine_volume,
+    fetch_container,
+    in_place_arguments,
+    source_volumes,
+)
 from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.pod_template import merge_pod_template
@@ -35,6 +41,8 @@ STARTUP_BASE_SECONDS = 120
 # A revision is told by its record. An old ReplicaSet only keeps pods that were evicted, and these the volume that they
 # name: it would never go when the service moves on to another model.
 OLD_REPLICA_SETS = 0
+# Bytes a second.
+_SLOWEST_FETCH = 5 * 10**6
 KEYS_VOLUME = "api-keys"
 KEYS_FOLDER = "/etc/stoker/api-keys"
 KEYS_FILE = "keys"
@@ -89,7 +97,9 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     if service.placement.queue_name:
         workload["metadata"]["labels"] |= {QUEUE_LABEL: service.placement.queue_name}
-    deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600
+    deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600 + _fetch_seconds(
+        service, model
+    )
     spec: dict[str, Any] = {
         "revisionHistoryLimit": OLD_REPLICA_SETS,
         "progressDeadlineSeconds": deadline,
@@ -135,7 +145,7 @@ def _strategy(service: InferenceService, variant: Variant) -> dict[str, Any]:
 def _engine_pod(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     tmp, tmp_mount = pod.scratch("4Gi")
     volumes: list[dict[str, Any]] = [
-        models_volume(service),
+        engine_volume(service, settings, model),
         tmp,
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
     ]
@@ -146,20 +156,43 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
         # Group-readable: the pod's fsGroup is the engine's own group.
         volumes.append({"name": KEYS_VOLUME, "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
         mounts.append({"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True})
+    initial = _first_containers(service, settings, model)
+    if service.cache.mode == "None":
+        volumes += source_volumes(service)[0]
     drain = service.drain
-    # Weights that are served where they lie were hashed once; the volume is the user's.
-    verified = not service.in_place or service.cache.verify == "Always"
     return (
-        pod.base_spec(service, settings)
+        _placed(service, settings, model)
         | _spread(service)
         | _resource_claims(service)
         | {
             "terminationGracePeriodSeconds": drain.pre_stop + drain.timeout + GRACE_MARGIN_SECONDS,
-            "initContainers": [_verify_container(service, settings, model)] if verified else [],
+            "initContainers": initial,
             "containers": [_engine_container(service, settings, model) | {"volumeMounts": mounts}],
             "volumes": volumes,
         }
     )
+
+
+def _placed(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
+    """What pods have in common; with copies on nodes, a wish for those that have one."""
+    spec = pod.base_spec(service, settings)
+    if service.cache.mode != "Node":
+        return spec
+    return spec | {"affinity": copies.near_copies(service, model, spec.get("affinity") or {})}
+
+
+def _first_containers(service: InferenceService, settings: Settings, model: FetchedModel) -> list[dict[str, Any]]:
+    """What is done about the weights before the engine starts."""
+    if service.cache.mode == "None":
+        return [fetch_container(service, settings, again_arguments(service, settings, model))]
+    # Weights that are served where they lie were hashed once; the volume is the user's.
+    verified = not service.in_place or service.cache.verify == "Always"
+    return [_verify_container(service, settings, model)] if verified else []
+
+
+def _fetch_seconds(service: InferenceService, model: FetchedModel) -> int:
+    """How long a pod may wait for what its node has not, or fetch itself."""
+    return 0 if service.cache.has_volume else math.ceil(model.bytes / _SLOWEST_FETCH)
 
 
 def _spread(service: InferenceService) -> dict[str, Any]:

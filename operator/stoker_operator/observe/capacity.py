@@ -61,14 +61,24 @@ def allocatable_gpus(node: Object, resource: str) -> int:
 
 def takes_the_place_of(pod_spec: Object, old: Object) -> bool:
     """Whether such a pod surely finds room where `old`, a pod's spec, leaves: it asks for no more, is no choosier."""
-    where = ("nodeSelector", "affinity", "topologySpreadConstraints")
+    where = ("nodeSelector", "topologySpreadConstraints")
     same = all((pod_spec.get(key) or None) == (old.get(key) or None) for key in where)
+    same = same and _demands(pod_spec) == _demands(old)
     usual = "default-scheduler"
     scheduler = (pod_spec.get("schedulerName") or usual) == (old.get("schedulerName") or usual)
     # A live pod carries tolerations of Kubernetes' own, too.
     kept = all(item in (pod_spec.get("tolerations") or ()) for item in _own_tolerations(old))
     held = requests(old)
     return same and scheduler and kept and all(held.get(key, 0) >= amount for key, amount in requests(pod_spec).items())
+
+
+def _demands(pod_spec: Object) -> dict[str, Any]:
+    """Its affinity without what it only wishes, which keeps it from no node."""
+    found: dict[str, Any] = {}
+    for kind, terms in (pod_spec.get("affinity") or {}).items():
+        required = {name: value for name, value in (terms or {}).items() if not name.startswith("preferred")}
+        found |= {kind: required} if required else {}
+    return found
 
 
 def requests(pod_spec: Object) -> dict[str, Decimal]:

@@ -15,6 +15,7 @@ from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
+from stoker_operator.manifests.fill import COMPONENT_NAME as FILL
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
 from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
@@ -58,6 +59,7 @@ async def observe(
     children = {(kind.kind, item["metadata"]["name"]): item for kind, items in by_kind.items() for item in items}
     engine_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "engine")
     fetch_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "fetch")
+    fill_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == FILL)
     verify_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "verify")
     lookup_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == "lookup")
     deployment = children.get(("Deployment", service.name))
@@ -67,7 +69,7 @@ async def observe(
     silent = frozenset(name for name, word in words.items() if word is None)
     state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
     claim = children.get(("PersistentVolumeClaim", claim_name(service)))
-    if claim is None and not owns_claim(service):
+    if claim is None and service.cache.has_volume and not owns_claim(service):
         claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
         children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
     progress, answer = await asyncio.gather(
@@ -81,6 +83,7 @@ async def observe(
         fetch_pods=fetch_pods,
         verify_pods=verify_pods,
         lookup_pods=lookup_pods,
+        fill_pods=fill_pods,
         jobs=tuple(by_kind[kinds.JOB]),
         revisions=tuple(by_kind[kinds.CONTROLLER_REVISION]),
         rollout=state,
@@ -217,7 +220,8 @@ async def _progress(
     """Of the prefetch of what is served, or else of the commit that is to follow."""
     for wanted in (service, *([service.at(service.followed.found)] if service.followed.found else ())):
         claim = children.get(("PersistentVolumeClaim", claim_name(wanted)))
-        source = source_id(wanted, claim["metadata"]["uid"]) if claim is not None else ""
+        place = claim["metadata"]["uid"] if claim is not None else "" if service.cache.has_volume else service.cache.mode
+        source = source_id(wanted, place) if place else ""
         for pod in fetch_pods:
             running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
             address = pod_address(pod, "progress")

@@ -53,6 +53,7 @@ class Observed:
     nobody looked. `served` names the optional kinds that this API server knows, `without` those that the operator was
     not given; `metrics_api` says in words where the built-in adapter stands, "" = it is off; `turn`
     whether a new default may reach this service now (None = nobody looked), `ahead` the services that it reaches now.
+    `fill_pods` bring copies to nodes; `nodes` are the cluster's, where copies are kept on them (None = nobody looked).
     `idle` says how long the pods have had no request (None = nobody looked); `activators` are the addresses of the
     activator's pods, and `port` is the one at which they answer for this service, 0 = it has none.
     `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong; `unmounted`
@@ -65,6 +66,7 @@ class Observed:
     fetch_pods: tuple[Object, ...] = ()
     verify_pods: tuple[Object, ...] = ()
     lookup_pods: tuple[Object, ...] = ()
+    fill_pods: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     rollout: Rollout = field(default_factory=Rollout)
     revisions: tuple[Object, ...] = ()
@@ -77,6 +79,7 @@ class Observed:
     served: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     metrics_api: str = ""
+    nodes: tuple[Object, ...] | None = None
     turn: bool | None = None
     ahead: tuple[str, ...] = ()
     progress: Progress | None = None

@@ -22,11 +22,12 @@ from stoker_operator.manifests import (
     template_key,
     volume_claim,
 )
+from stoker_operator.manifests.fill import is_fill
 from stoker_operator.manifests.revision import live_template_key
 from stoker_operator.observe import rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
-from stoker_operator.plan.diagnose import fetch_outcome, first_trouble, verify_failure
+from stoker_operator.plan.diagnose import fetch_advice, fetch_outcome, first_trouble, verify_failure
 from stoker_operator.plan.drift import first_difference
 from stoker_operator.plan.jobs import (
     attempt_of,
@@ -56,22 +57,10 @@ LONGEST_DELAY_SECONDS = 600
 PLACING_SECONDS = 20
 # The fetch process's own verdict that trying again changes nothing: see the contract in operator/README.md.
 PERMANENT = ("TokenRejected", "RevisionNotFound", "ModelNotFound", "VolumeFull", "BadRequest")
-_ADVICE = {
-    "TokenRejected": "Put a token with access into the Secret that spec.model.secretRef names.",
-    "VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files. Where the storage class cannot "
-    "grow volumes, the new size then takes: kubectl delete pvc {claim}; the volume is made anew.",
-    "RevisionNotFound": "Check spec.model.revision.",
-    "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
-}
-_STORE_ADVICE = {
-    "TokenRejected": "Put keys with access into the Secret that spec.model.secretRef names, or name a ServiceAccount "
-    "that has access in spec.model.serviceAccountName.",
-    "ModelNotFound": "Check spec.model.uri and spec.model.endpoint.",
-}
-_REGISTRY_ADVICE = {
-    "TokenRejected": "Name a Secret of type kubernetes.io/dockerconfigjson, whose login has access, in "
-    "spec.model.secretRef.",
-    "ModelNotFound": "Check spec.model.uri.",
+# What ModelCached says where pods share no volume.
+_NO_VOLUME = {
+    "Node": "pods read the copy on their node's own disk.",
+    "None": "each pod fetches it for itself and is held to that digest.",
 }
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _REMAKE = "if it is the size that cannot change: kubectl delete pvc {claim}; the volume is made anew in the new size"
@@ -95,6 +84,7 @@ class CachePlan:
     exact: bool = False
     resolved: FetchedModel | None = None
     in_place: bool = False
+    mode: str = "Auto"
     rot: Finding | None = None
     verified: str = ""
     verify_after: float | None = None
@@ -120,12 +110,17 @@ class CachePlan:
         if self.in_place:
             text = f"{self.model.digest} was hashed where it lies, on volume {self.claim}; nothing was copied."
             return [resolved, Condition("ModelCached", "True", "InPlace", text)]
+        if self.mode in _NO_VOLUME:
+            text = f"{self.model.digest} was fetched and verified; {_NO_VOLUME[self.mode]}"
+            return [resolved, Condition("ModelCached", "True", "Published", text)]
         message = f"{self.model.digest} is published and verified on volume {self.claim}."
         return [resolved, Condition("ModelCached", "True", "Published", message)]
 
 
 def plan_cache(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> CachePlan:
     """Decide the next step of the cache."""
+    if not service.cache.has_volume:
+        return _without_volume(service, observed, settings, now)
     name, ours = claim_name(service), owns_claim(service)
     live = observed.children.get(("PersistentVolumeClaim", name))
     base = CachePlan(name, in_place=service.in_place)
@@ -152,6 +147,19 @@ def plan_cache(service: InferenceService, observed: Observed, settings: Settings
     return _looked_after(service, observed, settings, now, base, jobs)
 
 
+def _without_volume(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> CachePlan:
+    """Where pods share no volume, a Job finds out what the model is: on some node, which then has its copy, or in a
+    folder of the Job's own.
+    """
+    mode = service.cache.mode
+    if mode == "Node" and not settings.node_cache_class:
+        text = "spec.cache.mode is Node, and the chart's nodeCache.enabled is false: switch it on, or choose mode PVC."
+        return CachePlan("", mode=mode, finding=Finding("FeatureOff", text, stalled=True))
+    source = source_id(service, mode)
+    jobs = sorted((job for job in observed.jobs if source_of(job) == source), key=attempt_of)
+    return _looked_after(service, observed, settings, now, CachePlan("", source=source, mode=mode), jobs)
+
+
 def _held_by(observed: Observed) -> str:
     """What keeps a volume that is being deleted: Kubernetes counts a pod that is over, too, and nobody ends that."""
     over = [pod for pod in observed.engine_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
@@ -170,7 +178,7 @@ def _looked_after(
     jobs: list[Object],
 ) -> CachePlan:
     """The volume is there: what its prefetch Jobs say of it, and its verifications."""
-    fetches = [job for job in jobs if not is_verification(job)]
+    fetches = [job for job in jobs if not is_verification(job) and not is_fill(job)]
     latest = fetches[-1] if fetches else None
     known = verdict(service, observed, base.source, latest)
     rot = known.rot if service.cache.verify == "Scheduled" else None
@@ -316,10 +324,9 @@ def _waiting(
     outcome = fetch_outcome(pods_of(observed, job))
     failure = outcome if isinstance(outcome, FetchFailure) else None
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
-    known = _ADVICE | (_STORE_ADVICE if service.model.in_store else {})
-    known |= _REGISTRY_ADVICE if service.model.scheme == "oci" else {}
+    advice = fetch_advice(service, failure.reason)
     text = (
-        f"{sentence(failure.message)} {known.get(failure.reason, '').format(claim=base.claim)}".strip()
+        f"{sentence(failure.message)} {advice.format(claim=base.claim)}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
     )
     return replace(
@@ -340,7 +347,8 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
     if service.in_place:
         return f"{service.model.uri} is served where it lies and was not hashed yet"
     at = f" at {service.model.revision}" if service.model.uri.startswith("hf://") else ""  # others have no revisions
-    return f"{service.model.uri}{at} is not on the volume yet"
+    where = "is not on the volume yet" if service.cache.has_volume else "was not fetched yet"
+    return f"{service.model.uri}{at} {where}"
 
 
 def _known_model(
@@ -357,7 +365,11 @@ def _known_model(
 
 
 def _broken_cache(service: InferenceService, observed: Observed, latest: Object | None) -> FetchFailure | None:
-    """What a verifying init container found after the model was last published."""
+    """What a verifying init container found after the model was last published. What one node or pod has wrong is
+    mended there (nodes.py).
+    """
+    if not service.cache.has_volume:
+        return None
     found = verify_failure(observed.engine_pods)
     if found is None:
         return None
@@ -376,4 +388,7 @@ def _earlier_attempt(service: InferenceService, source: str) -> int:
 
 
 def _volume_uid(observed: Observed, base: CachePlan) -> str:
+    """What stands for the volume in the names of Jobs and sources."""
+    if base.mode in _NO_VOLUME:
+        return base.mode
     return str(observed.children["PersistentVolumeClaim", base.claim]["metadata"]["uid"])

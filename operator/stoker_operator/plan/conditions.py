@@ -30,7 +30,7 @@ TYPES = frozenset(
 STAGES = frozenset(
     {
         "Serving", "CreatingVolume", "Fetching", "RollingOut", "PodsStarting", "PodsStopping", "WaitingForIdle",
-        "AwaitingAnswer", "Suspended", "ScaledToZero", "RolloutPaused", "Deleting", "Asleep", "Waking",
+        "AwaitingAnswer", "FillingNode", "Suspended", "ScaledToZero", "RolloutPaused", "Deleting", "Asleep", "Waking",
     }
 )  # fmt: skip
 # Not ready by choice: nothing is being done about it and nothing is wrong.

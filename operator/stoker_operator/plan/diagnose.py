@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator.plan.wording import sentence, short
-from stoker_operator.spec.service import FetchedModel, FetchFailure, parse_fetch_result
+from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService, parse_fetch_result
 
 Object = Mapping[str, Any]
 # The end of a log stands in for last words: of its lines, what `stoker serve` logs in its daily business says nothing.
@@ -29,6 +29,25 @@ _LOG_TAIL = 2048
 _STEADY = timedelta(minutes=10)
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+_ADVICE = {
+    "TokenRejected": "Put a token with access into the Secret that spec.model.secretRef names.",
+    "VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files. Where the storage class cannot "
+    "grow volumes, the new size then takes: kubectl delete pvc {claim}; the volume is made anew.",
+    "RevisionNotFound": "Check spec.model.revision.",
+    "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
+}
+_STORE_ADVICE = {
+    "TokenRejected": "Put keys with access into the Secret that spec.model.secretRef names, or name a ServiceAccount "
+    "that has access in spec.model.serviceAccountName.",
+    "ModelNotFound": "Check spec.model.uri and spec.model.endpoint.",
+}
+_REGISTRY_ADVICE = {
+    "TokenRejected": "Name a Secret of type kubernetes.io/dockerconfigjson, whose login has access, in "
+    "spec.model.secretRef.",
+    "ModelNotFound": "Check spec.model.uri.",
+}
+_FOLDER_ADVICE = {"VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,14 @@ def trouble_of(pod: Object) -> Trouble | None:
         message = f"Pod {name} was ended: {status['reason']}: {short(str(status.get('message', '')))}"
         return Trouble(str(status["reason"]), message, False)
     return None
+
+
+def fetch_advice(service: InferenceService, reason: str) -> str:
+    """What to do about a fetch that failed for this reason, "" = nothing is known; `{claim}` stands for the volume."""
+    known = _ADVICE | (_STORE_ADVICE if service.model.in_store else {})
+    known |= _REGISTRY_ADVICE if service.model.scheme == "oci" else {}
+    known |= {} if service.cache.has_volume else _FOLDER_ADVICE
+    return known.get(reason, "")
 
 
 def fetch_outcome(pods: Sequence[Object], name: str = "fetch") -> FetchedModel | FetchFailure | None:

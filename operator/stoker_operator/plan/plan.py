@@ -32,6 +32,7 @@ from stoker_operator.plan.endpoint import endpoint_actions, endpoint_conditions
 from stoker_operator.plan.fit import Fit, asks_gpu, assess, remembered_gpu
 from stoker_operator.plan.follow.decide import FollowPlan, plan_follow
 from stoker_operator.plan.left import left_behind
+from stoker_operator.plan.nodes import NodesPlan, plan_nodes
 from stoker_operator.plan.pace import look_again, sooner
 from stoker_operator.plan.pods import pods_finding, pods_that_count, rolled_out, rotten, silence, warned
 from stoker_operator.plan.rollout import RolloutPlan, plan_held, plan_rollout
@@ -81,6 +82,7 @@ class Plan:
     sleep: SleepPlan = field(default_factory=SleepPlan)
     follow: Mapping[str, Any] = field(default_factory=dict)
     alone: bool = False
+    nodes: NodesPlan = field(default_factory=NodesPlan)
 
     @property
     def asks_more(self) -> bool:
@@ -95,6 +97,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     gpu = observed.gpu or remembered_gpu(service)
     follow = plan_follow(service, observed, settings, cache, gpu, now)
     service, cache = follow.service, follow.cache
+    nodes = plan_nodes(service, observed, settings, cache.model, now)
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     sleep = plan_sleep(service, observed, now)
@@ -108,6 +111,8 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     trouble = first_trouble(pods_that_count(observed)) or silence(observed) or warned(service, observed)
     done = rolled_out(service, state, answered)
     pods = pods_finding(service, observed, rolling.workload, trouble, done)
+    pods = nodes.finding if pods is not None and nodes.finding is not None else pods
+    cache = replace(cache, finding=nodes.finding or cache.finding) if cache.model is None else cache
     blocking = _blocking(service, cache, fit if too_large else None, rolling, observed, pods)
     if blocking is None and answered != state.current:
         blocking = _unanswered(observed)
@@ -121,6 +126,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *_fixed(service, observed),
             *cache.actions,
             *follow.actions,
+            *nodes.actions,
             # Requests have another way before pods go.
             *sleep.actions,
             *rolling.workload,
@@ -142,7 +148,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         ),
         requeue_after=sooner(
             TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
-            sooner(sleep.again, follow.again),
+            sooner(sooner(sleep.again, follow.again), nodes.requeue_after),
         ),
         cache=cache,
         rollout=state,
@@ -163,6 +169,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         sleep=sleep,
         follow=follow.status,
         alone=follow.failed,
+        nodes=nodes,
     )
 
 

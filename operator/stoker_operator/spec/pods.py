@@ -84,7 +84,9 @@ class Placement:
 class Cache:
     """The volume that holds the weights. "" = the operator's setting.
 
-    `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one.
+    `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one. Node
+    keeps a copy on each node's own disk (`prewarm`: on every node that pods may run on, before they do), None fetches
+    into each pod.
     `existing_claim` is a claim of the user's to publish on. `retain`: seconds that a volume outlives its last use.
     `verify_every`: seconds between two scheduled verifications, where `verify` is Scheduled.
     """
@@ -97,6 +99,12 @@ class Cache:
     existing_claim: str = ""
     retain: int = 0
     verify_every: int = 86400
+    prewarm: bool = False
+
+    @property
+    def has_volume(self) -> bool:
+        """Whether the weights lie on a claim that all pods share."""
+        return self.mode in ("Auto", "PVC")
 
 
 def read_resources(r: Reader) -> Resources:
@@ -214,11 +222,13 @@ def read_cache(r: Reader) -> Cache:
         size=pvc.quantity("size"),
         access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
         verify=r.choice("verify", ("OnDownload", "Always", "Scheduled")),
-        mode=r.choice("mode", ("Auto", "PVC")),
+        mode=r.choice("mode", ("Auto", "PVC", "Node", "None")),
         existing_claim=pvc.text("existingClaim", pattern=DNS_NAME_PATTERN, longest=253),
         retain=r.duration("retain", 0, most=LONGEST_RETAIN_SECONDS),
         verify_every=r.duration("verifyEvery", 86400, least=60, most=LONGEST_VERIFY_SECONDS),
+        prewarm=r.boolean("prewarm"),
     )
+    r.problems.extend(_mode_problems(cache, r.path))
     if "verifyEvery" in r.raw and cache.verify != "Scheduled":
         r.problems.append(f"{r.path}.verifyEvery: only verify: Scheduled has an interval")
     if cache.verify == "Scheduled" and cache.access_mode == "ReadWriteOncePod":
@@ -230,6 +240,21 @@ def read_cache(r: Reader) -> Cache:
     pvc.finish()
     r.finish()
     return cache
+
+
+def _mode_problems(cache: Cache, path: str) -> list[str]:
+    """What only a volume that pods share has."""
+    found = []
+    own = cache.storage_class_name or cache.existing_claim or cache.access_mode != "ReadWriteOnce"
+    if not cache.has_volume and (own or cache.retain):
+        found.append(f"{path}: of pvc, mode Node and None take size alone, and nothing is retained")
+    if not cache.has_volume and cache.verify == "Scheduled":
+        found.append(f"{path}.verify: only a cache volume is verified on schedule")
+    if cache.mode == "None" and cache.verify == "Always":
+        found.append(f"{path}.verify: mode None verifies what each pod fetches; leave it out")
+    if cache.prewarm and cache.mode != "Node":
+        found.append(f"{path}.prewarm: needs mode Node")
+    return found
 
 
 def cache_problems(cache: Cache, scheme: str) -> list[str]:

@@ -304,6 +304,10 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
         found.append("spec.model.serviceAccountName: only object stores know identities")
+    if model.update_policy == "Follow" and not service.cache.has_volume:
+        found.append("spec.model.updatePolicy: Follow needs a cache volume, cache.mode Auto or PVC")
+    if model.service_account and service.cache.mode == "None":
+        found.append("spec.model.serviceAccountName: with cache.mode None pods fetch, and they have no identity")
     if model.endpoint and not (model.in_store or model.scheme in ("hf", "oci")):
         found.append("spec.model.endpoint: only hf://, oci:// and object stores have an endpoint")
     if model.revision != "main" and model.scheme != "hf":

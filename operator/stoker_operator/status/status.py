@@ -182,6 +182,8 @@ def _model(model: FetchedModel, source: str) -> Status:
 def _cache(observed: Observed, plan: Plan) -> Status:
     cache, progress = plan.cache, observed.progress
     status: Status = {"claim": cache.claim, "source": cache.source, "attempt": cache.attempt}
+    status |= {"mode": cache.mode} if not cache.claim else {}
+    status |= {"nodes": plan.nodes.copies} if plan.nodes.copies is not None else {}
     status |= {"verifiedTime": cache.verified} if cache.verified else {}
     if cache.model is not None:
         size = cache.model.bytes

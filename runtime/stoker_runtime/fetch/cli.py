@@ -146,6 +146,8 @@ def _order(options: argparse.Namespace) -> Order:
         parallel=options.parallel,
         refresh=options.refresh,
         repair=options.repair,
+        digest=options.digest,
+        most_bytes=options.max_bytes,
     )
 
 
@@ -157,12 +159,13 @@ def _options(argv: list[str]) -> argparse.Namespace:
         parser.error("--verify-only needs --path")
     if not options.verify_only and (options.path is not None or options.full):
         parser.error("--path and --full belong to --verify-only")
-    if options.digest and not (options.verify_only or options.in_place):
-        parser.error("--digest belongs to --verify-only and --in-place")
     if options.verify_only and options.in_place:
         parser.error("give one of --verify-only and --in-place")
     if options.resolve and (options.verify_only or options.in_place or options.repair or options.refresh):
         parser.error("--resolve fetches nothing; leave --verify-only, --in-place, --repair and --refresh out")
+    checks = options.verify_only or options.in_place
+    if options.digest and not checks and not re.fullmatch(r"sha256:[0-9a-f]{64}", options.digest):
+        parser.error(f"--digest {options.digest!r} must be sha256: and 64 hex digits")
     if options.root is not None and not options.in_place:
         parser.error("--root belongs to --in-place")
     if not options.verify_only and bool(options.uri) == bool(options.uri_flag):
@@ -193,6 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these out; may be repeated")
     add("--sha256", action="append", default=[], metavar="FILE=HEX", help="demand this digest; repeatable")
+    add("--digest", default="", metavar="sha256:HEX", help="demand this digest of the whole; what has it is taken")
+    add("--max-bytes", type=_positive, default=0, metavar="N", help="refuse a model of more bytes (default: any)")
     add("--mount-root", type=Path, default=Path("/source"), help="pvc://CLAIM is DIR/CLAIM (%(default)s)")
     add("--refresh", action="store_true", help="look a branch up again although it was fetched before")
     add("--repair", action="store_true", help="hash what is published, fetch again what differs")
@@ -210,7 +215,6 @@ def _parser() -> argparse.ArgumentParser:
     verify = parser.add_argument_group("checking a published folder, without writing to it")
     verify.add_argument("--verify-only", action="store_true", help="check and fetch nothing")
     verify.add_argument("--path", type=Path, help="the published folder")
-    verify.add_argument("--digest", default="", help="the digest it must have")
     verify.add_argument("--full", action="store_true", help="hash all files, not only those whose time changed")
     return parser
 

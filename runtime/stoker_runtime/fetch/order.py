@@ -36,6 +36,8 @@ class Order:
     `endpoint` is another hub, or another server of the store's protocol, than the URI's own.
     `only` narrows the default choice, of a model with a config.json, to what matches.
     `refresh` looks up a branch again although an earlier run answered it; `repair` hashes what is published.
+    `digest` is what the result must have, wherever it comes from, and `most_bytes` the most that it may have; "" and 0
+    demand nothing.
     """
 
     uri: str
@@ -51,6 +53,8 @@ class Order:
     parallel: int = 4
     refresh: bool = False
     repair: bool = False
+    digest: str = ""
+    most_bytes: int = 0
     only: tuple[str, ...] = ()
 
     def key(self, revision: str) -> str:

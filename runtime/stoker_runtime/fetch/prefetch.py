@@ -15,7 +15,14 @@ from pathlib import Path
 
 from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.download import Downloader, Patience
-from stoker_runtime.fetch.errors import BadRequest, ChecksumMismatch, FetchFailed, Interrupted, NotPublished
+from stoker_runtime.fetch.errors import (
+    BadRequest,
+    ChecksumMismatch,
+    FetchFailed,
+    Interrupted,
+    NotPublished,
+    VolumeFull,
+)
 from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.manifest import Manifest
 from stoker_runtime.fetch.order import Order, opened
@@ -71,7 +78,19 @@ class Prefetch:
             opened(self._order, self._reference) as source,
             self._volume.lock(key, seconds=LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
         ):
-            return self._answered(source, key) or self._fetch(source, key)
+            return self._present() or self._answered(source, key) or self._fetch(source, key)
+
+    def _present(self) -> Published | None:
+        """What is published here with the very digest that is asked for, whichever source it came from."""
+        folder = self._volume.root / self._order.digest.replace(":", "-")
+        if not self._order.digest or self._order.repair:
+            return None
+        try:
+            manifest = manifests.read(folder)
+        except (NotPublished, ChecksumMismatch):
+            return None
+        whole = not check(folder, manifest, full=False, progress=self._progress, stop=self._stop)
+        return Published(folder, manifest, 0) if whole and manifest.digest == self._order.digest else None
 
     def _answered(self, source: Source, key: str) -> Published | None:
         """The folder an earlier run published for this order, mended where a file is damaged; None when
@@ -85,6 +104,8 @@ class Prefetch:
             manifest = manifests.read(folder)
         except (NotPublished, ChecksumMismatch) as error:
             self._say(f"{error.message} Fetching it again.")
+            return None
+        if self._order.digest not in ("", manifest.digest):
             return None
         bad = check(folder, manifest, full=self._order.repair, progress=self._progress, stop=self._stop)
         if not bad:
@@ -117,6 +138,9 @@ class Prefetch:
         entries = {name: entry for name, (entry, _) in fetched.items()}
         manifest = Manifest(self._reference.text, listing.revision, entries)
         manifest = replace(manifest, resolved_revision=listing.revision or manifest.digest)
+        if self._order.digest not in ("", manifest.digest):
+            raise ChecksumMismatch(f"{self._reference.text} is {manifest.digest} now, not {self._order.digest}.")
+        self._bounded(manifest.bytes)
         self._progress.enter("publish")
         folder = self._volume.publish(key, manifest, {name: path for name, (_, path) in fetched.items()})
         pin = _pin(listing) if source.local else ""
@@ -128,8 +152,15 @@ class Prefetch:
         self, source: Source, key: str, wanted: list[SourceFile]
     ) -> dict[str, tuple[manifests.ManifestFile, Path]]:
         downloader = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop)
-        self._volume.require(sum(max(file.size, 0) for file in wanted) - downloader.present(wanted))
+        total = sum(max(file.size, 0) for file in wanted)
+        self._bounded(total)
+        self._volume.require(total - downloader.present(wanted))
         return downloader.fetch(wanted, self._order.parallel)
+
+    def _bounded(self, count: int) -> None:
+        most = self._order.most_bytes
+        if most and count > most:
+            raise VolumeFull(f"The model has {size(count)}; there is room for {size(most)} here.")
 
     def _list(self, source: Source, revision: str) -> Listing:
         return patient_listing(source, revision, self._patience, self._stop, self._say)

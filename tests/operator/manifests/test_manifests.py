@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -119,6 +120,18 @@ def test_the_smallest_service(service: Build, settings: Settings, model: Fetched
 
 def test_every_field(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
     golden("everything", all_of(service(**EVERYTHING), settings, model))
+
+
+@pytest.mark.parametrize("mode", ["Node", "None"])
+def test_without_a_shared_volume(
+    service: Build, settings: Settings, model: FetchedModel, golden: Any, mode: str
+) -> None:
+    built = service(cache={"mode": mode, "pvc": {"size": "7Gi"}}, model={"uri": "pvc://claim/dir"})
+    settings = replace(settings, node_cache_class="copies")
+    made = [manifests.prefetch_job(built, settings, mode, 1), deployment(built, settings, model)]
+    if mode == "Node":
+        made.append(manifests.fill_job(built, settings, model, "node-3", 1, datetime(2026, 1, 1, tzinfo=UTC)))
+    golden(f"cache-{mode.lower()}", [*made, manifests.network_policy(built)])
 
 
 def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:

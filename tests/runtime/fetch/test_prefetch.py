@@ -335,3 +335,31 @@ def test_two_sources_of_the_same_bytes_at_once_share_one_folder(fetch: Fetch, hu
         folders = {future.result().folder for future in runs}
     assert len(folders) == 1
     verify(folders.pop(), full=True)
+
+
+def test_a_digest_that_is_there_already_takes_no_source(fetch: Fetch, hub: Any, tmp_path: Path) -> None:
+    first = fetch()
+    hub.log.clear()
+    copy = fetch(uri=f"file://{tmp_path}/nowhere", digest=first.manifest.digest)
+    assert (copy.folder, copy.moved, hub.log) == (first.folder, 0, [])
+    (first.folder / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound):
+        fetch(uri=f"file://{tmp_path}/nowhere", digest=first.manifest.digest)
+
+
+def test_a_source_that_has_another_digest_by_now_is_refused(fetch: Fetch, model: Path) -> None:
+    first = fetch()
+    (model / "config.json").write_text('{"changed": true}')
+    assert fetch(digest=first.manifest.digest).moved == 0
+    second = fetch(refresh=True)
+    with pytest.raises(ChecksumMismatch, match="now, not"):
+        fetch(digest="sha256:" + "0" * 64)
+    assert fetch(digest=first.manifest.digest).folder == first.folder != second.folder
+
+
+def test_more_bytes_than_are_allowed_are_not_fetched(fetch: Fetch, hub: Any, model: Path) -> None:
+    total = sum((model / name).stat().st_size for name in CHOSEN)
+    with pytest.raises(VolumeFull, match="there is room for"):
+        fetch(most_bytes=total - 1)
+    assert downloads(hub) == []
+    assert fetch(most_bytes=total).manifest.bytes == total

@@ -1,0 +1,68 @@
+"""The node cache agent's process: settings → health endpoint → the loop. `stoker node-cache`.
+
+Invariants: it is ready after its first whole look, and ill when it has finished none for minutes.
+Exit status: 0 after a signal, 1 when its folder cannot be used, 2 for a bad setting.
+Knows nothing of what the loop does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker_operator import process
+from stoker_operator.cluster.api import Cluster
+from stoker_operator.node_cache.agent import Agent
+from stoker_operator.node_cache.disk import Disk
+from stoker_operator.node_cache.settings import NodeCacheSettings, from_arguments
+from stoker_operator.settings import SettingsError
+
+log = logging.getLogger("stoker.node-cache")
+_API_REQUESTS = 8
+
+
+async def run(settings: NodeCacheSettings, stop: asyncio.Event) -> int:
+    """The whole life of one agent; returns the exit status."""
+    disk = Disk(Path(settings.folder), settings.group)
+    try:
+        await asyncio.to_thread(disk.prepare)
+    except OSError as error:
+        log.error("the folder %s cannot be used: %s", settings.folder, error)
+        return 1
+    cluster = await Cluster.connect(_API_REQUESTS)
+    agent = Agent(cluster, settings, disk)
+    runner = await process.serve_health(
+        settings.http_host or None, settings.http_port, sick=str, unready=lambda: "" if agent.synced else "starting"
+    )
+    looking, stopping = asyncio.create_task(agent.run()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([looking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if looking.done():
+            looking.result()
+    finally:
+        for task in (looking, stopping):
+            task.cancel()
+        await asyncio.gather(looking, stopping, return_exceptions=True)
+        await runner.cleanup()
+        await cluster.close()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`stoker node-cache`: parse the settings and run."""
+    try:
+        settings = from_arguments(sys.argv[1:] if argv is None else argv)
+    except SettingsError as error:
+        sys.stderr.write(f"stoker node-cache: {error}\n")
+        return 2
+    process.write_logs(settings.log_level)
+
+    async def until_signal() -> int:
+        stop = asyncio.Event()
+        process.take_signals(stop)
+        return await run(settings, stop)
+
+    return asyncio.run(until_signal())
