@@ -220,7 +220,8 @@ async def _progress(
     """Of the prefetch of what is served, or else of the commit that is to follow."""
     for wanted in (service, *([service.at(service.followed.found)] if service.followed.found else ())):
         claim = children.get(("PersistentVolumeClaim", claim_name(wanted)))
-        place = claim["metadata"]["uid"] if claim is not None else "" if service.cache.has_volume else service.cache.mode
+        place = "" if service.cache.has_volume else service.cache.mode
+        place = str(claim["metadata"]["uid"]) if claim is not None else place
         source = source_id(wanted, place) if place else ""
         for pod in fetch_pods:
             running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
