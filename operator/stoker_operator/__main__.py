@@ -25,6 +25,7 @@ from stoker_operator import handlers, metrics, process
 from stoker_operator.apply.retention import sweep
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.cluster.kinds import Kind
 from stoker_operator.cluster.lease import Lease
 from stoker_operator.cluster.queue import Key, WorkQueue
 from stoker_operator.cluster.turns import Turns
@@ -105,11 +106,11 @@ async def lead(
 ) -> None:
     """Reconcile until `stop` is set."""
 
-    async def child_changed(meta: Mapping[str, Any]) -> None:
-        for key in handlers.owners(meta["namespace"], meta):
+    async def changed(kind: Kind, meta: Mapping[str, Any]) -> None:
+        for key in handlers.concerned(kind, meta):
             await queue.add(key)
 
-    mirror = Mirror(cluster, settings.namespaces, child_changed)
+    mirror = Mirror(cluster, settings.namespaces, changed)
 
     async def wake(key: Key) -> None:
         await queue.add(key)
@@ -232,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     process.write_logs(settings.log_level)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    process.spare_garbage()
 
     async def until_signal() -> int:
         stop = asyncio.Event()

@@ -9,13 +9,14 @@ Knows nothing of what the objects mean.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from urllib.request import getproxies_environment
 
 import aiohttp
+import orjson
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config as kubernetes_config
 
@@ -68,6 +69,8 @@ class Cluster:
             await kubernetes_config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
         # Requests are bounded by our own slots, and watches must not wait for one another's connections.
         configuration.connection_pool_maxsize = 0
+        # To trust the environment means to read ~/.netrc in a thread for every request; only proxies are of use here.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies_environment())}
         return cls(kubernetes.ApiClient(configuration), concurrency)
 
     def aside(self, concurrency: int) -> Cluster:
@@ -153,14 +156,14 @@ class Cluster:
             try:
                 metrics.API_REQUESTS.labels(verb="WATCH", kind=kind.kind, code=str(answer.status)).inc()
                 if answer.status != 200:
-                    raise _error(answer.status, (await answer.read()).decode("utf-8", "replace"))
+                    raise _error(answer.status, await answer.read())
                 async for line in answer.response.content:
-                    event = json.loads(line)
+                    event = orjson.loads(line)
                     if event["type"] == "ERROR":
-                        raise _error(int(event["object"].get("code", 0)), json.dumps(event["object"]))
+                        raise _error(int(event["object"].get("code", 0)), orjson.dumps(event["object"]))
                     yield event["type"], event["object"]
             finally:
-                answer.response.close()
+                _cut(answer.response)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiError(0, "", f"the stream broke: {type(error).__name__}: {error}") from None
 
@@ -230,7 +233,7 @@ class Cluster:
             metrics.API_REQUESTS.labels(verb=method, kind=kind.kind, code=str(status)).inc()
             metrics.API_SECONDS.labels(verb=method).observe(time.monotonic() - started)
             if 200 <= status < 300:
-                answer: Object = json.loads(text)
+                answer: Object = orjson.loads(text)
                 return answer
             again = status in (0, 429) or status >= 500
             if not again or attempt == TRIES - 1:
@@ -257,21 +260,30 @@ class Cluster:
         body: Object | None,
         query: list[tuple[str, str]] | None,
         content_type: str,
-    ) -> tuple[int, float, str]:
+    ) -> tuple[int, float, bytes]:
         """(status, Retry-After in seconds or 0, body); status 0 when the server did not answer."""
         request = await self._serialized(method, path, body, query, content_type)
         try:
             answer = await self._client.call_api(*request, _request_timeout=REQUEST_SECONDS)
-            text = (await answer.read()).decode("utf-8", "replace")
+            text = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return 0, 0.0, f"the API server did not answer: {type(error).__name__}: {error}"
+            return 0, 0.0, f"the API server did not answer: {type(error).__name__}: {error}".encode()
         stated = answer.headers.get("Retry-After", "")
         return answer.status, float(stated) if stated.isdigit() else 0.0, text
 
 
-def _error(status: int, text: str) -> ApiError:
+def _cut(answer: aiohttp.ClientResponse) -> None:
+    """End a stream now: an API server that hangs, or has much to do, would keep its end of a TLS connection open."""
+    connection = answer.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    answer.close()
+
+
+def _error(status: int, body: bytes) -> ApiError:
+    text = body.decode("utf-8", "replace")
     try:
-        answer = json.loads(text)
+        answer = orjson.loads(body)
     except ValueError:
         answer = {}
     if not isinstance(answer, dict):

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from stoker_operator.spec.service import GROUP, KIND, VERSION, InferenceService
 
 Manifest = dict[str, Any]
@@ -28,9 +30,13 @@ COMPONENT = "app.kubernetes.io/component"
 
 
 def short_hash(value: object, length: int = 10) -> str:
-    """A stable hash of plain data, as lower-case hex."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+    """A stable hash of plain data, as lower-case hex: of the JSON that Python's own encoder writes, which live objects
+    were stamped by.
+    """
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    if not text.isascii() or b"\x7f" in text:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(text).hexdigest()[:length]
 
 
 def labels(service: InferenceService, component: str) -> dict[str, str]:

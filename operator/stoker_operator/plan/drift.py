@@ -46,9 +46,10 @@ def first_difference(live: Any, wanted: Any, path: str) -> str:
         if not isinstance(live, Mapping):
             return "" if not wanted and live is None else path
         for key, value in wanted.items():
-            if key not in live and value in ({}, [], "", False):
-                continue
-            found = first_difference(live.get(key), value, f"{path}.{key}".lstrip("."))
+            there = live.get(key)
+            if there == value or (key not in live and value in ({}, [], "", False)):
+                continue  # nearly always, and at once for all that is below
+            found = first_difference(there, value, f"{path}.{key}".lstrip("."))
             if found:
                 return found
         return ""

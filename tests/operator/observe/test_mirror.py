@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -34,10 +36,12 @@ class Scripted(Cluster):
         self.streams: list[list[tuple[str, Object] | ApiError]] = []
         self.watched: list[str] = []
         self.lists = 0
+        self.asked: list[tuple[str, str]] = []
         self.more, self.idle = asyncio.Event(), asyncio.Event()
 
     async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
         self.lists += 1
+        self.asked.append((kind.kind, selector))
         version = str(max((int(i["metadata"]["resourceVersion"]) for i in self.items), default=1))
         yield self.items[:1], version
         yield self.items[1:], version
@@ -62,7 +66,7 @@ class Followed(Mirror):
         self.told: list[str] = []
         super().__init__(script, (), self.note)
 
-    async def note(self, meta: Mapping[str, Any]) -> None:
+    async def note(self, _: Kind, meta: Mapping[str, Any]) -> None:
         self.told.append(meta["name"])
 
     def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
@@ -133,6 +137,48 @@ async def test_a_reader_cannot_change_what_the_next_one_reads(followed: Followed
     assert item["metadata"]["labels"]
 
 
+async def test_services_are_read_from_memory_whatever_their_labels(followed: Followed) -> None:
+    head: Object = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService", "spec": {"suspend": True}}
+    mine = head | {"metadata": {"name": "a", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}}
+    followed.script.items = [mine]
+    assert await followed.get(kinds.INFERENCE_SERVICE, "ns", "a") == mine
+    assert await followed.get(kinds.INFERENCE_SERVICE, "ns", "b") is None
+    anew = mine | {"metadata": mine["metadata"] | {"uid": "u2", "resourceVersion": "9"}}
+    await followed.stream(
+        ("DELETED", mine | {"metadata": mine["metadata"] | {"resourceVersion": "8"}}), ("ADDED", anew)
+    )
+    found = await followed.get(kinds.INFERENCE_SERVICE, "ns", "a")
+    assert (found or {})["metadata"]["uid"] == "u2"
+    assert followed.script.asked == [("InferenceService", "")]
+    assert followed.told == ["a", "a", "a"]
+
+
+async def test_who_wrote_a_field_is_kept_where_a_plan_asks_and_nowhere_else(followed: Followed) -> None:
+    written = [{"manager": "somebody", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]
+    stored = service(5) | {"kind": "Deployment"}
+    stored["metadata"]["managedFields"] = written
+    followed.script.items = [stored]
+    for kind, kept in ((kinds.DEPLOYMENT, written), (kinds.REPLICA_SET, None)):
+        stored["kind"] = kind.kind
+        [item] = await followed.list_all(kind, "ns", SELECTOR)
+        assert item["metadata"].get("managedFields") == kept
+    assert stored["metadata"]["managedFields"] == written, "who told of it still has it"
+
+
+async def test_what_objects_have_in_common_is_kept_once(followed: Followed) -> None:
+    await followed.names()
+    rng = random.Random()
+    like = {"spec": {f"field-{n}": rng.randbytes(20).hex() for n in range(90)}}
+    items = [service(100 + n, f"pod-{n}", f"uid-{n}") | like for n in range(300)]
+    items = [item | {"status": {"ip": rng.randbytes(8).hex(), "grüße": None}} for item in items]
+    followed.script.items = items
+    assert await followed.list_all(kinds.POD, "ns", SELECTOR) == sorted(
+        items, key=lambda item: item["metadata"]["name"]
+    )
+    held = sum(len(entry.packed) for entry in followed._shelves["Pod"].entries.values())
+    assert held < sum(map(len, map(json.dumps, items))) / 10
+
+
 async def test_a_broken_watch_goes_on_where_it_was(followed: Followed) -> None:
     await followed.names()
     await followed.stream(("BOOKMARK", {"metadata": {"resourceVersion": "20"}}), ApiError(0, "", "the stream broke"))
@@ -175,7 +221,7 @@ async def test_on_a_real_api_server(
 ) -> None:
     told: list[str] = []
 
-    async def note(meta: Mapping[str, Any]) -> None:
+    async def note(_: Kind, meta: Mapping[str, Any]) -> None:
         told.append(meta["name"])
 
     mirror = Mirror(cluster, (namespace,), note)

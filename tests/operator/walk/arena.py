@@ -8,6 +8,7 @@ Knows nothing of what befalls a service.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.manifests import cache, workload
 from stoker_operator.observe.mirror import OURS, Mirror
 from stoker_operator.observe.observe import CHILDREN
+from stoker_operator.process import spare_garbage
 
 NAMESPACE = kinds.Kind("v1", "Namespace", "namespaces")
 
@@ -41,6 +43,9 @@ class Arena:
         self.dead = dead
         self.mirror = Mirror(cluster, (), self._changed)
         self._patch = pytest.MonkeyPatch()
+        self._garbage = gc.get_threshold()
+        # As in the operator's process: a third of what a walk computes was to look for cycles.
+        spare_garbage()
 
     @classmethod
     async def open(cls) -> Arena:
@@ -48,6 +53,7 @@ class Arena:
         dead: set[str] = set()
         runner = await _serve(dead)
         arena = cls(await Cluster.connect(), runner, dead)
+        await arena.mirror.get(kinds.INFERENCE_SERVICE, "default", "demo")
         for kind in (*CHILDREN, kinds.CLAIM):
             await arena.mirror.list_all(kind, "default", OURS)
         port = runner.addresses[0][1]
@@ -57,6 +63,8 @@ class Arena:
 
     async def close(self) -> None:
         """End the watches, the server and the connection."""
+        gc.set_threshold(*self._garbage)
+        gc.unfreeze()
         self._patch.undo()
         await self.mirror.stop()
         await self._runner.cleanup()
@@ -64,7 +72,7 @@ class Arena:
         # A TLS connection ends when both sides said so, for which the loop has to live.
         await asyncio.sleep(0.5)
 
-    async def _changed(self, meta: Mapping[str, Any]) -> None:
+    async def _changed(self, _: kinds.Kind, meta: Mapping[str, Any]) -> None:
         touch = self.touched.get(meta["namespace"])
         if touch is not None:
             touch.count += 1

@@ -7,7 +7,6 @@ Knows nothing of what the objects mean.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from stoker_operator.cluster import kinds
@@ -49,6 +48,12 @@ class Seat(Mirror):
             self.service = answer
         return answer
 
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        found = await super().get(kind, namespace, name)
+        if kind is kinds.INFERENCE_SERVICE and found is not None:
+            self.service = found
+        return found
+
     async def _write(self, method: str, kind: Kind, path: str, *more: Any, **named: Any) -> Object:
         if self._left is not None:
             if not self._left:
@@ -73,9 +78,9 @@ class Seat(Mirror):
             return int(self.service["metadata"]["resourceVersion"]), False
         shelf = self._shelves.get(kind.kind)
         entry = shelf.entries.get((namespace, name)) if shelf is not None else None
-        if entry is None:
+        if shelf is None or entry is None:
             return -1, False
-        return entry.version, "deletionTimestamp" in json.loads(entry.text)["metadata"]
+        return entry.version, "deletionTimestamp" in shelf.read((namespace, name))["metadata"]
 
 
 class Unwatched(Cluster):

@@ -18,7 +18,6 @@ from typing import Any
 from tests.operator.reconcile.kubelet import condition
 from tests.operator.walk.arena import Arena
 from tests.operator.walk.steps import STEPS, Step
-from tests.operator.walk.strangers import STRANGERS, touched
 from tests.operator.walk.world import World
 
 from stoker_operator.cluster import kinds
@@ -54,20 +53,49 @@ class Fault:
         return "\n".join([self.why, f"history: {list(self.history)}", *self.said[-40:]])
 
 
-async def walk(arena: Arena, place: int, history: Sequence[Step]) -> Fault | None:
-    """Walk one history. `place` is a number that no other walk of this moment has."""
-    world = World(arena, place, GOOD)
-    try:
-        await world.begin()
-        for name, number in history:
-            await _step(world, name, number)
-        await correct(world)
-        await leave(world)
-    except AssertionError as error:
-        return Fault(tuple(history), str(error), tuple(world.said))
-    finally:
-        await world.end()
-    return None
+class Walker:
+    """Walks one history after the other in the same world, and in another one after a fault.
+
+    `place` is a number that no other walker of this moment has.
+    """
+
+    def __init__(self, arena: Arena, place: int) -> None:
+        self._arena, self._place = arena, place
+        self._world: World | None = None
+
+    async def walk(self, history: Sequence[Step]) -> Fault | None:
+        """Walk one history."""
+        world = self._world = self._world or await self._open()
+        try:
+            await world.begin()
+            for name, number in history:
+                await _step(world, name, number)
+            await correct(world)
+            await leave(world)
+        except AssertionError as error:
+            await self.close()
+            return Fault(tuple(history), str(error), tuple(world.said))
+        return None
+
+    async def _open(self) -> World:
+        world = World(self._arena, self._place, GOOD)
+        await world.open()
+        return world
+
+    async def close(self) -> None:
+        """Take the world away."""
+        if self._world is not None:
+            await self._world.close()
+        self._world = None
+
+    async def shrink(self, fault: Fault) -> Fault:
+        """The shortest history that still fails, found by leaving out one step after the other."""
+        tried, smallest, at = count(), fault, 0
+        while at < len(smallest.history) and next(tried) < SHRINKS:
+            shorter = smallest.history[:at] + smallest.history[at + 1 :]
+            found = await self.walk(shorter)
+            smallest, at = (found, at) if found is not None else (smallest, at + 1)
+        return smallest
 
 
 async def _step(world: World, name: str, number: int) -> None:
@@ -96,9 +124,8 @@ def _asks_to_stop(service: Any) -> bool:
 
 async def check(world: World) -> None:
     """What holds after every step, at rest."""
-    for kind, name in [*((kind, "theirs") for kind, _ in STRANGERS), *((kind, "demo") for kind in world.taken)]:
-        left = [item for item in world.here(kind) if item["metadata"]["name"] == name and not touched(item)]
-        assert left, f"a stranger's {kind.kind} {name} was written or deleted"
+    touched = await world.strangers_touched()
+    assert not touched, f"of strangers, was written or deleted: {', '.join(touched)}"
     _choose_the_pods(world)
     found_service = await world.service()
     status, answering = found_service["status"], world.answering()
@@ -167,26 +194,20 @@ async def walk_all(
     todo, faults, walked = iter(histories), [], count(1)
 
     async def worker(place: int) -> None:
-        for history in todo:
-            once = await walk(arena, place, history)
-            fault = await walk(arena, place, history) if once is not None else None
-            if once is not None and fault is None:
-                say(f"It failed once, and not again: {once}")
-            if fault is not None:
-                faults.append(await shrink(arena, place, fault))
-                say(str(faults[-1]))
-            if (number := next(walked)) % SAID_EVERY == 0:
-                say(f"{number} histories, {len(faults)} faults")
+        walker = Walker(arena, place)
+        try:
+            for history in todo:
+                once = await walker.walk(history)
+                fault = await walker.walk(history) if once is not None else None
+                if once is not None and fault is None:
+                    say(f"It failed once, and not again: {once}")
+                if fault is not None:
+                    faults.append(await walker.shrink(fault))
+                    say(str(faults[-1]))
+                if (number := next(walked)) % SAID_EVERY == 0:
+                    say(f"{number} histories, {len(faults)} faults")
+        finally:
+            await walker.close()
 
     await asyncio.gather(*(worker(place) for place in range(1, at_once + 1)))
     return faults
-
-
-async def shrink(arena: Arena, place: int, fault: Fault) -> Fault:
-    """The shortest history that still fails, found by leaving out one step after the other."""
-    tried, smallest, at = count(), fault, 0
-    while at < len(smallest.history) and next(tried) < SHRINKS:
-        shorter = smallest.history[:at] + smallest.history[at + 1 :]
-        found = await walk(arena, place, shorter)
-        smallest, at = (found, at) if found is not None else (smallest, at + 1)
-    return smallest

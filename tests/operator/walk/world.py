@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from tests.operator.reconcile.kubelet import condition
 from tests.operator.walk.arena import NAMESPACE, Arena, Touch
 from tests.operator.walk.kubelets import AMOUNTS, UP, Kubelets
 from tests.operator.walk.seat import Died, Seat, Unwatched
-from tests.operator.walk.strangers import STRANGERS
+from tests.operator.walk.strangers import STRANGERS, touched
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster, Object
@@ -33,11 +32,16 @@ from stoker_operator.settings import Settings
 # For so long nothing happens before it counts as rest, and so long it may take, in seconds.
 QUIET_SECONDS = 0.15
 PATIENCE_SECONDS = 240.0
+# A watch may be so late on a machine that does much else.
+LATE_SECONDS = 20.0
 _REFUSED = (404, 409, 422)
 
 
 class World:
-    """One namespace with one service, `demo`. `place` is a number that no other world of the arena has now."""
+    """One namespace, where histories of one service, `demo`, are walked one after the other.
+
+    `place` is a number that no other world of the arena has now.
+    """
 
     def __init__(self, arena: Arena, place: int, spec: Mapping[str, Any]) -> None:
         self.arena, self.mirror = arena, arena.mirror
@@ -53,7 +57,8 @@ class World:
         self.uid = ""
         self.taken: list[Kind] = []
         self._going: set[str] = set()
-        self._read: dict[bytes, Object] = {}
+        self._read: dict[str, tuple[Any, Object]] = {}
+        self._untouched: dict[tuple[str, str], int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -68,8 +73,8 @@ class World:
         """The time, with all jumps."""
         return datetime.now(UTC) + self.later
 
-    async def begin(self) -> None:
-        """Make the nodes, the namespace, what strangers have in it, and the service; until that serves."""
+    async def open(self) -> None:
+        """Make the nodes, the namespace, and what strangers have in it."""
         for name in self.kubelets.nodes:
             await self._make_node(name)
         await self.arena.cluster._request(
@@ -77,6 +82,16 @@ class World:
         )
         for kind, body in STRANGERS:
             await self.own(kind, body)
+
+    async def begin(self) -> None:
+        """Make the service, where the one before has left nothing behind; until it serves."""
+        self.kubelets.mend()
+        self.kubelets.rotten = self.kubelets.damaged = False
+        self.later = timedelta()
+        self.said.clear()
+        self._going.clear()
+        self._read.clear()
+        self.restart()
         head = {"name": "demo", "namespace": self.namespace}
         body = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService", "metadata": head, "spec": self.good}
         self.uid = (await self.mirror.create(kinds.INFERENCE_SERVICE, body))["metadata"]["uid"]
@@ -110,7 +125,7 @@ class World:
         if shelf is not None:
             shelf.put(made)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Take away what there is, without waiting for it."""
         for kind, body in STRANGERS:
             with contextlib.suppress(ApiError):
@@ -145,8 +160,8 @@ class World:
             await self.mirror.delete(kind, self.namespace, name, found["metadata"]["uid"])
 
     async def service(self) -> Object:
-        """The service as it is stored."""
-        found = await self.arena.cluster.get(kinds.INFERENCE_SERVICE, self.namespace, "demo")
+        """The service as whoever wrote it last was told that it is stored."""
+        found = await self.mirror.get(kinds.INFERENCE_SERVICE, self.namespace, "demo")
         assert found is not None
         return found
 
@@ -154,12 +169,28 @@ class World:
         """What the mirror knows of a kind in this namespace, by name; not to be changed."""
         shelf = self.mirror._shelves[kind.kind]
         names = sorted(shelf.inside.get(self.namespace, ()))
-        return [self._parsed(shelf.entries[self.namespace, name].text) for name in names]
+        return [self._parsed(shelf, name) for name in names]
 
-    def _parsed(self, text: bytes) -> Object:
-        if text not in self._read:
-            self._read[text] = json.loads(text)
-        return self._read[text]
+    def _parsed(self, shelf: Any, name: str) -> Object:
+        entry = shelf.entries[self.namespace, name]
+        if self._read.get(entry.uid, (None,))[0] is not entry:
+            self._read[entry.uid] = (entry, shelf.read((self.namespace, name)))
+        return self._read[entry.uid][1]
+
+    async def strangers_touched(self) -> list[str]:
+        """The objects of others that were written or deleted; who wrote one is asked once for each of its versions."""
+        names = [*((kind, "theirs") for kind, _ in STRANGERS), *((kind, "demo") for kind in self.taken)]
+        found = []
+        for kind, name in names:
+            entry = self.mirror._shelves[kind.kind].entries.get((self.namespace, name))
+            if entry is not None and self._untouched.get((kind.kind, entry.uid)) == entry.version:
+                continue
+            there = await self.arena.cluster.get(kind, self.namespace, name)
+            if there is None or touched(there):
+                found.append(f"{kind.kind} {name}")
+            elif entry is not None:
+                self._untouched[kind.kind, entry.uid] = entry.version
+        return found
 
     def pods(self, component: str = "engine") -> list[Object]:
         """The operator's pods of a component, those on their way out apart."""
@@ -209,11 +240,26 @@ class World:
         return not fresh.refused
 
     async def read_anew(self) -> None:
-        """An operator that reads everything from the API server, and nothing from watches, has nothing to do either."""
-        fresh = Unwatched(self.arena.cluster)
-        with contextlib.suppress(ApplyFailed):
-            await self._operator(fresh).reconcile(self.namespace, "demo")
-        assert not fresh.writes, f"an operator without watches writes {fresh.writes}"
+        """An operator that reads everything from the API server, and nothing from watches, has nothing to do either.
+
+        What it saw first the watches still tell: then all rest again, and another one looks.
+        """
+        while True:
+            seen, fresh = self.touch.count, Unwatched(self.arena.cluster)
+            with contextlib.suppress(ApplyFailed):
+                await self._operator(fresh).reconcile(self.namespace, "demo")
+            if not fresh.writes:
+                return
+            assert await self._told_more_than(seen), f"an operator without watches writes {fresh.writes}"
+            await self.settle()
+
+    async def _told_more_than(self, seen: int) -> bool:
+        """Whether watches tell of another change, given time."""
+        self.touch.event.clear()
+        with contextlib.suppress(TimeoutError):
+            if self.touch.count == seen:
+                await asyncio.wait_for(self.touch.event.wait(), LATE_SECONDS)
+        return self.touch.count != seen
 
     def waits(self) -> str:
         """What Kubernetes' controllers still have to do; "" = nothing."""
