@@ -17,7 +17,7 @@ import triton.language as tl
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, page_offsets, soft_cap, unpack_e4m3
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.launch.triton_tile import find_row
+from stoker_kernels.launch.triton_tile import find_chunk
 
 
 @kernel(
@@ -95,14 +95,10 @@ def prefill_kernel(
     seq_slots_ptr += first_token
     head = pid % num_kv_heads
     tile = (num_tokens - first_token) // tokens_of_tile + num_rows - pid // num_kv_heads
-    row = find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, 128)
-    row_start = tl.load(query_start_ptr + row)
-    real = row < num_rows
-    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
-    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
-    slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
-    first = (tile - ((row_start - first_token) // tokens_of_tile + row)) * tokens_of_tile
-    query_len = row_end - row_start
+    row, row_start, query_len, seq_len, first = find_chunk(
+        query_start_ptr, seq_lens_ptr, tile, num_rows, num_tokens, first_token, tokens_of_tile
+    )
+    slot = tl.load(seq_slots_ptr + row, mask=row < num_rows, other=0)
     if first >= query_len:
         return
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.launch.triton_tile import find_row
+from stoker_kernels.launch.triton_tile import find_chunk
 
 
 @triton.jit
@@ -221,14 +221,10 @@ def latent_context_kernel(
     seq_lens_ptr += first_token
     seq_slots_ptr += first_token
     tile = pid // groups
-    row = find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, 128)
-    row_start = tl.load(query_start_ptr + row)
-    real = row < num_rows
-    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
-    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
-    slot = tl.load(seq_slots_ptr + row, mask=real, other=0)
-    first = (tile - ((row_start - first_token) // tokens_of_tile + row)) * tokens_of_tile
-    query_len = row_end - row_start
+    row, row_start, query_len, seq_len, first = find_chunk(
+        query_start_ptr, seq_lens_ptr, tile, num_rows, num_tokens, first_token, tokens_of_tile
+    )
+    slot = tl.load(seq_slots_ptr + row, mask=row < num_rows, other=0)
     if first >= query_len:
         return
     m_index = tl.arange(0, BLOCK_M)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta, split_decodes
 from stoker_kernels.latent_attention.shapes import Sizes, sizes_of
-from stoker_kernels.latent_attention.tiles import absorbed_tile, widened_tile
+from stoker_kernels.latent_attention.tiles import Tile, absorbed_tile, widened_tile
 from stoker_kernels.latent_attention.triton_absorbed import latent_context_kernel, latent_decode_kernel
 from stoker_kernels.latent_attention.triton_widened import latent_prefill_kernel
 from stoker_kernels.launch.dispatch import sm_of
@@ -89,14 +90,7 @@ def _decode(
         cache.shape[2].bit_length() - 1,
         sizes.rank,
         sizes.rope,
-        BLOCK_M=tile.block_m,
-        **_blocks(sizes),
-        BLOCK_N=tile.block_n,
-        STAGES=tile.stages,
-        WHOLE=cache.shape[2] >= tile.block_n,
-        PRECISION=_precision(q),
-        num_warps=tile.num_warps,
-        **launch_options(q.device),
+        **_absorbed_options(tile, q, cache, sizes),
     )
 
 
@@ -142,14 +136,7 @@ def _context(
         cache.shape[2].bit_length() - 1,
         sizes.rank,
         sizes.rope,
-        BLOCK_M=tile.block_m,
-        **_blocks(sizes),
-        BLOCK_N=tile.block_n,
-        STAGES=tile.stages,
-        WHOLE=cache.shape[2] >= tile.block_n,
-        PRECISION=_precision(q),
-        num_warps=tile.num_warps,
-        **launch_options(q.device),
+        **_absorbed_options(tile, q, cache, sizes),
     )
 
 
@@ -219,8 +206,19 @@ def _block(size: int) -> int:
     return max(LEAST_DIM, int(triton.next_power_of_2(size)))
 
 
-def _blocks(sizes: Sizes) -> dict[str, int]:
-    return {"BLOCK_R": _block(sizes.rank), "BLOCK_P": _block(sizes.rope)}
+def _absorbed_options(tile: Tile, q: Tensor, cache: Tensor, sizes: Sizes) -> dict[str, Any]:
+    """What the two kernels on latents are compiled for."""
+    return {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_R": _block(sizes.rank),
+        "BLOCK_P": _block(sizes.rope),
+        "BLOCK_N": tile.block_n,
+        "STAGES": tile.stages,
+        "WHOLE": cache.shape[2] >= tile.block_n,
+        "PRECISION": _precision(q),
+        "num_warps": tile.num_warps,
+        **launch_options(q.device),
+    }
 
 
 def _precision(q: Tensor) -> str:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stoker_kernels.launch.pdl import pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.launch.triton_tile import find_row
+from stoker_kernels.launch.triton_tile import find_chunk
 
 
 @kernel(do_not_specialize=["heads", "num_rows", "num_tokens", "first_token"])
@@ -56,13 +56,9 @@ def latent_prefill_kernel(
     seq_lens_ptr += first_token
     head = pid % heads
     tile = (num_tokens - first_token) // BLOCK_M + num_rows - pid // heads
-    row = find_row(query_start_ptr, tile, num_rows, first_token, BLOCK_M, 128)
-    row_start = tl.load(query_start_ptr + row)
-    real = row < num_rows
-    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
-    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
-    first = (tile - ((row_start - first_token) // BLOCK_M + row)) * BLOCK_M
-    query_len = row_end - row_start
+    _, row_start, query_len, seq_len, first = find_chunk(
+        query_start_ptr, seq_lens_ptr, tile, num_rows, num_tokens, first_token, BLOCK_M
+    )
     if first >= query_len:
         return
     still = head_dim - rotated

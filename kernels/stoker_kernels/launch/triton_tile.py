@@ -26,3 +26,18 @@ def find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, BLOCK
         owned = (rows <= num_rows) & (starts // tokens_of_tile + rows <= tile)
         below += tl.sum(owned.to(tl.int32), 0)
     return below - 1
+
+
+@triton.jit
+def find_chunk(query_start_ptr, seq_lens_ptr, tile, num_rows, num_tokens, first_token, tokens_of_tile):
+    """(row, its first token, its number of tokens in this launch, its keys, the tile's first token in the row).
+
+    Padding is the row `num_rows`, which has no keys. A tile that begins past its row's tokens has nothing to do.
+    """
+    row = find_row(query_start_ptr, tile, num_rows, first_token, tokens_of_tile, 128)
+    row_start = tl.load(query_start_ptr + row)
+    real = row < num_rows
+    row_end = tl.load(query_start_ptr + row + 1, mask=real, other=num_tokens)
+    seq_len = tl.load(seq_lens_ptr + row, mask=real, other=0)
+    first = (tile - ((row_start - first_token) // tokens_of_tile + row)) * tokens_of_tile
+    return row, row_start, row_end - row_start, seq_len, first
