@@ -65,7 +65,7 @@ def _library(stem: str, arch: str) -> Any:
     if missing is not None:
         raise CubinMissing(missing)
     image = cubin_path(stem, arch).read_bytes()
-    return _checked("cuLibraryLoadData", driver.cuLibraryLoadData(image, [], [], 0, [], [], 0))
+    return checked("cuLibraryLoadData", driver.cuLibraryLoadData(image, [], [], 0, [], [], 0))
 
 
 @functools.cache
@@ -74,16 +74,16 @@ def kernel(stem: str, arch: str, name: str, shared_bytes: int, threads: int, dev
     from cuda.bindings import driver
 
     optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    largest = _checked("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(optin, device))
-    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(_library(stem, arch), name.encode()))
-    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    largest = checked("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(optin, device))
+    found = checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(_library(stem, arch), name.encode()))
+    function = checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
     attributes = driver.CUfunction_attribute
     for attribute, value in (
         (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, largest),
         # An SM changes its carve-out only when idle: all of it shared, or no CTA of a next kernel fits beside ours.
         (attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),
     ):
-        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, value))
+        checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, value))
     return Kernel(name, function, shared_bytes, threads)
 
 
@@ -95,12 +95,12 @@ def load_cubin(path: Path, entry: str, shared_bytes: int, device: int) -> Any:
     """
     from cuda.bindings import driver
 
-    library = _checked("cuLibraryLoadData", driver.cuLibraryLoadData(path.read_bytes(), [], [], 0, [], [], 0))
-    found = _checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(library, entry.encode()))
-    function = _checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
+    library = checked("cuLibraryLoadData", driver.cuLibraryLoadData(path.read_bytes(), [], [], 0, [], [], 0))
+    found = checked("cuLibraryGetKernel", driver.cuLibraryGetKernel(library, entry.encode()))
+    function = checked("cuKernelGetFunction", driver.cuKernelGetFunction(found))
     if shared_bytes > FREE_SHARED_BYTES:
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, limit, shared_bytes))
+        checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, limit, shared_bytes))
     return function
 
 
@@ -114,7 +114,7 @@ def resident_clusters(chosen: Kernel, cluster: int, shared_bytes: int) -> int:
     config.blockDimX, config.blockDimY, config.blockDimZ = chosen.threads, 1, 1
     config.sharedMemBytes = shared_bytes
     config.attrs, config.numAttrs = [_cluster_attribute(cluster)], 1
-    count = _checked("cuOccupancyMaxActiveClusters", driver.cuOccupancyMaxActiveClusters(chosen.handle, config))
+    count = checked("cuOccupancyMaxActiveClusters", driver.cuOccupancyMaxActiveClusters(chosen.handle, config))
     return int(count)
 
 
@@ -138,7 +138,7 @@ def launch(
     config = _config(chosen, grid, pdl, cluster)
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
-    _checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
+    checked("cuLaunchKernelEx", driver.cuLaunchKernelEx(config, chosen.handle, ctypes.addressof(pointers), 0))
 
 
 @functools.cache
@@ -242,7 +242,8 @@ def _encode_tiled() -> Any:
     return function
 
 
-def _checked(call: str, answer: tuple[Any, ...]) -> Any:
+def checked(call: str, answer: tuple[Any, ...]) -> Any:
+    """What a driver call gave beside its status. Raises CudaError with the name of the call."""
     if int(answer[0]) != 0:
         raise CudaError(f"{call} failed: {answer[0].name}")
     return answer[1] if len(answer) > 1 else None

@@ -1,0 +1,54 @@
+// What kernels over several GPUs need of the machine beyond ptx.cuh: words that another GPU may write meanwhile, and
+// conversions to e4m3.
+#pragma once
+#include "ptx.cuh"
+
+namespace stoker {
+
+// ---- memory that peers write -------------------------------------------------------------------------------------
+
+// Four words, each read or written whole, in no order among themselves.
+__device__ __forceinline__ uint4 load_shared_with_peers(const void* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_with_peers(void* to, uint4 x) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+// Between two looks at a word that is not there yet.
+__device__ __forceinline__ void look_again() {}
+
+// ---- this GPU's own counters -------------------------------------------------------------------------------------
+
+// Adds one to what the CTAs of a launch count; what each did before is seen by the one that counts last.
+__device__ __forceinline__ uint32_t count_arrival(uint32_t* at) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(at) : "memory");
+  return old;
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+// Rounded to nearest even.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ float inverse_root(float x) { return __frsqrt_rn(x); }
+// Rounded to nearest even, saturated at ±448.
+__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+}  // namespace stoker

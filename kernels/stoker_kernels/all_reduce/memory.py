@@ -1,0 +1,144 @@
+"""The memory by which ranks of one machine sum: an inbox on each GPU, which its peers have mapped and write to.
+
+Each inbox is full of the word that stands for nothing when its handle is given away. Ranks tell each other twice: what
+they have, then whether they could open it, so that all use the kernels or none does.
+Invariants: nothing of a rank that could not take part is left open.
+Knows nothing of kernels, nor of how ranks exchange bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.all_reduce.rule import LARGEST, MOST_RANKS, inbox_bytes
+from stoker_kernels.launch.cuda import CudaError, checked, missing_cubin
+from stoker_kernels.launch.dispatch import sm_of
+
+Exchange = Callable[[bytes], Sequence[bytes]]
+"""One rank's bytes → those of all ranks, in their order."""
+ABSENT = 0x80008000  # two negative zeros, as in csrc/sm90_all_reduce.cuh
+STATE_WORDS = 8  # AllReduceState there
+STEM, ARCH, SM = "sm90_all_reduce", "sm_90a", 90
+
+
+class NoPeers(RuntimeError):
+    """These GPUs cannot sum by their own kernels; says why."""
+
+
+@dataclass(slots=True)
+class Inboxes:
+    """Where each rank's inbox lies in this rank's address space; `state` is this rank's own."""
+
+    rank: int
+    addresses: list[int]
+    state: Tensor
+    capacity: int = LARGEST
+    own: int = 0
+    _opened: list[int] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.addresses)
+
+    def close(self) -> None:
+        """Unmap the peers' and free the own one."""
+        from cuda.bindings import driver
+
+        torch.cuda.synchronize(self.state.device)
+        while self._opened:
+            checked("cuIpcCloseMemHandle", driver.cuIpcCloseMemHandle(self._opened.pop()))
+        if self.own:
+            checked("cuMemFree", driver.cuMemFree(self.own))
+            self.own = 0
+
+
+def open_inboxes(device: torch.device, rank: int, ranks: int, exchange: Exchange) -> Inboxes:
+    """Make the own inbox and map the others'. Every rank calls it; raises NoPeers on all of them or on none."""
+    reason = _unfit(device, ranks)
+    own, offer = 0, {"reason": reason}
+    if reason is None:
+        own, handle = _make(ranks)
+        offer = {"handle": handle.hex(), "bus": _bus_of(device)}
+    offers = [json.loads(text) for text in exchange(json.dumps(offer).encode())]
+    inboxes = Inboxes(rank, [own] * ranks, torch.zeros(STATE_WORDS, dtype=torch.int32, device=device), own=own)
+    refused = next((each["reason"] for each in offers if each.get("reason")), None)
+    if refused is None:
+        refused = _map(inboxes, device, offers)
+        answers = [text.decode() for text in exchange((refused or "").encode())]
+        refused = next((text for text in answers if text), None)
+    if refused is not None:
+        inboxes.close()
+        raise NoPeers(refused)
+    return inboxes
+
+
+def _unfit(device: torch.device, ranks: int) -> str | None:
+    """Why this rank cannot take part, from what it knows by itself."""
+    if ranks > MOST_RANKS:
+        return f"{ranks} ranks are more than {MOST_RANKS}"
+    if sm_of(device) != SM:
+        return f"the kernels are for sm_{SM}, and {device} is sm_{sm_of(device)}"
+    return missing_cubin(STEM, ARCH)
+
+
+def _make(ranks: int) -> tuple[int, bytes]:
+    """An inbox, cleared: (its address, what others open it by)."""
+    from cuda.bindings import driver
+
+    size = inbox_bytes(ranks)
+    address = int(checked("cuMemAlloc", driver.cuMemAlloc(size)))
+    checked("cuMemsetD32", driver.cuMemsetD32(address, ABSENT, size // 4))
+    torch.cuda.synchronize()
+    handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(address))
+    return address, bytes(handle.reserved)
+
+
+def _bus_of(device: torch.device) -> str:
+    from cuda.bindings import driver
+
+    text = checked("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device.index or 0))
+    return bytes(text).split(b"\0")[0].decode()
+
+
+def _map(inboxes: Inboxes, device: torch.device, offers: list[dict[str, Any]]) -> str | None:
+    """Open what the others offered; why that failed, if it did."""
+    from cuda.bindings import driver
+
+    lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    for index, offer in enumerate(offers):
+        if index == inboxes.rank:
+            continue
+        try:
+            apart = _apart(device.index or 0, offer["bus"])
+            if apart is not None:
+                return apart
+            handle = driver.CUipcMemHandle()
+            handle.reserved = bytes.fromhex(offer["handle"])
+            address = int(checked("cuIpcOpenMemHandle", driver.cuIpcOpenMemHandle(handle, lazily)))
+        except CudaError as error:
+            return f"rank {inboxes.rank} cannot open the memory of rank {index}: {error}"
+        inboxes.addresses[index] = address
+        inboxes._opened.append(address)
+    return None
+
+
+def _apart(own: int, bus: str) -> str | None:
+    """Why one GPU cannot write to another as to its own memory: over PCIe alone it has no native atomics there."""
+    from cuda.bindings import driver
+
+    other = checked("cuDeviceGetByPCIBusId", driver.cuDeviceGetByPCIBusId(bus.encode()))
+    kinds = driver.CUdevice_P2PAttribute
+    for kind, meaning in (
+        (kinds.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, "cannot reach each other's memory"),
+        (kinds.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, "are joined by PCIe alone"),
+    ):
+        if not checked("cuDeviceGetP2PAttribute", driver.cuDeviceGetP2PAttribute(kind, own, other)):
+            return f"GPU {own} and the one at {bus} {meaning}"
+    return None
