@@ -86,8 +86,8 @@ class EngineConfig:
     `tensor_parallel_size` ranks share each layer, `pipeline_parallel_size` stages share the layers. What is counted on
     a device or a host (`gpu_memory_reserve_gb`, `cpu_kv_gb`, `swap_space`) counts for each rank, and so do pages, of
     which each rank holds its heads of its layers. With `enable_expert_parallel` the ranks of a stage share a mixture's
-    experts whole, and not each of them. A server runs `data_parallel_size` engines beside each other, each on ranks of
-    its own; this one is `data_parallel_rank`.
+    experts whole, and not each of them. `disable_custom_all_reduce` leaves all sums over GPUs to NCCL. A server runs
+    `data_parallel_size` engines beside each other, each on ranks of its own; this one is `data_parallel_rank`.
     With `enable_lora` a step has rows of up to `max_loras` adapters of up to `max_lora_rank` ranks, and the host holds
     `max_cpu_loras` (0: `max_loras`). `lora_embeddings` makes room for adapters of the embedding and the output head;
     `lora_modules` are loaded at the start.
@@ -131,6 +131,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    disable_custom_all_reduce: bool = False
     kv_events_config: KvEventsConfig | None = None
     data_parallel_size: int = 1
     data_parallel_rank: int = 0

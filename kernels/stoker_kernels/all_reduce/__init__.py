@@ -7,6 +7,6 @@ Must never know: processes, communicators (how ranks tell each other anything ar
 
 from stoker_kernels.all_reduce.memory import Exchange, NoPeers
 from stoker_kernels.all_reduce.op import PeerSums, peer_sums
-from stoker_kernels.all_reduce.rule import inbox_bytes
+from stoker_kernels.all_reduce.rule import LARGEST
 
-__all__ = ["Exchange", "NoPeers", "PeerSums", "inbox_bytes", "peer_sums"]
+__all__ = ["LARGEST", "Exchange", "NoPeers", "PeerSums", "peer_sums"]

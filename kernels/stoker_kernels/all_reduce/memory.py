@@ -3,7 +3,7 @@
 Each inbox is full of the word that stands for nothing when its handle is given away. Ranks tell each other twice: what
 they have, then whether they could open it, so that all use the kernels or none does.
 Invariants: nothing of a rank that could not take part is left open.
-Knows nothing of kernels, nor of how ranks exchange bytes.
+Knows nothing of kernels, nor of how ranks tell each other anything.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from stoker_kernels.all_reduce.rule import LARGEST, MOST_RANKS, inbox_bytes
 from stoker_kernels.launch.cuda import CudaError, checked, missing_cubin
 from stoker_kernels.launch.dispatch import sm_of
 
-Exchange = Callable[[bytes], Sequence[bytes]]
-"""One rank's bytes → those of all ranks, in their order."""
+Exchange = Callable[[str], Sequence[str]]
+"""One rank's text → those of all ranks, in their order."""
 ABSENT = 0x80008000  # two negative zeros, as in csrc/sm90_all_reduce.cuh
 STATE_WORDS = 8  # AllReduceState there
 STEM, ARCH, SM = "sm90_all_reduce", "sm_90a", 90
@@ -49,14 +49,15 @@ class Inboxes:
 
     def close(self) -> None:
         """Unmap the peers' and free the own one."""
+        if not self.own:
+            return
         from cuda.bindings import driver
 
         torch.cuda.synchronize(self.state.device)
         while self._opened:
             checked("cuIpcCloseMemHandle", driver.cuIpcCloseMemHandle(self._opened.pop()))
-        if self.own:
-            checked("cuMemFree", driver.cuMemFree(self.own))
-            self.own = 0
+        checked("cuMemFree", driver.cuMemFree(self.own))
+        self.own = 0
 
 
 def open_inboxes(device: torch.device, rank: int, ranks: int, exchange: Exchange) -> Inboxes:
@@ -66,13 +67,12 @@ def open_inboxes(device: torch.device, rank: int, ranks: int, exchange: Exchange
     if reason is None:
         own, handle = _make(ranks)
         offer = {"handle": handle.hex(), "bus": _bus_of(device)}
-    offers = [json.loads(text) for text in exchange(json.dumps(offer).encode())]
+    offers = [json.loads(text) for text in exchange(json.dumps(offer))]
     inboxes = Inboxes(rank, [own] * ranks, torch.zeros(STATE_WORDS, dtype=torch.int32, device=device), own=own)
     refused = next((each["reason"] for each in offers if each.get("reason")), None)
     if refused is None:
         refused = _map(inboxes, device, offers)
-        answers = [text.decode() for text in exchange((refused or "").encode())]
-        refused = next((text for text in answers if text), None)
+        refused = next((text for text in exchange(refused or "") if text), None)
     if refused is not None:
         inboxes.close()
         raise NoPeers(refused)

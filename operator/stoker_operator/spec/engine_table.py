@@ -25,6 +25,7 @@ SETTINGS: frozenset[str] = frozenset({
     "cpu-threads",
     "data-parallel-size",
     "device",
+    "disable-custom-all-reduce",
     "drain-seconds",
     "dtype",
     "enable-auto-tool-choice",
@@ -87,6 +88,7 @@ SWITCHES: frozenset[str] = frozenset({
     "access-log",
     "allow-credentials",
     "allow-runtime-lora-updating",
+    "disable-custom-all-reduce",
     "enable-auto-tool-choice",
     "enable-expert-parallel",
     "enable-log-requests",
@@ -157,7 +159,6 @@ VLLM_UNSUPPORTED: frozenset[str] = frozenset({
 
 VLLM_SWITCHES: frozenset[str] = frozenset({
     "async-scheduling",
-    "disable-custom-all-reduce",
     "disable-frontend-multiprocessing",
     "disable-log-stats",
     "enable-chunked-prefill",

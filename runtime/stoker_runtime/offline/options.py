@@ -48,7 +48,6 @@ INNER = {name.replace("-", "_") for name in vllm_flags.INNER} | {
     "async_scheduling",
     "disable_async_output_proc",
     "disable_cascade_attn",
-    "disable_custom_all_reduce",
     "disable_mm_preprocessor_cache",
     "num_scheduler_steps",
     "preemption_mode",

@@ -1,7 +1,8 @@
 """What ranks exchange within a step: sums of their parts, shards of logits, states between stages, sampled tokens.
 
 By NCCL on GPUs, where each exchange is queued on the device behind the kernels before it and can be part of a CUDA
-graph; by gloo on CPUs, where it blocks. Every communicator is made by `warm`, none while requests are served.
+graph; sums of a few MiB by kernels of our own, where GPUs reach each other's memory. By gloo on CPUs, where it blocks.
+Every communicator is made by `warm`, none while requests are served.
 
 Invariants: all ranks of a group make the same calls with the same shapes in the same order. Sums and tokens are
 bit-identical on all ranks that get them. Nothing here waits for the host.
@@ -10,6 +11,7 @@ Knows nothing of models beyond the shapes that it is given, nor of how ranks are
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +24,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.nn.functional import pad
 
+from stoker_kernels.all_reduce import LARGEST, NoPeers, PeerSums, peer_sums
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER, Place, even_part
+
+log = logging.getLogger(__name__)
 
 # A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
 START_TIMEOUT = timedelta(minutes=30)
@@ -49,9 +54,12 @@ class Collectives:
         # All ranks are on this machine. Looking up its name, as gloo does by default, may fail in a container.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "nccl" if device.type == "cuda" else "gloo"
+        self._store = FileStore(str(store), place.world)
+        self._told = 0
+        self._peers: PeerSums | None = None
         dist.init_process_group(
             backend,
-            store=FileStore(str(store), place.world),
+            store=self._store,
             rank=place.rank,
             world_size=place.world,
             timeout=START_TIMEOUT,
@@ -72,10 +80,28 @@ class Collectives:
         finally:
             self._quiet = False
 
+    def open_peers(self) -> None:
+        """Sum by this stage's own kernels from now on, where they can; log why not. Every rank calls it."""
+        try:
+            self._peers = peer_sums(self._device, self.place.tensor, self.place.tensors, self._tell)
+        except NoPeers as reason:
+            log.info("ranks: sums go by NCCL alone: %s", reason)
+        else:
+            log.info("ranks: sums of up to %d MiB go from GPU to GPU", LARGEST >> 20)
+
+    def _tell(self, mine: str) -> list[str]:
+        """What each rank of this stage says, in their order. Waits: for the start alone."""
+        self._told += 1
+        keys = [f"stage {self.place.stage} said {self._told}, rank {index}" for index in range(self.place.tensors)]
+        self._store.set(keys[self.place.tensor], mine)
+        return [self._store.get(key).decode() for key in keys]
+
     def warm(self, hidden: int, vocab: int, dtype: torch.dtype) -> None:
         """Make every kind of exchange once, so that none of them is made for the first time under load."""
         state = torch.zeros((1, hidden), dtype=dtype, device=self._device)
         self.sum(state)
+        if self.place.tensors > 1:
+            dist.all_reduce(state, group=self._tensors)  # of what is too large for `sum`'s other way
         if not self.place.is_first:
             self.receive(state)
         if not self.place.is_last:
@@ -88,8 +114,11 @@ class Collectives:
 
     def sum(self, x: Tensor) -> Tensor:
         """`x`, in place the sum over the ranks of this stage."""
-        if self.place.tensors > 1 and not self._quiet:
-            dist.all_reduce(x, group=self._tensors)
+        if self.place.tensors == 1 or self._quiet:
+            return x
+        if self._peers is not None and self._peers.serves(x):
+            return self._peers.sum(x)
+        dist.all_reduce(x, group=self._tensors)
         return x
 
     def gather(self, shard: Tensor, out: Tensor) -> Tensor:

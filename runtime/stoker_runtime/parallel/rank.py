@@ -20,11 +20,15 @@ from stoker_runtime.parallel.sampler import RankSampler
 
 
 class Rank:
-    """The rank at `place`, which meets the others through the file `store`."""
+    """The rank at `place`, which meets the others through the file `store`.
 
-    def __init__(self, place: Place, store: Path) -> None:
+    `by_peers`: GPUs that reach each other's memory sum by kernels of their own.
+    """
+
+    def __init__(self, place: Place, store: Path, *, by_peers: bool = True) -> None:
         self.place = place
         self._store = store
+        self._by_peers = by_peers
         self._collectives: Collectives | None = None
 
     @property
@@ -40,6 +44,8 @@ class Rank:
     def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         """Make every communicator. Blocks until all ranks are there."""
         self._collectives = Collectives(self.place, device, self._store)
+        if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
+            self._collectives.open_peers()
         self._collectives.warm(whole.hidden, whole.vocab, dtype)
 
     def decoder(

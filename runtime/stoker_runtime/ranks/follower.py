@@ -79,7 +79,8 @@ def follow_leader(start: RankStart) -> None:
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
 
-    executor = build_rank(start.config, Rank(place, start.store), FollowingExecutor)
+    rank = Rank(place, start.store, by_peers=not start.config.disable_custom_all_reduce)
+    executor = build_rank(start.config, rank, FollowingExecutor)
     gc.collect()
     gc.freeze()
     gc.enable()

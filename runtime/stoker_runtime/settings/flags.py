@@ -225,6 +225,13 @@ FLAGS: tuple[Flag, ...] = (
         aliases=("pp",),
     ),
     Flag("data-parallel-size", "data_parallel_size", integer(1), MEMORY, _ENGINES, "N", aliases=("dp",)),
+    Flag(
+        "disable-custom-all-reduce",
+        "disable_custom_all_reduce",
+        switch,
+        MEMORY,
+        "sum over GPUs by NCCL alone, not by memory that they share",
+    ),
     Flag("enable-expert-parallel", "enable_expert_parallel", switch, MEMORY, _EXPERTS, aliases=("ep",)),
     Flag(
         "max-num-seqs",

@@ -15,7 +15,6 @@ from stoker_runtime.errors import ConfigError
 
 ALWAYS = {
     "async-scheduling": "steps are always launched one ahead",
-    "disable-custom-all-reduce": "",
     "enable-chunked-prefill": "prompts are always computed in chunks beside running requests",
     "enable-prompt-tokens-details": "usage always counts cached tokens",
     "enable-request-id-headers": "answers always carry x-request-id",

@@ -97,6 +97,12 @@ class Step:
         self._before = [part.clone() for part in self.parts]
 
 
+def shared(x: Tensor) -> Tensor:
+    """`x`, in memory that processes forked later have too."""
+    x.share_memory_()
+    return x
+
+
 def random_step(ranks: int, rng: random.Random) -> Step:
     """Sums of a shape that fits; some words of which are zeros of both signs."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
@@ -107,7 +113,8 @@ def random_step(ranks: int, rng: random.Random) -> Step:
     def values() -> Tensor:
         x = torch.randn(shape, generator=generator).bfloat16()
         zeros = torch.rand(shape, generator=generator)
-        return x.masked_fill(zeros < 0.1, -0.0).masked_fill(zeros > 0.9, 0.0).share_memory_()
+        x.masked_fill_(zeros < 0.1, -0.0).masked_fill_(zeros > 0.9, 0.0)
+        return shared(x)
 
     parts = [values() for _ in range(ranks)]
     for part in parts:
@@ -116,19 +123,19 @@ def random_step(ranks: int, rng: random.Random) -> Step:
     weight = torch.randn(shape[1], generator=generator).to(rng.choice([torch.bfloat16, torch.float32]))
     in_place = after < 2 and rng.random() < 0.5
     kind = torch.uint8 if after == 2 else torch.bfloat16
-    outs = parts if in_place else [torch.full(shape, 7, dtype=kind).share_memory_() for _ in range(ranks)]
+    outs = parts if in_place else [shared(torch.full(shape, 7, dtype=kind)) for _ in range(ranks)]
     return Step(
         rng.choice([1, 2]), after, rng.randint(1, min(rows, 5)), threads, parts, outs,
-        [stream.clone().share_memory_() for _ in range(ranks)],
-        [torch.zeros(rows, 1).share_memory_() for _ in range(ranks)], weight, stream,
+        [shared(stream.clone()) for _ in range(ranks)],
+        [shared(torch.zeros(rows, 1)) for _ in range(ranks)], weight, stream,
     )  # fmt: skip
 
 
 def run(kernels: ctypes.CDLL, steps: list[Step], ranks: int, seed: int) -> list[Tensor]:
     """Every rank makes all steps in a process of its own → the inboxes as they were left."""
     words = SLOTS * (ranks + 1) * CAPACITY // 4
-    memory = [torch.full((words,), ABSENT - (1 << 32), dtype=torch.int32).share_memory_() for _ in range(ranks)]
-    states = [torch.zeros(STATE_WORDS, dtype=torch.int32).share_memory_() for _ in range(ranks)]
+    memory = [shared(torch.full((words,), ABSENT - (1 << 32), dtype=torch.int32)) for _ in range(ranks)]
+    states = [shared(torch.zeros(STATE_WORDS, dtype=torch.int32)) for _ in range(ranks)]
     processes = []
     for rank in range(ranks):
         process = os.fork()
@@ -170,8 +177,8 @@ def test_both_ways_give_the_same_bits(kernels: ctypes.CDLL) -> None:
     values = (torch.randn(ranks, *shape, generator=generator) * sizes).bfloat16()
     none = torch.zeros(0)
     steps = [
-        Step(shots, 0, 3, 32, [part.clone().share_memory_() for part in values],
-             [torch.zeros(shape, dtype=torch.bfloat16).share_memory_() for _ in values], [none] * ranks, [none] * ranks,
+        Step(shots, 0, 3, 32, [shared(part.clone()) for part in values],
+             [shared(torch.zeros(shape, dtype=torch.bfloat16)) for _ in values], [none] * ranks, [none] * ranks,
              none, none)
         for shots in (1, 2)
     ]  # fmt: skip
