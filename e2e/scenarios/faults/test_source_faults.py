@@ -95,13 +95,14 @@ def test_volume_full(place: Kube, record: Record) -> None:
 
 def test_prefetch_killed_half_way(place: Kube, hub: stoker.Hub, record: Record) -> None:
     start = len(hub.log())
-    hub.faults(bytes_per_second=8_000_000)
+    hub.faults(bytes_per_second=4_000_000)
     place.apply(stoker.service("model"))
-    done = eventually("a third is there", lambda: _bytes_done(place, 30_000_000), 60)
+    done, _ = eventually("a third is there", lambda: _fetched(place, 30_000_000), 60)
     watch = stoker.Stopwatch()
     place.kubectl("delete", "pods", "-l", "app.kubernetes.io/component=fetch", "--force", "--grace-period=0")
-    eventually("a new pod fetches", lambda: _bytes_done(place, done), 60)
-    assert stoker.conditions(place, "model")["Ready"]["reason"] == "Fetching"
+    _, reason = eventually("a new pod fetches", lambda: _fetched(place, done + 1), 60)
+    assert reason == "Fetching"
+    hub.faults()
     stoker.wait_ready(place, "model")
     resumed = [entry["range"] for entry in hub.downloads(start) if entry["range"]]
     assert resumed, "it was downloaded from the start"
@@ -136,6 +137,9 @@ def _names(kube: Kube, pattern: str) -> dict[str, str] | None:
     return ready if re.search(pattern, ready.get("message", "")) else None
 
 
-def _bytes_done(kube: Kube, least: int) -> int | None:
-    done = kube.get("infsvc", "model").get("status", {}).get("cache", {}).get("bytesDone", 0)
-    return int(done) if done >= least else None
+def _fetched(kube: Kube, least: int) -> tuple[int, str] | None:
+    """(bytes, the reason of Ready) of one status, once it tells of `least` bytes."""
+    status = kube.get("infsvc", "model").get("status", {})
+    done = int(status.get("cache", {}).get("bytesDone", 0))
+    reasons = {condition["type"]: condition["reason"] for condition in status.get("conditions", ())}
+    return (done, reasons["Ready"]) if done >= least else None
