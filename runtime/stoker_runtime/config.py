@@ -277,7 +277,9 @@ class ServerConfig:
     `allow_runtime_lora_updating` lets callers load adapters from the server's folders, and unload them; the file
     `lora_modules_file` names adapters, and is followed while the server runs ("": none).
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector that gets a trace of each request; "": none.
-    `request_timeout`, in seconds, bounds every request (0: none). `ssl_cert_reqs`: 0 asks clients for no certificate,
+    `rate_limit_requests_per_minute` and `rate_limit_tokens_per_minute` bound each API key, and where there are none
+    the server; 0: no limit; the file of keys may say others. `request_timeout`, in seconds, bounds every request (0:
+    none). `ssl_cert_reqs`: 0 asks clients for no certificate,
     1 allows one, 2 wants one, signed by `ssl_ca_certs`.
     """
 
@@ -317,6 +319,8 @@ class ServerConfig:
     allow_runtime_lora_updating: bool = False
     lora_modules_file: str = ""
     otlp_traces_endpoint: str = ""
+    rate_limit_requests_per_minute: int = 0
+    rate_limit_tokens_per_minute: int = 0
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -342,7 +346,14 @@ class ServerConfig:
             raise ConfigError(f"port is {self.port}; it must be between 0 and 65535.", param="port")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; it must be positive.", param="max_body_bytes")
-        for name, least in (("response_store_bytes", 0), ("batch_concurrency", 1), ("max_file_bytes", 1)):
+        bounds = (
+            ("response_store_bytes", 0),
+            ("batch_concurrency", 1),
+            ("max_file_bytes", 1),
+            ("rate_limit_requests_per_minute", 0),
+            ("rate_limit_tokens_per_minute", 0),
+        )
+        for name, least in bounds:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.", param=name)
         for name, number in (("drain_seconds", self.drain_seconds), ("request_timeout", self.request_timeout)):

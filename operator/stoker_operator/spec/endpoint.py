@@ -14,6 +14,8 @@ DNS_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 DNS_LABEL_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 HOST_PATTERN = r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 SECRET_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
+OTLP_PATTERN = r"^(https?://[^ /?#@]+(/[^ ?#]*)?)?$"
+MOST_A_MINUTE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,17 @@ class InferencePool:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What each API key, or without keys all callers together, may ask of each pod in a minute; 0 = no limit."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+NO_LIMIT = RateLimit()
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """How clients reach the service, at `port` of its name. `api_keys`: the Secret's key holds one API key a line."""
 
@@ -73,16 +86,18 @@ class Endpoint:
     inference_pool: InferencePool | None = None
     tls_secret: str = ""
     api_keys: SecretRef | None = None
+    rate_limit: RateLimit = NO_LIMIT
     network_policy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Observability:
-    """Whether the Prometheus operator's objects are made where it is installed."""
+    """Whether the Prometheus operator's objects are made where it is installed, and where traces go ("": nowhere)."""
 
     pod_monitor: bool = True
     rules: bool = True
     dashboard: bool = True
+    otlp_endpoint: str = ""
 
 
 def read_secret_ref(r: Reader, key: str) -> SecretRef | None:
@@ -99,7 +114,7 @@ def read_secret_ref(r: Reader, key: str) -> SecretRef | None:
 
 def read_endpoint(r: Reader) -> Endpoint:
     """spec.endpoint."""
-    auth, tls = r.mapping("auth"), r.mapping("tls")
+    auth, tls, limit = r.mapping("auth"), r.mapping("tls"), r.mapping("rateLimit")
     endpoint = Endpoint(
         port=r.integer("port", least=1, most=65535, default=8000),
         ingress=_ingress(r.mapping("ingress")) if "ingress" in r.raw else None,
@@ -107,6 +122,10 @@ def read_endpoint(r: Reader) -> Endpoint:
         inference_pool=_inference_pool(r.mapping("inferencePool")) if "inferencePool" in r.raw else None,
         tls_secret=tls.text("secretName", pattern=DNS_NAME_PATTERN, longest=253, required="tls" in r.raw),
         api_keys=read_secret_ref(auth.mapping("apiKeysSecretRef"), "keys"),
+        rate_limit=RateLimit(
+            limit.integer("requestsPerMinute", least=0, most=MOST_A_MINUTE),
+            limit.integer("tokensPerMinute", least=0, most=MOST_A_MINUTE),
+        ),
         network_policy=r.boolean("networkPolicy", default=True),
     )
     if endpoint.ingress is not None and endpoint.http_route is not None:
@@ -115,7 +134,7 @@ def read_endpoint(r: Reader) -> Endpoint:
         r.problems.append(f"{r.path}: an Ingress knows no InferencePool; use httpRoute")
     if endpoint.tls_secret and endpoint.ingress is None:
         r.problems.append(f"{r.path}.tls: is the Ingress's; a Gateway has its own")
-    for part in (auth, tls, r):
+    for part in (auth, tls, limit, r):
         part.finish()
     return endpoint
 
@@ -168,6 +187,7 @@ def read_observability(r: Reader) -> Observability:
         pod_monitor=r.choice("podMonitor", ("Auto", "Off")) == "Auto",
         rules=r.choice("rules", ("Auto", "Off")) == "Auto",
         dashboard=r.choice("dashboard", ("Auto", "Off")) == "Auto",
+        otlp_endpoint=r.text("otlpEndpoint", pattern=OTLP_PATTERN, longest=1024),
     )
     r.finish()
     return wanted

@@ -29,6 +29,8 @@ PROTECTED: Mapping[str, str] = {
     "drain-seconds": "set drain.timeout",
     "api-key": "a key never goes into a manifest; set endpoint.auth.apiKeysSecretRef",
     "api-key-file": "set endpoint.auth.apiKeysSecretRef",
+    "rate-limit-requests-per-minute": "set endpoint.rateLimit.requestsPerMinute",
+    "rate-limit-tokens-per-minute": "set endpoint.rateLimit.tokensPerMinute",
     "quantization": "set model.quantization",
     "kv-cache-dtype": "set model.kvCacheDtype",
     "tensor-parallel-size": "set parallelism.tensor",
@@ -54,6 +56,8 @@ NEUTRAL: Mapping[str, str] = {
     "config": "",
     "revision": "",
     "api-key-file": "",
+    "rate-limit-requests-per-minute": "0",
+    "rate-limit-tokens-per-minute": "0",
     "ssl-certfile": "",
     "ssl-keyfile": "",
     "ssl-ca-certs": "",
@@ -68,6 +72,11 @@ _SPELLINGS = sorted({
 })  # fmt: skip
 FLAG_PATTERN = f"^-+({'|'.join(name.replace('-', '[-_]') for name in _SPELLINGS)})(=|$)"
 VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{'|'.join(variable(name) for name in sorted(PROTECTED) if name != 'api-key')})$"
+
+
+def says(name: str, args: Sequence[str]) -> bool:
+    """Whether the arguments give the engine this setting."""
+    return any(each.ours and each.name == name for each in read(args))
 
 
 def problems(args: Sequence[str], env: Sequence[Mapping[str, Any]], *, own_image: bool) -> Iterator[str]:

@@ -63,6 +63,8 @@ SETTINGS: frozenset[str] = frozenset({
     "pooler-config",
     "port",
     "quantization",
+    "rate-limit-requests-per-minute",
+    "rate-limit-tokens-per-minute",
     "reasoning-parser",
     "request-timeout",
     "response-store-bytes",

@@ -16,8 +16,6 @@ LATER = {
     "spec.runtime.warmup": "not supported: a pod is ready after a warm-up completion, always, so that no client waits "
     "for what it finds out",
     "spec.resources.nodes": "not supported yet: a pod runs on one node",
-    "spec.endpoint.rateLimit": "not supported yet: limit the rate where requests enter the cluster",
-    "spec.observability.otlpEndpoint": "not supported yet: metrics are scraped from /metrics",
     "spec.podTemplate.spec.hostNetwork": "not supported: pods meet the restricted Pod Security profile, always",
     "spec.podTemplate.spec.hostPID": "not supported: pods meet the restricted Pod Security profile, always",
     "spec.podTemplate.spec.hostIPC": "not supported: pods meet the restricted Pod Security profile, always",

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stoker_operator.spec import engine_guard
 from stoker_operator.spec.endpoint import (
     Endpoint,
     Observability,
@@ -319,6 +320,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
         found.append("spec.runtime.shmSize: must be less than resources.memory, which it counts against")
     found.extend(follow_problems(model.update_policy, model.uri, model.revision, service.cache.existing_claim))
+    if service.observability.otlp_endpoint and engine_guard.says("otlp-traces-endpoint", service.runtime.args):
+        found.append("spec.observability.otlpEndpoint: runtime.args has --otlp-traces-endpoint too; give one of them")
     found.extend(parallelism_problems(service.parallelism, resources))
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:

@@ -33,6 +33,10 @@ from stoker_runtime.api.http.errors import MethodError, Shape, error_answer, err
 from stoker_runtime.api.http.keys import KeyRing
 from stoker_runtime.api.http.openapi import document_route
 from stoker_runtime.api.http.validation import query_error
+from stoker_runtime.api.limits.ledger import Ledger
+from stoker_runtime.api.limits.limiter import HEADERS as LIMIT_HEADERS
+from stoker_runtime.api.limits.limiter import RateLimiter
+from stoker_runtime.api.limits.rule import Rates
 from stoker_runtime.api.messages import routes as messages
 from stoker_runtime.api.openai import chat, completions, lora, models, not_here, render
 from stoker_runtime.api.pooling import embeddings, scoring
@@ -52,7 +56,7 @@ KEYED = (
 """What asks for a key. The first ones are found soonest."""
 OPEN = (probes.router, pages.router)
 """What asks for none, and leaves no line in the access log."""
-EXPOSED = ("x-request-id", "retry-after")
+EXPOSED = ("x-request-id", "retry-after", *LIMIT_HEADERS)
 """Headers that a page of another origin may read."""
 
 
@@ -68,12 +72,16 @@ SHAPES: dict[str, Shape] = dict.fromkeys(_paths(messages.router), messages.error
 class Application:
     """What serves one server's requests: `api` behind CORS and the edge, and what its routes share."""
 
-    def __init__(self, state: ServerState, store: ResponseStore | None = None) -> None:
-        """`store` may be shared with other processes; without one this process is alone. Raises ConfigError."""
+    def __init__(self, state: ServerState, store: ResponseStore | None = None, ledger: Ledger | None = None) -> None:
+        """`store` and `ledger` may be shared with other processes; without them this process is alone.
+
+        Raises ConfigError.
+        """
         config = state.config
         self.shelf = Shelf(store or ResponseStore(config.response_store_bytes))
         self.batches = _batch_runner(state, self.shelf) if config.batch_dir else None
         self.api = make_api(state, self.shelf, self.batches)
+        state.limiter = _rate_limiter(state, self.api.state.keys, ledger or Ledger())
         self._edge = Edge(_across_origins(self.api, config), QUIET, config.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,6 +115,20 @@ def _batch_runner(state: ServerState, shelf: Shelf) -> BatchRunner:
 
     config = state.config
     return BatchRunner(Path(config.batch_dir), LineExecutor(state, shelf), busy, config.batch_concurrency)
+
+
+def _rate_limiter(state: ServerState, keys: KeyRing, ledger: Ledger) -> RateLimiter:
+    """What counts rate limits: the server's own, but for owners of whom the file of keys says others."""
+    config = state.config
+
+    def rates(owner: str) -> Rates:
+        own = keys.allowance(owner)
+        return Rates(
+            config.rate_limit_requests_per_minute if own.rpm is None else own.rpm,
+            config.rate_limit_tokens_per_minute if own.tpm is None else own.tpm,
+        )
+
+    return RateLimiter(rates, ledger, state.metrics.rate_limited)
 
 
 def _across_origins(app: ASGIApp, config: ServerConfig) -> ASGIApp:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
+from stoker_runtime.api.limits.ledger import Ledger
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
@@ -56,7 +57,8 @@ async def serve(assignment: Assignment, stream: BinaryIO) -> int:
     board = Board.mapped(assignment.board, assignment.rows, assignment.row)
     listener = socket.socket(fileno=assignment.listener)
     store = ResponseStore(assignment.config.response_store_bytes, f"{assignment.folder}/responses", assignment.row)
-    return await Server(assignment.config, attach, Seat(listener, board, store)).run()
+    ledger = Ledger(f"{assignment.folder}/rate-limits")
+    return await Server(assignment.config, attach, Seat(listener, board, store, ledger)).run()
 
 
 def read_endpoints(stream: BinaryIO, clean_up: Callable[[], None]) -> tuple[str, ...] | None:

@@ -30,6 +30,7 @@ import uvicorn
 from stoker_runtime.api.answering.state import Phase, ServerState, Service
 from stoker_runtime.api.app import Application
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults, load_defaults
+from stoker_runtime.api.limits.ledger import Ledger
 from stoker_runtime.api.responses.store import ResponseStore
 from stoker_runtime.api.tools.dialect import Dialect, choose_dialect
 from stoker_runtime.config import EngineConfig, ServerConfig
@@ -92,11 +93,12 @@ class HttpServer(uvicorn.Server):
 
 
 class Seat(NamedTuple):
-    """One API process's place among several: the socket it accepts from, the board and the store that they share."""
+    """One API process's place among several: the socket it accepts from, and what they share."""
 
     listener: socket.socket
     board: Board
     responses: ResponseStore
+    ledger: Ledger
 
 
 class Server:
@@ -127,7 +129,8 @@ class Server:
             self._adapters = AdapterFile(self.config.lora_modules_file, self.config.model_names)
             self.state.followed = self._adapters
         tracer = self.state.tracer = open_tracer(self.config.otlp_traces_endpoint, self.state.metrics.spans)
-        self.app = Application(self.state, self._seat.responses if self._seat else None)
+        seat = self._seat
+        self.app = Application(self.state, seat.responses if seat else None, seat.ledger if seat else None)
         http = HttpServer(uvicorn_config(self.app, tls))
         listener = self._seat.listener if self._seat else open_port(self.config.host, self.config.port)
         if self._seat is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runtime.api.http.keys import KeyRing
+from stoker_runtime.api.http.keys import Allowance, KeyRing
 from stoker_runtime.errors import AuthenticationError, CapacityError, ConfigError
 
 
@@ -150,6 +150,18 @@ def test_processes_share_a_quota(tmp_path: Path) -> None:
     assert allowed == 9, "each rounds its part up"
 
 
+def test_allowances_are_the_names_and_change_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-a name=q rpm=7\nsk-b name=q rpm=7\nsk-c tpm=0\n")
+    ring = KeyRing(("sk-flag",), str(file), Clock())
+    owners = {key: ring.owner(bearer(key)) for key in ("sk-b", "sk-c", "sk-flag")}
+    assert [ring.allowance(owner) for owner in owners.values()] == [Allowance(7, None), Allowance(None, 0), Allowance()]
+    assert ring.allowance("") == Allowance()
+    file.write_text("sk-b name=q tpm=31\n")
+    assert ring.allowance("name:q") == Allowance(None, 31)
+    assert ring.allowance(owners["sk-c"]) == Allowance(), "its key is gone"
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -161,6 +173,9 @@ def test_processes_share_a_quota(tmp_path: Path) -> None:
         ("sk-secret quota=0/h", "requests a minute, hour or day"),
         ("sk-secret quota=5/w", "requests a minute, hour or day"),
         ("sk-secret\nsk-secret name=x", "stands there twice"),
+        ("sk-secret rpm=-3", "rpm is '-3'; it must be a number of requests a minute"),
+        ("sk-secret tpm=9k", "number of tokens a minute"),
+        ("sk-secret name=q tpm=90\nsk-secret-2 name=q", "write the same at each"),
     ],
 )
 def test_lines_that_cannot_be_read(tmp_path: Path, line: str, says: str) -> None:

@@ -97,7 +97,8 @@ EVERYTHING: dict[str, Any] = {
         },
     },
     "drain": {"preStop": "20s", "timeout": "300s"},
-    "endpoint": {"port": 80},
+    "endpoint": {"port": 80, "rateLimit": {"requestsPerMinute": 90, "tokensPerMinute": 40000}},
+    "observability": {"otlpEndpoint": "https://traces.example/v1/traces"},
 }
 
 
@@ -132,6 +133,15 @@ def test_without_a_shared_volume(
     if mode == "Node":
         made.append(manifests.fill_job(built, settings, model, "node-3", 1, datetime(2026, 1, 1, tzinfo=UTC)))
     golden(f"cache-{mode.lower()}", [*made, manifests.network_policy(built)])
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://c.ns:4319", 4319), ("https://c/v1/traces", 443), ("http://c", 80), ("", 0)]
+)
+def test_pods_reach_their_collector_of_traces_and_nothing_else(service: Build, url: str, port: int) -> None:
+    policy = manifests.network_policy(service(observability={"otlpEndpoint": url}))
+    reached = [each["port"] for rule in policy["spec"]["egress"] for each in rule["ports"]]
+    assert reached == ([53, 53, 5353, 5353, port] if port else [])
 
 
 def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:

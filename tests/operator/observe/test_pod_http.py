@@ -19,6 +19,8 @@ ANSWERS: dict[str, tuple[int, Any]] = {
     "empty": (200, {"choices": []}),
     "broken": (500, {"error": {"message": "engine died"}}),
     "locked": (401, {"error": {"message": "no key"}}),
+    "limited": (429, {"error": {"message": "try again", "code": "rate_limit_exceeded"}}),
+    "full": (429, {"error": {"message": "the queue is full", "code": None}}),
     "embeds": (400, {"error": {"message": "it embeds", "code": "model_does_not_generate"}}),
     "mute": (400, {"error": {"message": "it embeds", "code": "model_does_not_generate"}}),
     "refuses": (400, {"error": {"message": "no", "code": None}}),
@@ -59,6 +61,8 @@ async def port() -> AsyncIterator[int]:
     [
         ("good", ""),
         ("locked", ""),
+        ("limited", ""),
+        ("full", "answered 429: "),
         ("embeds", ""),
         ("mute", "without data"),
         ("refuses", "answered 400: "),

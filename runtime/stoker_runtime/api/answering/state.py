@@ -20,9 +20,10 @@ from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import Answers, Generation, Work
 from stoker_runtime.api.generate.request_log import log_end, log_start
 from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
+from stoker_runtime.api.limits.limiter import RateLimiter
 from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.config import ServerConfig
-from stoker_runtime.errors import CapacityError, NotFoundError, RequestError, UnavailableError
+from stoker_runtime.errors import CapacityError, EngineError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.process.board import ACTIVE, LAST
@@ -56,6 +57,21 @@ def trace_of(generation: Answers, model: str, error: BaseException | None) -> Re
         },
         error=error or generation.aborted,
     )
+
+
+@contextmanager
+def _charged(generation: Answers) -> Iterator[None]:
+    """Charge what was generated, however it ended, where rate limits are counted."""
+    charge = generation.work.charge
+    failed = False
+    try:
+        yield
+    except (CapacityError, EngineError):
+        failed = True
+        raise
+    finally:
+        if charge is not None:
+            charge.close(generation.completion_tokens, failed=failed)
 
 
 class Phase(StrEnum):
@@ -133,6 +149,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     tracer: RequestTracer | None = None
     followed: FollowedAdapters | None = None
+    limiter: RateLimiter | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -202,15 +219,16 @@ class ServerState:
         kind = Generation if work.beams is None else BeamGeneration
         try:
             generation: Answers = kind(service.engine, service.tokenizer, self.metrics, work)
-        except UnavailableError:
-            raise
-        except CapacityError:
-            self.metrics.request_rejected()
+        except (CapacityError, EngineError) as error:
+            if work.charge is not None:
+                work.charge.close(0, failed=True)
+            if isinstance(error, CapacityError) and not isinstance(error, UnavailableError):
+                self.metrics.request_rejected()
             raise
         if self.config.log_requests:
             log_start(generation)
         try:
-            with self._traced(service, generation), self.under_way(generation):
+            with _charged(generation), self._traced(service, generation), self.under_way(generation):
                 yield generation
         except CapacityError as error:
             if not isinstance(error, UnavailableError):

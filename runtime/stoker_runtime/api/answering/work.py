@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker_runtime.api.answering.prompts import off_loop
-from stoker_runtime.api.answering.state import Service
+from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.generation import BeamPlan, Prompt, Work
 from stoker_runtime.api.generate.sampling import build_params, check_beams, spellings
+from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.fields import MAX_SEQUENCES, SamplingFields
 from stoker_runtime.errors import RequestError
 from stoker_runtime.request import Constraint
@@ -87,6 +88,17 @@ async def make_work(
         deadline=body.timeout,
         interval=body.stream_interval or 1,
     )
+
+
+def let_through(state: ServerState, caller: Caller, work: Work) -> Work:
+    """`work` as its caller's: part of the caller's trace, and charged to the caller's rate limits.
+
+    Raises CapacityError while the limits do not allow it, RequestError where they never will.
+    """
+    charge = None
+    if state.limiter is not None:
+        charge = state.limiter.admit(caller.owner, work.prompt_tokens, caller.answer_headers)
+    return replace(work, trace=caller.trace, charge=charge) if caller.trace or charge else work
 
 
 def _penalty(body: SamplingFields) -> float:

@@ -1,7 +1,7 @@
 """Runs one line of a batch as a request of this server to itself.
 
-Invariants: what passes (a full queue, a server that is starting or draining) is waited out and never becomes a
-result; everything else does, an error of the line's own included.
+Invariants: what passes (a full queue, a rate limit, a server that is starting or draining) is waited out and never
+becomes a result; everything else does, an error of the line's own included.
 Knows nothing of files or of other lines.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +61,8 @@ class LineExecutor:
                 status, body = await self._answer(endpoint, line, caller)
                 break
             except CapacityError as error:
-                await asyncio.sleep(error.retry_after)
+                # Not all at once: lines that wait for the same rate limit are let in one after the other.
+                await asyncio.sleep(error.retry_after + random.random())
             except EngineDeadError:
                 # Whoever watches the server's health starts it again.
                 await asyncio.sleep(CapacityError.retry_after)

@@ -61,7 +61,7 @@ class BeamGeneration:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
-        return sum(len(prompt.ids) for prompt in self.work.prompts)
+        return self.work.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:

@@ -16,6 +16,7 @@ from itertools import chain, count
 from typing import Protocol
 
 from stoker_runtime.api.generate.engine_client import EngineClient
+from stoker_runtime.api.limits.limiter import Charge
 from stoker_runtime.errors import DeadlineError, EngineError, RequestError, StokerError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.request import UNMET, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
@@ -49,7 +50,7 @@ class Work:
 
     `trace` are the headers of the client's trace. `visible` special tokens are text even where special tokens are
     skipped. Of `n` choices `keep` are answered. `deadline`: seconds that it may take. `interval`: tokens of a choice
-    that one event of a stream holds at least.
+    that one event of a stream holds at least. `charge`: what its caller's rate limits were charged for it.
     """
 
     prompts: tuple[Prompt, ...]
@@ -69,6 +70,12 @@ class Work:
     trace: tuple[tuple[str, str], ...] = ()
     deadline: float | None = None
     interval: int = 1
+    charge: Charge | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts; a prompt with several choices counts once."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
 
 
 @dataclass(slots=True)
@@ -257,7 +264,7 @@ class Generation:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts; a prompt with n choices counts once."""
-        return sum(len(prompt.ids) for prompt in self.work.prompts)
+        return self.work.prompt_tokens
 
     @property
     def completion_tokens(self) -> int:

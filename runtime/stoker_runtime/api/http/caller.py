@@ -7,7 +7,7 @@ Knows nothing of what is asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -22,6 +22,8 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 """W3C's trace context."""
 REQUEST_ID = "stoker.request_id"
 """Where the edge puts a request's id in its scope."""
+ANSWER_HEADERS = "stoker.answer_headers"
+"""Where the edge puts the headers that it adds to a request's answer, as they are when the answer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Caller:
     """`receive` tells of the client's disconnect. `timeout` are the seconds that the request's header allows.
 
     `owner` owns what the request makes, and alone may ask for it again; "" where the server has no keys. `trace` are
-    the headers by which its spans belong to the client's; () where this server sends no traces.
+    the headers by which its spans belong to the client's; () where this server sends no traces. What is put into
+    `answer_headers` before the answer begins goes along with it.
     """
 
     request_id: str
@@ -37,6 +40,7 @@ class Caller:
     timeout: float | None = None
     owner: str = ""
     trace: tuple[tuple[str, str], ...] = ()
+    answer_headers: dict[str, str] = field(default_factory=dict)
 
 
 def request_id(scope: Scope) -> str:
@@ -62,7 +66,8 @@ def let_in(request: Request) -> Caller:
     """
     timeout = timeout_header(request)
     owner = _keys(request).spend(request.headers)
-    return Caller(request_id(request.scope), request.receive, timeout, owner, _trace(request))
+    scope = request.scope
+    return Caller(request_id(scope), request.receive, timeout, owner, _trace(request), scope[ANSWER_HEADERS])
 
 
 def _trace(request: Request) -> tuple[tuple[str, str], ...]:

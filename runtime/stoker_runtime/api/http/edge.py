@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker_runtime.api.http.caller import REQUEST_ID
+from stoker_runtime.api.http.caller import ANSWER_HEADERS, REQUEST_ID
 
 DIRECT = "stoker.send"
 """Where a scope holds the server's own `send`."""
@@ -43,7 +43,9 @@ class Edge:
         name = _request_id(scope)
         # A HEAD is a GET whose body the server drops.
         method = scope["method"]
-        inner = {**scope, "method": "GET" if method == "HEAD" else method, REQUEST_ID: name, DIRECT: send}
+        extra: dict[str, str] = {}
+        seen = {"method": "GET" if method == "HEAD" else method, REQUEST_ID: name, ANSWER_HEADERS: extra, DIRECT: send}
+        inner = {**scope, **seen}
         status = CLIENT_GONE
 
         async def labelled(message: Message) -> None:
@@ -52,7 +54,8 @@ class Edge:
                 status = message["status"]
                 # Anthropic's clients read the id without the x.
                 ids = [(header, name.encode()) for header in (REQUEST_ID_HEADER, b"request-id")]
-                message = {**message, "headers": [*message["headers"], *ids]}
+                told = [(header.encode(), value.encode()) for header, value in extra.items()]
+                message = {**message, "headers": [*message["headers"], *ids, *told]}
             await send(message)
 
         try:

@@ -6,6 +6,7 @@ Knows nothing of models or engines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,8 @@ def error_answer(error: StokerError, shape: Shape = error_body) -> JsonAnswer:
 
 def _headers(error: StokerError) -> dict[str, str]:
     if isinstance(error, CapacityError):
-        return {"retry-after": str(max(1, round(error.retry_after)))}
+        # Rounded up: who came back a moment too early would be refused again.
+        return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
     if isinstance(error, AuthenticationError):
         return {"www-authenticate": "Bearer"}
     if isinstance(error, MethodError):

@@ -1,7 +1,7 @@
 """The server's API keys: those of its flags and those of a file, which is read again when it changes.
 
-A line of the file is a key, and what holds for it: `KEY name=team-a expires=2031-01-31 quota=600/h`. What a key makes
-belongs to its name, so that a key can be replaced; a key without a name owns by itself.
+A line of the file is a key, and what holds for it: `KEY name=team-a expires=2031-01-31 quota=600/h rpm=60 tpm=90000`.
+What a key makes belongs to its name, so that a key can be replaced; a key without a name owns by itself.
 Invariants: a key is compared in constant time with every key, and only its digest is kept. A file that cannot be
 read any more, or holds no key, changes nothing: the keys that were valid stay valid, and the log says so once.
 Knows nothing of HTTP beyond the two headers that carry a key.
@@ -26,7 +26,7 @@ from stoker_runtime.errors import AuthenticationError, CapacityError, ConfigErro
 CHECK_SECONDS = 1.0
 """How long a change of the file may go unseen."""
 PERIODS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
-ATTRIBUTES = ("name", "expires", "quota")
+ATTRIBUTES = ("name", "expires", "quota", "rpm", "tpm")
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,17 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """Requests and tokens a minute of one owner, where they are not the server's: None = they are, 0 = no limit."""
+
+    rpm: int | None = None
+    tpm: int | None = None
+
+
+NO_ALLOWANCE = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key by its digest. `owner` is who owns what it makes; `expires` in seconds since 1970."""
 
@@ -47,6 +58,7 @@ class Key:
     owner: str
     expires: float = math.inf
     quota: Quota | None = None
+    allowance: Allowance = NO_ALLOWANCE
 
 
 def plain_key(text: str) -> Key:
@@ -65,11 +77,21 @@ def read_keys(path: Path) -> list[Key]:
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             keys.append(_read_line(line.split(), f"{path}, line {number}"))
-            if keys[-1].digest in [key.digest for key in keys[:-1]]:
-                raise ConfigError(f"{path}, line {number}: this key stands there twice.", param="api-key-file")
+            _check_against(keys[-1], keys[:-1], f"{path}, line {number}")
     if not keys:
         raise ConfigError(f"The API key file {path} holds no key.", param="api-key-file")
     return keys
+
+
+def _check_against(key: Key, others: Sequence[Key], where: str) -> None:
+    """Raise ConfigError where `key` and one of the `others` cannot both hold."""
+    if key.digest in [other.digest for other in others]:
+        raise ConfigError(f"{where}: this key stands there twice.", param="api-key-file")
+    if any(other.owner == key.owner and other.allowance != key.allowance for other in others):
+        raise ConfigError(
+            f"{where}: rpm= and tpm= are the name's, which has several keys; write the same at each of them.",
+            param="api-key-file",
+        )
 
 
 def _read_line(words: Sequence[str], where: str) -> Key:
@@ -86,7 +108,20 @@ def _read_line(words: Sequence[str], where: str) -> Key:
             )
         given[name] = value
     owner = f"name:{given['name']}" if "name" in given else key.owner
-    return Key(key.digest, owner, _expiry(given.get("expires"), where), _quota(given.get("quota"), where))
+    allowance = Allowance(*(_a_minute(name, given.get(name), where) for name in ("rpm", "tpm")))
+    return Key(key.digest, owner, _expiry(given.get("expires"), where), _quota(given.get("quota"), where), allowance)
+
+
+def _a_minute(name: str, value: str | None, where: str) -> int | None:
+    if value is None:
+        return None
+    if re.fullmatch(r"\d{1,12}", value, re.ASCII) is None:
+        what = "requests" if name == "rpm" else "tokens"
+        raise ConfigError(
+            f"{where}: {name} is {value[:40]!r}; it must be a number of {what} a minute, 0 for no limit.",
+            param="api-key-file",
+        )
+    return int(value)
 
 
 def _expiry(value: str | None, where: str) -> float:
@@ -139,12 +174,18 @@ class KeyRing:
         self._checked = clock()
         self._seen = _stamp(self._file)
         self._from_file = read_keys(self._file) if self._file else []
+        self._allowances = {key.owner: key.allowance for key in self._from_file}
         self._used: dict[tuple[str, float], tuple[float, int]] = {}
 
     def owner(self, headers: Mapping[str, str]) -> str:
         """Who owns what this request makes; "" where the server has no keys. Raises AuthenticationError."""
         key = self._find(headers)
         return key.owner if key is not None else ""
+
+    def allowance(self, owner: str) -> Allowance:
+        """What the file says of an owner's rate limits; of one whose keys are gone, nothing."""
+        self._look()
+        return self._allowances.get(owner, NO_ALLOWANCE)
 
     def spend(self, headers: Mapping[str, str]) -> str:
         """As `owner`, and count the request. Raises AuthenticationError, or CapacityError beyond the key's quota."""
@@ -215,6 +256,7 @@ class KeyRing:
             self._problem = f"{error.message} The keys that were valid stay valid."
             log.error("%s", self._problem)
             return
+        self._allowances = {key.owner: key.allowance for key in self._from_file}
         self._problem = ""
         log.info("read %d API keys from %s, which changed", len(self._from_file), file)
 

@@ -28,7 +28,7 @@ from stoker_runtime.api.answering.prompts import (
 )
 from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.answering.streams import EventStream, collect
-from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
+from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import asked_constraints, checked
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
 from stoker_runtime.api.http.answers import JsonAnswer
@@ -55,8 +55,7 @@ async def create_chat_completion(ask: Annotated[Ask[ChatBody], Depends(ReadBody(
     state, caller, body = ask
     service = state.require_service()
     work, layout = await chat_work(state, service, body)
-    if caller.trace:
-        work = replace(work, trace=caller.trace)
+    work = let_through(state, caller, work)
     if body.stream:
         return EventStream(state, service, work, partial(ChatStream, layout))
     with state.generate(service, work) as generation:

@@ -20,7 +20,7 @@ from stoker_runtime.api.answering.intake import Ask, ReadBody
 from stoker_runtime.api.answering.prompts import completion_prompts, fit
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.answering.streams import EventStream, collect
-from stoker_runtime.api.answering.work import check_stream_options, make_work, public_id
+from stoker_runtime.api.answering.work import check_stream_options, let_through, make_work, public_id
 from stoker_runtime.api.constraints.structured import read_constraint
 from stoker_runtime.api.generate.generation import Answers, Delta, Prompt, Work, merge
 from stoker_runtime.api.http.answers import JsonAnswer
@@ -43,8 +43,7 @@ async def create_completion(ask: Annotated[Ask[CompletionBody], Depends(ReadBody
     service = state.require_service()
     work, asked = await completion_work(service, body)
     layout = CompletionFormat(body, work.label, model, service.tokenizer, silent=asked == 0)
-    if caller.trace:
-        work = replace(work, trace=caller.trace)
+    work = let_through(state, caller, work)
     if body.stream:
         return EventStream(state, service, work, partial(CompletionStream, layout))
     with state.generate(service, work) as generation:

@@ -69,7 +69,7 @@ async def _pooled(
     check_dimensions(pooling, body.dimensions)
     texts = await TextEncoder(service, body).encode(body.input, "input")
     work = make_pooling_work(service, body, texts, PoolingParams(body.dimensions, body.normalize), answer_id)
-    with open_job(state, service, work) as job:
+    with open_job(state, service, work, caller) as job:
         vectors = await job.vectors(caller.receive)
     return vectors, {
         "id": answer_id,

@@ -20,6 +20,7 @@ from stoker_runtime.api.answering.state import ServerState, Service
 from stoker_runtime.api.generate.engine_client import EngineClient
 from stoker_runtime.api.generate.generation import abort_after
 from stoker_runtime.api.generate.sampling import check_ids
+from stoker_runtime.api.http.caller import Caller
 from stoker_runtime.api.http.sse import abort_on_disconnect
 from stoker_runtime.api.pooling.bodies import PoolingFields
 from stoker_runtime.errors import CapacityError, EngineError, RequestError, StokerError, UnavailableError
@@ -113,21 +114,34 @@ class PoolingJob:
 
 
 @contextmanager
-def open_job(state: ServerState, service: Service, work: PoolingWork) -> Iterator[PoolingJob]:
-    """A job that is aborted if it is left before its end. Raises what PoolingJob raises."""
+def open_job(state: ServerState, service: Service, work: PoolingWork, caller: Caller) -> Iterator[PoolingJob]:
+    """A job that is aborted if it is left before its end, charged to the caller's rate limits.
+
+    Raises what PoolingJob and RateLimiter.admit raise.
+    """
     if len(work.texts) > state.config.engine.max_queued:
         raise RequestError(
             f"The request holds {len(work.texts)} texts; this server queues at most {state.config.engine.max_queued}."
         )
+    limiter = state.limiter
+    charge = limiter.admit(caller.owner, work.prompt_tokens, caller.answer_headers) if limiter is not None else None
     try:
-        job = PoolingJob(service.engine, state.metrics, work)
-    except UnavailableError:
+        job = _submitted(state, service, work)
+        with state.under_way(job):
+            yield job
+    except (CapacityError, EngineError):
+        if charge is not None:
+            charge.close(0, failed=True)
         raise
-    except CapacityError:
-        state.metrics.request_rejected()
+
+
+def _submitted(state: ServerState, service: Service, work: PoolingWork) -> PoolingJob:
+    try:
+        return PoolingJob(service.engine, state.metrics, work)
+    except CapacityError as error:
+        if not isinstance(error, UnavailableError):
+            state.metrics.request_rejected()
         raise
-    with state.under_way(job):
-        yield job
 
 
 class TextEncoder:

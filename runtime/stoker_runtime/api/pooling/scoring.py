@@ -118,12 +118,12 @@ async def _score(
     if pooling.task is Task.SCORE:
         encoded = await encoder.encode_pairs(pairs, "text_2" if isinstance(body, ScoreBody) else "documents")
         work = make_pooling_work(service, body, encoded, PoolingParams(), label)
-        with open_job(state, service, work) as job:
+        with open_job(state, service, work, caller) as job:
             return [_number(vector) for vector in await job.vectors(caller.receive)], work
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     encoded = await encoder.encode(texts, "text_1" if isinstance(body, ScoreBody) else "documents")
     work = make_pooling_work(service, body, encoded, PoolingParams(normalize=True), label)
-    with open_job(state, service, work) as job:
+    with open_job(state, service, work, caller) as job:
         vectors = dict(zip(texts, await job.vectors(caller.receive), strict=True))
     return _cosines(vectors, pairs), work
 
