@@ -15,7 +15,8 @@ from stoker_operator import settings as operator
 from stoker_operator.activator import settings as activator
 from stoker_operator.node_cache import settings as node_cache
 from stoker_runtime.settings import vllm_flags
-from stoker_runtime.settings.flags import DEFAULTS, FLAGS, Flag, spell
+from stoker_runtime.settings.flag import Flag
+from stoker_runtime.settings.flags import DEFAULTS, FLAGS, spell
 
 INTRODUCTION = """
 A setting of `stoker serve` has one name in three spellings: the flag `--max-model-len`, the variable

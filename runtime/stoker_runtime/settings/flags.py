@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from stoker_runtime.config import (
@@ -18,50 +16,15 @@ from stoker_runtime.config import (
     DTYPES,
     GENERATION_CONFIGS,
     KV_DTYPES,
-    LOG_LEVELS,
     POLICIES,
     QUANTIZATIONS,
     RUNNERS,
     EngineConfig,
     ServerConfig,
 )
+from stoker_runtime.settings.flag import KERNELS, MEMORY, MODEL, SCHEDULING, SERVER, Flag
+from stoker_runtime.settings.server_flags import SERVER_FLAGS
 from stoker_runtime.settings.values import choice, integer, kv_events, lora_module, number, pair, runner, switch, text
-
-PREFIX = "STOKER_"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One setting. `field` is where it goes: a field of EngineConfig, else of ServerConfig; "" for what is read here.
-
-    `many`: it may be repeated, and a variable separates values by commas; `words`: one flag takes several values.
-    `secret` values are never quoted. A `switch` needs no value and has a `--no-` form, which `opposites` are too.
-    """
-
-    name: str
-    field: str
-    convert: Callable[[str], Any]
-    group: str
-    help: str
-    shown: str = "VALUE"
-    many: bool = False
-    words: bool = False
-    secret: bool = False
-    aliases: tuple[str, ...] = ()
-    opposites: tuple[str, ...] = ()
-
-    @property
-    def variable(self) -> str:
-        """The environment variable of the same setting."""
-        return PREFIX + self.name.replace("-", "_").upper()
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether it is on or off."""
-        return self.convert is switch
-
-
-MODEL, MEMORY, SCHEDULING, KERNELS, SERVER = "Model", "Memory", "Scheduling", "Kernels", "Server"
 
 _ENGINES = "engines side by side, each with the model on GPUs of its own"
 _EXPERTS = "share a mixture's experts whole among the GPUs of a stage"
@@ -272,96 +235,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
     Flag("kernel", "kernels", pair, KERNELS, "pin the implementation of an op; repeatable", "OP=IMPL", many=True),
-    Flag("host", "host", text, SERVER, "address to listen on", "ADDRESS"),
-    Flag("port", "port", integer(0), SERVER, "port to listen on; 0: any free one", "PORT"),
-    Flag("api-key", "api_keys", text, SERVER, "key that clients must send; repeatable", "KEY", many=True, secret=True),
-    Flag(
-        "api-key-file",
-        "api_key_file",
-        text,
-        SERVER,
-        "file of API keys, their name=, expires=, quota=, rpm=, tpm=; read on change",
-        "FILE",
-    ),
-    Flag(
-        "rate-limit-requests-per-minute",
-        "rate_limit_requests_per_minute",
-        integer(0),
-        SERVER,
-        "requests a minute of each API key, or of all without keys; 0: any",
-        "N",
-    ),
-    Flag(
-        "rate-limit-tokens-per-minute",
-        "rate_limit_tokens_per_minute",
-        integer(0),
-        SERVER,
-        "tokens a minute, of prompts and answers, likewise",
-        "N",
-    ),
-    Flag("ssl-certfile", "ssl_certfile", text, SERVER, "TLS certificate chain, PEM; loaded again on change", "FILE"),
-    Flag("ssl-keyfile", "ssl_keyfile", text, SERVER, "TLS private key, PEM", "FILE"),
-    Flag("ssl-ca-certs", "ssl_ca_certs", text, SERVER, "authorities of the clients' certificates, PEM", "FILE"),
-    Flag(
-        "ssl-cert-reqs", "ssl_cert_reqs", integer(0), SERVER, "client certificate: 0 none, 1 optional, 2 required", "N"
-    ),
-    Flag("ssl-ciphers", "ssl_ciphers", text, SERVER, "TLS 1.2 ciphers, as OpenSSL spells them", "LIST"),
-    Flag("allowed-origins", "allowed_origins", text, SERVER, "CORS: origins of pages", "ORIGIN", many=True, words=True),
-    Flag("allowed-methods", "allowed_methods", text, SERVER, "CORS: methods", "METHOD", many=True, words=True),
-    Flag(
-        "allowed-headers", "allowed_headers", text, SERVER, "CORS: headers of requests", "NAME", many=True, words=True
-    ),
-    Flag("allow-credentials", "allow_credentials", switch, SERVER, "CORS: let pages send cookies and keys"),
-    Flag(
-        "api-server-count",
-        "api_server_count",
-        integer(1),
-        SERVER,
-        "processes that speak HTTP, in front of one engine",
-        "N",
-        aliases=("asc",),
-    ),
-    Flag("request-timeout", "request_timeout", number(0.0), SERVER, "longest time of a request; 0: none", "SECONDS"),
-    Flag("max-body-bytes", "max_body_bytes", integer(1), SERVER, "largest request body; 32M is 32 MiB", "BYTES"),
-    Flag(
-        "response-store-bytes",
-        "response_store_bytes",
-        integer(0),
-        SERVER,
-        "memory for stored answers of /v1/responses; 0: none",
-        "BYTES",
-    ),
-    Flag("batch-dir", "batch_dir", text, SERVER, "folder for /v1/files and /v1/batches; none: they are off", "FOLDER"),
-    Flag("batch-concurrency", "batch_concurrency", integer(1), SERVER, "lines of batches that run at a time", "N"),
-    Flag("max-file-bytes", "max_file_bytes", integer(1), SERVER, "largest file for /v1/files", "BYTES"),
-    Flag("drain-seconds", "drain_seconds", number(0.0), SERVER, "time for running streams after SIGTERM", "SECONDS"),
-    Flag(
-        "access-log",
-        "access_log",
-        switch,
-        SERVER,
-        "log a line for each request",
-        opposites=("disable-uvicorn-access-log",),
-    ),
-    Flag(
-        "enable-log-requests",
-        "log_requests",
-        switch,
-        SERVER,
-        "log parameters and token counts of each request, no text",
-        opposites=("disable-log-requests",),
-    ),
-    Flag(
-        "otlp-traces-endpoint",
-        "otlp_traces_endpoint",
-        text,
-        SERVER,
-        "OpenTelemetry collector that gets a trace of each request",
-        "URL",
-    ),
-    Flag("log-level", "log_level", choice(LOG_LEVELS), SERVER, "least severe messages to log", "|".join(LOG_LEVELS)),
-    Flag("log-json", "log_json", switch, SERVER, "log JSON objects instead of lines"),
-    Flag("config", "", text, SERVER, "TOML or YAML file with any of these settings", "FILE"),
+    *SERVER_FLAGS,
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
 ALIASES = {alias: flag.name for flag in FLAGS for alias in flag.aliases}

@@ -21,7 +21,8 @@ from stoker_runtime.api.http.keys import read_keys
 from stoker_runtime.config import EngineConfig, ServerConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.settings import vllm_flags
-from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, PREFIX, Flag, spell
+from stoker_runtime.settings.flag import PREFIX, Flag
+from stoker_runtime.settings.flags import ALIASES, BY_NAME, DEFAULTS, FLAGS, OPPOSITES, spell
 from stoker_runtime.settings.values import BadValue, pair
 
 log = logging.getLogger(__name__)
