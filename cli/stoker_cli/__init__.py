@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "operator": Command("stoker_operator.__main__:main", "operator", "run the Kubernetes operator"),
     "activator": Command("stoker_operator.activator.main:main", "operator", "hold requests of services that sleep"),
     "node-cache": Command("stoker_operator.node_cache.main:main", "operator", "keep models on a node's own disk"),
+    "gateway": Command("stoker_operator.gateway.main:main", "operator", "one address for all models, by Envoy"),
 }
 
 

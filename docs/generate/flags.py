@@ -13,6 +13,7 @@ from docs.generate.markdown import code, heading, table
 
 from stoker_operator import settings as operator
 from stoker_operator.activator import settings as activator
+from stoker_operator.gateway import settings as gateway
 from stoker_operator.node_cache import settings as node_cache
 from stoker_runtime.settings import vllm_flags
 from stoker_runtime.settings.flag import Flag
@@ -44,7 +45,13 @@ NODE_CACHE = """
 
 As the operator's; the chart runs one on each node.
 """
+GATEWAY = """
+## `stoker gateway`
+
+As the operator's. It tells an Envoy beside it which service answers for which model.
+"""
 Row = tuple[str, str, str, str]
+Settings = operator.Settings | activator.ActivatorSettings | gateway.GatewaySettings | node_cache.NodeCacheSettings
 
 
 def page() -> str:
@@ -58,6 +65,7 @@ def page() -> str:
     parts.append(OPERATOR + table(columns, _rows(operator.Settings, operator.HELP)))
     parts.append(ACTIVATOR + table(columns, _rows(activator.ActivatorSettings, activator.HELP)))
     parts.append(NODE_CACHE + table(columns, _rows(node_cache.NodeCacheSettings, node_cache.HELP)))
+    parts.append(GATEWAY + table(columns, _rows(gateway.GatewaySettings, gateway.HELP)))
     return "".join(parts)
 
 
@@ -81,10 +89,7 @@ def _vllm_rows() -> list[tuple[str, str, str]]:
     return sorted(rows)
 
 
-def _rows(
-    settings: type[operator.Settings | activator.ActivatorSettings | node_cache.NodeCacheSettings],
-    words: Mapping[str, str],
-) -> list[Row]:
+def _rows(settings: type[Settings], words: Mapping[str, str]) -> list[Row]:
     return [
         (
             code("--" + item.name.replace("_", "-")),

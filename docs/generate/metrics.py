@@ -17,9 +17,9 @@ from stoker_runtime.metrics import EngineView, ServerMetrics
 from stoker_runtime.request import EngineStats
 
 INTRODUCTION = """
-The server answers at `/metrics` of its port, without a key; operator, activator and node cache at `/metrics` of
-`--http-port`. A counter's series ends in `_total`, a histogram's in `_bucket`, `_count` and `_sum`. Seconds and tokens
-are the units; a share is of 1. The label `engine` is there where a server has several (`--data-parallel-size`).
+The server answers at `/metrics` of its port, without a key; operator, activator, node cache and gateway at `/metrics`
+of `--http-port`. A counter's series ends in `_total`, a histogram's in `_bucket`, `_count` and `_sum`. Seconds and
+tokens are the units; a share is of 1. The label `engine` is there where a server has several (`--data-parallel-size`).
 """
 
 
@@ -34,7 +34,7 @@ def page() -> str:
         heading("Metrics", INTRODUCTION)
         + "\n## The server\n"
         + _families(server.collect(), {})
-        + "\n## The operator, the activator and the node cache\n"
+        + "\n## The operator, the activator, the node cache and the gateway\n"
         + _families(own, labels)
     )
 

@@ -17,6 +17,9 @@ API_SECONDS = Histogram("stoker_api_request_seconds", "Duration of requests to t
 NODE_CACHE_BYTES = Gauge("stoker_node_cache_bytes", "Bytes of all models, and parts of models, on this node's disk.")
 NODE_CACHE_COPIES = Gauge("stoker_node_cache_copies", "Models that are whole on this node's disk.")
 NODE_CACHE_GIVEN_UP = Counter("stoker_node_cache_given_up", "Models, and parts of models, given up for others' room.")
+# Of the gateway's process; requests are counted by Envoy.
+GATEWAY_MODELS = Gauge("stoker_gateway_models", "Names of models that the gateway answers to.")
+GATEWAY_SHADOWED = Gauge("stoker_gateway_shadowed_models", "Names that a service serves, and another one answers to.")
 # Of the activator's process.
 _SERVICE = ("service_namespace", "inferenceservice")
 ACTIVATOR_HELD = Gauge("stoker_activator_held_requests", "Requests that wait for a pod now.", _SERVICE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from stoker_operator.activator.settings import from_arguments as activator_arguments
+from stoker_operator.gateway.settings import from_arguments as gateway_arguments
 from stoker_operator.manifests.activation import PORTS
 from stoker_operator.settings import Settings, from_arguments
 
@@ -367,3 +369,42 @@ def test_the_activator_comes_with_its_switch_and_the_least_rights(render: Render
     inside = render("--set=activator.enabled=true,watchNamespaces={a,b}")
     assert not of_kind(inside, "ClusterRoleBinding")
     assert {item["metadata"]["namespace"] for item in of_kind(inside, "Role")} == {"stoker-system", "a", "b"}
+
+
+def test_the_gateway_comes_with_its_switch_and_the_least_rights(render: Render) -> None:
+    assert "gateway" not in {item["metadata"]["name"].rpartition("-")[2] for item in render()}
+    values = "apiKeysSecretRef.name=team,gateway.drainSeconds=91,networkPolicy.enabled=true"
+    manifests = render(f"--set=gateway.enabled=true,gateway.{values}")
+    mine = [item for item in manifests if item["metadata"]["name"].startswith("stoker-gateway")]
+    assert {item["kind"] for item in mine} >= {"ServiceAccount", "Service", "Deployment", "NetworkPolicy"}
+    [deployment] = of_kind(mine, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    [prepare, envoy], [teller] = pod["initContainers"], pod["containers"]
+    told_once, told_always = (gateway_arguments(each["args"][1:], {}) for each in (prepare, teller))
+    assert told_once.prepare
+    assert replace(told_once, prepare=False) == replace(told_always, keys_file="", drain_seconds=600.0)
+    assert envoy["args"][:2] == ["--config-path", f"{told_always.folder}/envoy.json"]
+    assert {port["name"]: port["containerPort"] for port in envoy["ports"]} == {
+        "http": told_always.port, "metrics": told_always.metrics_port,
+    }  # fmt: skip
+    assert pod["terminationGracePeriodSeconds"] > told_always.drain_seconds + told_always.leave_seconds
+    [keys] = [mount["mountPath"] for mount in teller["volumeMounts"] if mount["name"] == "keys"]
+    assert told_always.keys_file == f"{keys}/keys"
+    assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in (prepare, envoy, teller))
+    [role] = [item for item in of_kind(manifests, "ClusterRole") if item["metadata"]["name"].endswith("-gateway")]
+    rights = [(rule["resources"], rule["verbs"]) for rule in role["rules"]]
+    assert rights == [(["services"], ["list", "watch"]), (["endpointslices"], ["list", "watch"])]
+
+
+def test_a_gateway_serves_the_namespaces_that_it_is_given(render: Render) -> None:
+    inside = render("--set=gateway.enabled=true,watchNamespaces={a,b},gateway.namespaces={b}")
+    roles = [item for item in of_kind(inside, "Role") if item["metadata"]["name"] == "stoker-gateway"]
+    assert [item["metadata"]["namespace"] for item in roles] == ["b"]
+    [teller] = next(
+        item["spec"]["template"]["spec"]["containers"]
+        for item in of_kind(inside, "Deployment")
+        if item["metadata"]["name"] == "stoker-gateway"
+    )
+    assert gateway_arguments(teller["args"][1:], {}).namespaces == ("b",)
+    with pytest.raises(ValueError, match="b is not in watchNamespaces"):
+        render("--set=gateway.enabled=true,watchNamespaces={a},gateway.namespaces={b}")

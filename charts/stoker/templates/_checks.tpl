@@ -9,6 +9,11 @@
 {{- if and .Values.watchNamespaces .Values.excludeNamespaces -}}
 {{- fail "excludeNamespaces is for where the whole cluster is watched: leave those names out of watchNamespaces" -}}
 {{- end -}}
+{{- range .Values.gateway.namespaces -}}
+{{- if and $.Values.watchNamespaces (not (has . $.Values.watchNamespaces)) -}}
+{{- fail (printf "gateway.namespaces: %s is not in watchNamespaces, so no service is made there" .) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.metricsAdapter.tls -}}
 {{- if and .secretName .issuerRef }}{{ fail "metricsAdapter.tls: give one of secretName and issuerRef" }}{{ end -}}
 {{- end -}}

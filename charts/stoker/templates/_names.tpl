@@ -61,6 +61,31 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{- define "stoker.gateway" -}}
+{{- printf "%s-gateway" (include "stoker.name" .) -}}
+{{- end -}}
+
+{{- define "stoker.gatewaySelector" -}}
+app.kubernetes.io/name: stoker-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "stoker.gatewayLabels" -}}
+{{ include "stoker.gatewaySelector" . }}
+app.kubernetes.io/component: gateway
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "stoker.restricted" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
 {{- define "stoker.image" -}}
 {{- if .Values.image.digest -}}
 {{- .Values.image.repository }}@{{ .Values.image.digest -}}

@@ -97,3 +97,13 @@
   resources: [inferenceservices/status]
   verbs: [patch]
 {{- end -}}
+
+{{/* What the gateway may do: learn which services there are, and where their pods are. */}}
+{{- define "stoker.gatewayRules" -}}
+- apiGroups: [""]
+  resources: [services]
+  verbs: [list, watch]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
+{{- end -}}

@@ -6,11 +6,15 @@ Knows nothing of what stands in front of the Service.
 
 from __future__ import annotations
 
+import json
+
 from stoker_operator.manifests.identity import Manifest, child, selector, stamped
 from stoker_operator.manifests.workload import PORT
-from stoker_operator.spec.service import InferenceService
+from stoker_operator.spec.service import GROUP, InferenceService
 
 SERVICE = ("v1", "Service")
+# The names of the models that are answered for at a Service, as a list in JSON: a gateway sends requests by them.
+MODELS_NOTE = f"{GROUP}/models"
 
 
 def service_url(service: InferenceService) -> str:
@@ -21,6 +25,8 @@ def service_url(service: InferenceService) -> str:
 def web_service(service: InferenceService) -> Manifest:
     """The Service under the object's own name."""
     front = child(service, SERVICE, service.name, "engine")
+    if not service.suspend:
+        front["metadata"]["annotations"] = {MODELS_NOTE: json.dumps(service.served_names)}
     number = service.endpoint.port
     port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     return stamped(front | {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}})

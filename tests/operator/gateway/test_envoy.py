@@ -1,0 +1,152 @@
+"""envoy.py, routes.py: a real Envoy, told by the gateway's documents, and a real client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+
+from stoker_operator.gateway.models import Backend
+
+KEYS = ("sk-left", "sk-right")
+ASKED: Any = [{"role": "user", "content": 'a "model": "heron" in the text leads nowhere'}]
+Engines = Callable[[int], Any]
+Eventually = Callable[..., Any]
+
+
+def backend(name: str, *engines: Any, models: tuple[str, ...] = (), created: int = 7) -> Backend:
+    return Backend("team", name, created, models or (name,), tuple(("127.0.0.1", each.port) for each in engines))
+
+
+async def listed(proxy: Any, key: str = "none") -> list[str]:
+    try:
+        return [each.id for each in (await proxy.client(key).models.list()).data]
+    except openai.APIConnectionError:
+        return []  # it does not listen yet
+
+
+async def serving(proxy: Any, eventually: Eventually, *names: str, key: str = "none") -> None:
+    async def told() -> bool:
+        return await listed(proxy, key) == sorted(names)
+
+    await eventually(told)
+
+
+async def ask(proxy: Any, model: str, messages: Any = ASKED, key: str = "none") -> str:
+    answer = await proxy.client(key).chat.completions.create(model=model, messages=messages)
+    return str(answer.choices[0].message.content)
+
+
+async def test_requests_go_by_their_model(proxy: Any, engines: Engines, eventually: Eventually) -> None:
+    one, two = await engines(2)
+    proxy.tell(backend("egret", one, models=("egret", "bird-7b")), backend("heron", two))
+    await serving(proxy, eventually, "bird-7b", "egret", "heron")
+    assert [await ask(proxy, name) for name in ("egret", "bird-7b", "heron")] == [str(e.port) for e in (one, one, two)]
+    assert one.got[1]["model"] == "bird-7b"
+    assert (await proxy.client("none").models.retrieve("heron")).id == "heron"
+    with pytest.raises(openai.NotFoundError, match="'ibis\"' is not served here") as unknown:
+        await ask(proxy, 'ibis"')
+    assert unknown.value.code == "model_not_found"
+    async with anthropic.AsyncAnthropic(base_url=proxy.url.removesuffix("/v1"), api_key="x", max_retries=0) as there:
+        with pytest.raises(anthropic.NotFoundError, match="'ibis' is not served here"):
+            await there.messages.create(model="ibis", max_tokens=1, messages=ASKED)
+    bodies: tuple[Any, ...] = ({}, ["egret"], {"model": 5}, None)
+    for body in bodies:
+        with pytest.raises(openai.BadRequestError, match="names none"):
+            await proxy.client("none").post("/completions", body=body, cast_to=object)
+    proxy.tell(backend("heron", two), backend("stork", one))
+    await serving(proxy, eventually, "heron", "stork")
+    assert await ask(proxy, "stork") == str(one.port)
+    with pytest.raises(openai.NotFoundError):
+        await ask(proxy, "egret")
+
+
+async def test_an_answer_comes_as_it_is_made_and_a_change_cuts_none(
+    proxy: Any, engines: Engines, eventually: Eventually
+) -> None:
+    one, two = await engines(2)
+    proxy.tell(backend("egret", one))
+    await serving(proxy, eventually, "egret")
+    one.held.clear()
+    stream = await proxy.client("none").chat.completions.create(model="egret", messages=ASKED, stream=True)
+    said = [(await anext(stream)).choices[0].delta.content]
+    assert await proxy.admin.active() == 1
+    proxy.tell(backend("heron", two), keys=KEYS)
+    await serving(proxy, eventually, "heron", key=KEYS[1])
+    await proxy.admin.drain()
+    one.held.set()
+    said += [each.choices[0].delta.content async for each in stream]
+    assert said == ["first", "last"]
+
+
+async def test_who_brings_no_key_learns_nothing_else(proxy: Any, engines: Engines, eventually: Eventually) -> None:
+    [one] = await engines(1)
+    proxy.tell(backend("egret", one), keys=KEYS)
+    await serving(proxy, eventually, "egret", key=KEYS[0])
+    assert await ask(proxy, "egret", key=KEYS[1]) == str(one.port)
+    for work in (listed(proxy, "sk-lef"), ask(proxy, "egret", key="wrong"), ask(proxy, "ibis", key="x")):
+        with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+            await work
+    async with aiohttp.ClientSession() as session:
+        for path, head in (("/health", {}), ("/v1/models", {"x-api-key": KEYS[1]})):
+            async with session.get(proxy.url.removesuffix("/v1") + path, headers=head) as answer:
+                assert answer.status == 200
+    proxy.tell(backend("egret", one), keys=KEYS[:1])
+
+    async def taken_back() -> bool:
+        try:
+            await listed(proxy, KEYS[1])
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    await eventually(taken_back)
+    assert await listed(proxy, KEYS[0]) == ["egret"]
+    assert len(one.got) == 1
+
+
+async def test_what_begins_alike_goes_to_one_pod_until_it_has_its_share(
+    proxy: Any, engines: Engines, eventually: Eventually
+) -> None:
+    pods = await engines(3)
+    proxy.tell(backend("egret", *pods))
+    await serving(proxy, eventually, "egret")
+    first = []
+    for topic in range(12):
+        turns: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"topic {topic}" * 9}]
+        said = [await ask(proxy, "egret", turns)]
+        for turn in range(2):
+            turns += [{"role": "assistant", "content": f"an answer {turn}"}, {"role": "user", "content": "and more"}]
+            said.append(await ask(proxy, "egret", turns))
+        assert len(set(said)) == 1, "a conversation changed its pod"
+        first.append(said[0])
+    assert len(set(first)) > 1, "all conversations went to one pod"
+    for each in pods:
+        each.held.clear()
+    asked = []
+    for number in range(1, 25):
+        asked.append(asyncio.create_task(ask(proxy, "egret")))
+        await eventually(lambda number=number: sum(len(each.got) for each in pods) == 36 + number)
+    for each in pods:
+        each.held.set()
+    load = Counter(await asyncio.gather(*asked))
+    assert max(load.values()) <= 12, "one pod got everything, though others had nothing to do"
+
+
+async def test_what_the_gateway_itself_refuses(proxy: Any, engines: Engines, eventually: Eventually) -> None:
+    [one] = await engines(1)
+    proxy.tell(backend("egret", one), backend("nobody"))
+    await serving(proxy, eventually, "egret", "nobody")
+    with pytest.raises(openai.APIStatusError, match="larger than 2 MiB") as large:
+        await ask(proxy, "egret", [{"role": "user", "content": "x" * (3 << 20)}])
+    assert large.value.status_code == 413
+    with pytest.raises(openai.InternalServerError, match="No pod of the model") as none:
+        await ask(proxy, "nobody")
+    assert (none.value.status_code, none.value.response.headers["retry-after"]) == (503, "5")
+    assert await ask(proxy, "egret", [{"role": "user", "content": "x" * (1 << 20)}]) == str(one.port)
