@@ -68,6 +68,7 @@ BINARIES: dict[str, Binary] = {
     },
     "coredns": Binary("coredns", "github.com/coredns/coredns", static=True),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "epp": Binary("epp", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp"),
     "pause": Binary("pause", ".", static=True),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),

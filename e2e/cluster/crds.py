@@ -36,6 +36,15 @@ MODULES = {
         "h1:cjtwMJYcTnLXBYE5ffR1/hHhn7U1aIFfe2RITYmOXVA=",
         ("config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",),
     ),
+    # What the endpoint picker follows besides, at the last version that has a picker (see `binaries.py`).
+    "inference-picker": Module(
+        "sigs.k8s.io/gateway-api-inference-extension@v1.5.0",
+        "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070=",
+        tuple(
+            f"config/crd/bases/inference.networking.x-k8s.io_inference{plural}.yaml"
+            for plural in ("objectives", "modelrewrites")
+        ),
+    ),
     "monitoring": Module(
         "github.com/prometheus-operator/prometheus-operator@v0.85.0",
         "h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
