@@ -25,7 +25,6 @@ from stoker_operator import handlers, metrics, process
 from stoker_operator.apply.retention import sweep
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
-from stoker_operator.cluster.kinds import Kind
 from stoker_operator.cluster.lease import Lease
 from stoker_operator.cluster.queue import Key, WorkQueue
 from stoker_operator.cluster.turns import Turns
@@ -74,10 +73,12 @@ async def resync(cluster: Cluster, queue: WorkQueue, settings: Settings) -> None
         try:
             for namespace in settings.namespaces or ("",):
                 await sweep(cluster, namespace, without=settings.exclude_namespaces)
-                services = await cluster.list_all(kinds.INFERENCE_SERVICE, namespace)
-                for index, item in enumerate(services):
-                    key = (item["metadata"]["namespace"], item["metadata"]["name"])
-                    await queue.add(key, index * settings.resync_seconds / (2 * len(services)))
+                keys: list[Key] = []
+                # A page at a time: what 5,000 services are parsed to would be most of the operator's memory.
+                async for items, _ in cluster.pages(kinds.INFERENCE_SERVICE, namespace, ""):
+                    keys += [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items]
+                for index, key in enumerate(keys):
+                    await queue.add(key, index * settings.resync_seconds / (2 * len(keys)))
         except ApiError as error:
             log.warning("resync: %s", error)
         await asyncio.sleep(settings.resync_seconds)
@@ -106,11 +107,14 @@ async def lead(
 ) -> None:
     """Reconcile until `stop` is set."""
 
-    async def changed(kind: Kind, meta: Mapping[str, Any]) -> None:
-        for key in handlers.concerned(kind, meta):
+    async def child_changed(meta: Mapping[str, Any]) -> None:
+        for key in handlers.owners(meta["namespace"], meta):
             await queue.add(key)
 
-    mirror = Mirror(cluster, settings.namespaces, changed)
+    async def service_changed(meta: Mapping[str, Any]) -> None:
+        await queue.add((meta["namespace"], meta["name"]))
+
+    mirror = Mirror(cluster, settings.namespaces, child_changed, service_changed)
 
     async def wake(key: Key) -> None:
         await queue.add(key)

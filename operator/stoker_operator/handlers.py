@@ -12,7 +12,6 @@ from typing import Any
 
 import kopf
 
-from stoker_operator.cluster.kinds import INFERENCE_SERVICE, Kind
 from stoker_operator.cluster.queue import Key
 from stoker_operator.manifests.cache import USER_PREFIX
 from stoker_operator.manifests.identity import INSTANCE
@@ -55,13 +54,6 @@ def registry(enqueue: Callable[[Key], Awaitable[None]]) -> kopf.OperatorRegistry
         await enqueue((namespace or "", name))
 
     return handlers
-
-
-def concerned(kind: Kind, meta: Any) -> set[Key]:
-    """The services that an object's change concerns: itself, or those that it belongs to."""
-    if kind is INFERENCE_SERVICE:
-        return {(meta["namespace"], meta["name"])}
-    return owners(meta["namespace"], meta)
 
 
 def owners(namespace: str, meta: Any) -> set[Key]:

@@ -52,7 +52,7 @@ class Settings:
     lease_seconds: float = 15.0
     workers: int = 16
     api_concurrency: int = 32
-    reconciles_per_second: float = 50.0
+    reconciles_per_second: float = 200.0
     resync_seconds: float = 300.0
     http_port: int = 8080
     http_host: str = "0.0.0.0"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker_operator.cluster import kinds
-from stoker_operator.handlers import concerned, owners, registry, settings
+from stoker_operator.handlers import owners, registry, settings
 
 REFERENCE = {"kind": "InferenceService", "name": "owner"}
 
@@ -25,12 +24,6 @@ REFERENCE = {"kind": "InferenceService", "name": "owner"}
 )
 def test_owners(meta: dict[str, Any], expected: set[str]) -> None:
     assert owners("ns", meta) == {("ns", name) for name in expected}
-
-
-def test_a_service_concerns_itself_whatever_it_carries() -> None:
-    meta = {"namespace": "ns", "name": "own", "labels": {"app.kubernetes.io/instance": "another"}}
-    assert concerned(kinds.INFERENCE_SERVICE, meta) == {("ns", "own")}
-    assert concerned(kinds.JOB, meta) == {("ns", "another")}
 
 
 async def ignore(key: tuple[str, str]) -> None:

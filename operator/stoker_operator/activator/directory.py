@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker_operator.cluster.api import ApiError, Cluster
-from stoker_operator.cluster.kinds import ENDPOINT_SLICE, Kind
+from stoker_operator.cluster.kinds import ENDPOINT_SLICE
 from stoker_operator.cluster.queue import Key
 from stoker_operator.manifests.activation import (
     COMPONENT_NAME,
@@ -99,7 +99,7 @@ class Directory:
         for key in self._told | {key for each in self._mirror.known(ENDPOINT_SLICE) if (key := _key(each["metadata"]))}:
             await self._tell(key)
 
-    async def _slice_changed(self, _: Kind, meta: Mapping[str, Any]) -> None:
+    async def _slice_changed(self, meta: Mapping[str, Any]) -> None:
         key = _key(meta)
         # While the first list is read the mirror knows only a part.
         if key is not None and self._listed:

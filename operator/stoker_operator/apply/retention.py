@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,26 +26,21 @@ Object = Mapping[str, Any]
 FIELD_MANAGER = "stoker-operator-retention"
 
 
-async def sweep(
-    cluster: Cluster, namespace: str, now: datetime | None = None, without: Collection[str] = ()
-) -> None:
+async def sweep(cluster: Cluster, namespace: str, now: datetime | None = None, without: Collection[str] = ()) -> None:
     """Look at every cache claim of a namespace ("": of all but those of `without`). Raises ApiError."""
     ours = f"{MANAGED_BY}=stoker"
-    claims = await cluster.list_all(kinds.CLAIM, namespace, CACHE_LABEL)
-    if not any(map(retain_seconds, claims)):
-        return
-    services, deployments, pods = await asyncio.gather(
-        cluster.list_all(kinds.INFERENCE_SERVICE, namespace),
-        cluster.list_all(kinds.DEPLOYMENT, namespace, ours),
-        cluster.list_all(kinds.POD, namespace, ours),
-    )
-
-    def of(items: Iterable[Object], where: str) -> list[Object]:
-        return [item for item in items if item["metadata"]["namespace"] == where]
-
-    for where in sorted({str(claim["metadata"]["namespace"]) for claim in claims} - set(without)):
-        used = claims_in_use(of(services, where), of(deployments, where), of(pods, where))
-        for step in plan_retention(of(claims, where), used, now or datetime.now(UTC)):
+    found: set[str] = set()
+    async for claims, _ in cluster.pages(kinds.CLAIM, namespace, CACHE_LABEL):
+        found |= {str(claim["metadata"]["namespace"]) for claim in claims if retain_seconds(claim)}
+    # One namespace at a time: a cluster's pods, taken apart at once, are more than the operator may hold.
+    for where in sorted(found - set(without)):
+        kept, services, deployments, pods = await asyncio.gather(
+            cluster.list_all(kinds.CLAIM, where, CACHE_LABEL),
+            cluster.list_all(kinds.INFERENCE_SERVICE, where),
+            cluster.list_all(kinds.DEPLOYMENT, where, ours),
+            cluster.list_all(kinds.POD, where, ours),
+        )
+        for step in plan_retention(kept, claims_in_use(services, deployments, pods), now or datetime.now(UTC)):
             await _carry_out(cluster, step)
 
 

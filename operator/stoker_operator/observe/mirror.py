@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ _FIELDS_ASKED = (DEPLOYMENT.kind, CLAIM.kind)
 _LEVEL, _WINDOW, _MEMORY = 1, -14, 7
 Place = tuple[str, str]
 K = TypeVar("K")
-Changed = Callable[[Kind, Mapping[str, Any]], Awaitable[None]]
+Changed = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,16 @@ class Mirror(Cluster):
     """A Cluster that answers for services and the operator's own children from memory; everything else it asks the API
     server.
 
-    `namespaces` empty: all. `changed` is told the kind and the metadata of everything that a watch tells of.
+    `namespaces` empty: all. `changed` is told the metadata of every child that a watch tells of, and `service_changed`
+    that of every service; None: nobody is.
     """
 
-    def __init__(self, cluster: Cluster, namespaces: Iterable[str], changed: Changed) -> None:
+    def __init__(
+        self, cluster: Cluster, namespaces: Iterable[str], changed: Changed, service_changed: Changed | None = None
+    ) -> None:
         self._share(cluster)
         self._namespaces = tuple(namespaces) or ("",)
-        self._changed = changed
+        self._changed, self._service_changed = changed, service_changed
         self._shelves: dict[str, _Shelf] = {}
         self._listing = asyncio.Lock()
 
@@ -164,10 +167,14 @@ class Mirror(Cluster):
         names = shelf.named.get((namespace, instance), ()) if instance else shelf.inside.get(namespace, ())
         return [shelf.read((namespace, name)) for name in sorted(names)]
 
-    def known(self, kind: Kind) -> list[Object]:
-        """The objects of a kind that is followed already, in all namespaces."""
+    def known(self, kind: Kind) -> Iterator[Object]:
+        """The objects of a kind that is followed already, in all namespaces, unpacked one at a time; who takes his time
+        sees each as it is then, and none that is gone.
+        """
         shelf = self._shelves.get(kind.kind)
-        return [shelf.read(place) for place in shelf.entries] if shelf is not None else []
+        for place in tuple(shelf.entries) if shelf is not None else ():
+            if shelf is not None and place in shelf.entries:
+                yield shelf.read(place)
 
     async def apply(
         self, kind: Kind, manifest: Mapping[str, Any], subresource: str = "", manager: str = FIELD_MANAGER
@@ -221,7 +228,7 @@ class Mirror(Cluster):
                 for item in items:
                     there.add(item["metadata"]["uid"])
                     if shelf.put(item):
-                        await self._changed(kind, item["metadata"])
+                        await self._tell(kind, item["metadata"])
         gone = [
             shelf.read(place)["metadata"]
             for place, entry in shelf.entries.items()
@@ -229,7 +236,7 @@ class Mirror(Cluster):
         ]
         for meta in gone:
             shelf.remove(meta, version)
-            await self._changed(kind, meta)
+            await self._tell(kind, meta)
         return version
 
     async def _follow(self, kind: Kind, shelf: _Shelf, namespace: str, since: str) -> None:
@@ -251,12 +258,17 @@ class Mirror(Cluster):
                     backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
             await asyncio.sleep(backoff)
 
+    async def _tell(self, kind: Kind, meta: Mapping[str, Any]) -> None:
+        told = self._service_changed if kind is INFERENCE_SERVICE else self._changed
+        if told is not None:
+            await told(meta)
+
     async def _take(self, kind: Kind, shelf: _Shelf, event: str, item: Object) -> None:
         if event == "DELETED":
             shelf.remove(item["metadata"], item["metadata"]["resourceVersion"])
         elif not shelf.put(item):
             return  # an answer to a write told it before, and whoever wrote it knows
-        await self._changed(kind, item["metadata"])
+        await self._tell(kind, item["metadata"])
 
 
 def _chosen(kind: Kind) -> str:

@@ -64,9 +64,9 @@ class Followed(Mirror):
     def __init__(self, script: Scripted) -> None:
         self.script = script
         self.told: list[str] = []
-        super().__init__(script, (), self.note)
+        super().__init__(script, (), self.note, self.note)
 
-    async def note(self, _: Kind, meta: Mapping[str, Any]) -> None:
+    async def note(self, meta: Mapping[str, Any]) -> None:
         self.told.append(meta["name"])
 
     def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[tuple[list[Object], str]]:
@@ -221,7 +221,7 @@ async def test_on_a_real_api_server(
 ) -> None:
     told: list[str] = []
 
-    async def note(_: Kind, meta: Mapping[str, Any]) -> None:
+    async def note(meta: Mapping[str, Any]) -> None:
         told.append(meta["name"])
 
     mirror = Mirror(cluster, (namespace,), note)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
+import pytest
+
+from stoker_operator.observe import pulse as pulse_module
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.pulse import Pulse
@@ -31,8 +35,8 @@ class World:
         self.told: list[tuple[str, str]] = []
         self.pulse = Pulse(cast(Mirror, self), cast(PodClient, self), self.add)
 
-    def known(self, kind: Any) -> list[Object]:
-        return self.pods
+    def known(self, kind: Any) -> Iterator[Object]:
+        return iter(tuple(self.pods))
 
     async def word(self, ip: str, port: int) -> str | None:
         self.asked.append(ip)
@@ -81,3 +85,17 @@ async def test_only_who_is_said_to_be_ready_is_asked() -> None:
     assert await world.round() == []
     world.pods.append(pod("a") | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     assert await world.round() == []  # without an address nobody is asked
+
+
+async def test_thousands_are_asked_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("stoker_operator.observe.pulse.asyncio.sleep", note)
+    world = World(*(pod(f"pod-{number}") for number in range(777)))
+    world.dead = {"ip-pod-3", "ip-pod-700"}
+    assert await world.round() == [("ns", "of-pod-3"), ("ns", "of-pod-700")]
+    assert sum(slept) == pytest.approx(777 / pulse_module.A_SECOND)
+    assert len(slept) > 20, "all at once"

@@ -58,7 +58,7 @@ async def reconciler(
 ) -> AsyncIterator[Reconciler]:
     """The operator's, with an activator that is ready at an address where nobody listens."""
 
-    async def nobody(*_: Any) -> None:
+    async def nobody(_: Any) -> None:
         pass
 
     kubectl("create", "-f", "-", stdin=endpoint_slice("holders-1", SERVICE, "10.99.0.7", 8080))

@@ -41,7 +41,7 @@ class Arena:
         self.cluster, self._runner = cluster, runner
         self.touched: dict[str, Touch] = {}
         self.dead = dead
-        self.mirror = Mirror(cluster, (), self._changed)
+        self.mirror = Mirror(cluster, (), self._changed, self._changed)
         self._patch = pytest.MonkeyPatch()
         self._garbage = gc.get_threshold()
         # As in the operator's process: a third of what a walk computes was to look for cycles.
@@ -72,7 +72,7 @@ class Arena:
         # A TLS connection ends when both sides said so, for which the loop has to live.
         await asyncio.sleep(0.5)
 
-    async def _changed(self, _: kinds.Kind, meta: Mapping[str, Any]) -> None:
+    async def _changed(self, meta: Mapping[str, Any]) -> None:
         touch = self.touched.get(meta["namespace"])
         if touch is not None:
             touch.count += 1

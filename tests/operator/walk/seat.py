@@ -27,7 +27,8 @@ class Seat(Mirror):
 
     def __init__(self, mirror: Mirror) -> None:
         self._share(mirror)
-        self._namespaces, self._changed, self._listing = mirror._namespaces, mirror._changed, mirror._listing
+        self._namespaces, self._listing = mirror._namespaces, mirror._listing
+        self._changed, self._service_changed = mirror._changed, mirror._service_changed
         self._shelves = mirror._shelves
         self.service: Object = {}
         self.writes: list[str] = []
