@@ -54,6 +54,7 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
     [
         {"uri": "hf://org/model", "endpoint": "http://hub", "files": {"allow": ["*.gguf"], "ignore": ["x", "y"]}},
         {"uri": "https://host/m.gguf", "sha256": {"m.gguf": "ab" * 32}},
+        {"uri": "modelscope://org/model", "endpoint": "http://scope", "secretRef": {"name": "token"}},
         {"uri": "s3://bucket/team/m", "endpoint": "http://minio:9000", "secretRef": {"name": "keys"}},
         {"uri": "oci://registry.internal:5000/team/m:v1", "secretRef": {"name": "login"}},
         {"uri": "file:///weights/m.gguf"},
@@ -73,6 +74,7 @@ def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, mo
         True,
     )
     assert options.ignore == model.get("files", {}).get("ignore", [])
+    assert options.endpoint == model.get("endpoint", "")
     command, *rest = arguments(manifests.lookup_job(built, settings, datetime.now(UTC)), "lookup")
     looked = fetch_cli._options(rest)
     assert (command, looked.resolve, looked.uri_flag) == ("fetch", True, model["uri"])

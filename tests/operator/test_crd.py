@@ -37,6 +37,7 @@ GOOD: list[dict[str, Any]] = [
     {"runtime": {"image": "r/newer:2", "args": ["--portable", "x"], "env": [{"name": "STOKER_NEW", "value": "1"}]}},
     {"runtime": {"env": [{"name": "STOKER_API_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
     {"model": {"uri": "hf://a/b", "revision": "v2", "updatePolicy": "Follow"}},
+    {"model": {"uri": "modelscope://a/b-1.5/c.gguf", "revision": "v1", "secretRef": {"name": "t", "key": "k"}}},
     {"model": {"uri": "gs://bucket/x", "updatePolicy": "Follow"}, "cache": {"pvc": {"size": "9Gi"}}},
     {"autoscaling": {"max": 4}},
     {"autoscaling": {"engine": "External", "max": 4}, "replicas": 3},

@@ -343,7 +343,8 @@ def credentials(service: InferenceService) -> dict[str, Any]:
     if service.model.in_store:
         return {"env": environment, "envFrom": [{"secretRef": {"name": secret.name}}]}
     reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
-    return {"env": [*environment, {"name": "HF_TOKEN", "valueFrom": reference}]}
+    name = "MODELSCOPE_API_TOKEN" if service.model.scheme == "modelscope" else "HF_TOKEN"
+    return {"env": [*environment, {"name": name, "valueFrom": reference}]}
 
 
 def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: bool) -> list[str]:

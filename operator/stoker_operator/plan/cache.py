@@ -43,7 +43,7 @@ from stoker_operator.plan.verification import is_verification, plan_verification
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import human_bytes
-from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService, remembered_model
+from stoker_operator.spec.service import HUBS, FetchedModel, FetchFailure, InferenceService, remembered_model
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0
@@ -346,7 +346,7 @@ def _why_fetch(service: InferenceService, latest: Object | None, broken: FetchFa
         return "the report of the attempt before is lost"
     if service.in_place:
         return f"{service.model.uri} is served where it lies and was not hashed yet"
-    at = f" at {service.model.revision}" if service.model.uri.startswith("hf://") else ""  # others have no revisions
+    at = f" at {service.model.revision}" if service.model.scheme in HUBS else ""  # others have no revisions
     where = "is not on the volume yet" if service.cache.has_volume else "was not fetched yet"
     return f"{service.model.uri}{at} {where}"
 

@@ -64,13 +64,14 @@ NAME_MAX = 40
 # The namespace's own ServiceAccount and Service, and the Service that scrapers of another service use.
 RESERVED_NAME_PATTERN = r"^(default|kubernetes)$|-metrics$"
 URI_PATTERN = (
-    r"^(hf://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|(s3|gs|az)://[a-z0-9$][a-z0-9._-]+[a-z0-9](/[^ ?#]*)?"
+    r"^((hf|modelscope)://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|(s3|gs|az)://[a-z0-9$][a-z0-9._-]+[a-z0-9](/[^ ?#]*)?"
     r"|oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]+)?"
     r"|https://[^/ ]+/[^ ]+|file:///[^ ]+"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
 )
 ACCOUNT_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
 STORES = ("s3", "gs", "az")
+HUBS = ("hf", "modelscope")
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
@@ -115,7 +116,7 @@ class Model:
 
     @property
     def scheme(self) -> str:
-        """hf, s3, gs, az, oci, https, file or pvc."""
+        """hf, modelscope, s3, gs, az, oci, https, file or pvc."""
         return self.uri.partition("://")[0]
 
     @property
@@ -299,8 +300,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     """The CRD's CEL rules that look at more than one field, in the same words."""
     model, resources = service.model, service.resources
     found = []
-    if model.secret_ref and not (model.in_store or model.scheme in ("hf", "https", "oci")):
-        found.append("spec.model.secretRef: only hf://, https://, oci:// and object stores take a token or keys")
+    if model.secret_ref and not (model.in_store or model.scheme in (*HUBS, "https", "oci")):
+        found.append("spec.model.secretRef: only hubs, https://, oci:// and object stores take a token or keys")
     if model.secret_ref and (model.in_store or model.scheme == "oci") and model.secret_ref.key != "token":
         found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
@@ -309,10 +310,10 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.updatePolicy: Follow needs a cache volume, cache.mode Auto or PVC")
     if model.service_account and service.cache.mode == "None":
         found.append("spec.model.serviceAccountName: with cache.mode None pods fetch, and they have no identity")
-    if model.endpoint and not (model.in_store or model.scheme in ("hf", "oci")):
-        found.append("spec.model.endpoint: only hf://, oci:// and object stores have an endpoint")
-    if model.revision != "main" and model.scheme != "hf":
-        found.append("spec.model.revision: only hf:// sources have revisions")
+    if model.endpoint and not (model.in_store or model.scheme in (*HUBS, "oci")):
+        found.append("spec.model.endpoint: only hubs, oci:// and object stores have an endpoint")
+    if model.revision != "main" and model.scheme not in HUBS:
+        found.append("spec.model.revision: only hf:// and modelscope:// sources have revisions")
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
     if resources.gpu_products and not resources.on_gpu:

@@ -73,11 +73,11 @@ def _published(uri: str, revision: str, only: tuple[str, ...], say: Say) -> str:
     from stoker_runtime.fetch.progress import Progress, Terminal
     from stoker_runtime.fetch.volume import DEFAULT_ROOT, Volume
 
-    if revision:
+    if revision and not uri.startswith("modelscope://"):
         raise ConfigError(f"revision is {revision!r}, but only a hub has revisions; leave it out.", param="revision")
     root, stop, progress = DEFAULT_ROOT.expanduser(), threading.Event(), Progress()
-    whole = Order(uri, root, endpoint=endpoint_for(uri, ""))
-    order = whole if not only or Volume(root).recall(whole.key("")) else replace(whole, only=only)
+    whole = Order(uri, root, revision, endpoint=endpoint_for(uri, ""))
+    order = whole if not only or Volume(root).recall(whole.key(revision)) else replace(whole, only=only)
     try:
         with stopped_by_signals(stop), Terminal(progress, log=say) as terminal:
             path = serve_path(Prefetch(order, progress, stop, terminal.say, Patience()).run())

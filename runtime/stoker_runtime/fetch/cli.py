@@ -183,8 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     uris = (
-        "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], s3://BUCKET/PREFIX[/FILE.gguf] (so gs://, az://), "
-        "oci://REGISTRY/NAME:TAG, https://…, file:///PATH or pvc://CLAIM/PATH"
+        "hf://ORG/REPO[/FILE.gguf|:Q4_K_M], modelscope://… (the same), s3://BUCKET/PREFIX[/FILE.gguf] (so gs://, "
+        "az://), oci://REGISTRY/NAME:TAG, https://…, file:///PATH or pvc://CLAIM/PATH"
     )
     add("uri", nargs="?", default="", help=uris)
     add("--uri", dest="uri_flag", metavar="URI", default="", help="the same, as a flag")

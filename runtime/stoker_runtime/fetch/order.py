@@ -22,6 +22,7 @@ from stoker_runtime.fetch.web import Web, WebFile
 
 _ENDPOINTS = {
     "hf": ("HF_ENDPOINT",),
+    "modelscope": ("MODELSCOPE_ENDPOINT",),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
@@ -62,7 +63,7 @@ class Order:
         parts: list[object] = [self.uri, revision, self.allow, self.ignore, sorted(self.sha256.items())]
         parts += [self.only] if self.only else []
         # Two servers have buckets of one name; a hub's mirror has the same commits.
-        if self.endpoint and self.uri.partition("://")[0] in (*STORES, "oci"):
+        if self.endpoint and self.uri.partition("://")[0] in (*STORES, "oci", "modelscope"):
             parts.append({"endpoint": self.endpoint})
         text = json.dumps(parts)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -93,6 +94,11 @@ def opened(order: Order, reference: Reference) -> Iterator[Source]:
 
         with Artifact(reference, order.endpoint, order.parallel + 2) as artifact:
             yield artifact
+    elif reference.scheme == "modelscope":
+        from stoker_runtime.fetch.modelscope.source import ModelScope
+
+        with ModelScope(reference, order.endpoint, order.parallel + 2) as repository:
+            yield repository
     elif reference.scheme == "https":
         web = Web(order.token if order.send_token else "", connections=order.parallel + 2)
         try:

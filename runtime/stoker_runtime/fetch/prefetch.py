@@ -190,7 +190,7 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
     """The files that an order means, with its digests pinned on them. Raises FetchError."""
     offered = {file.name: file for file in listing.files}
     names = list(offered)
-    if reference.scheme in ("hf", "oci", *STORES) or len(offered) > 1:
+    if reference.scheme in ("hf", "modelscope", "oci", *STORES) or len(offered) > 1:
         only = order.only if "config.json" in offered and not reference.file else ()
         names = select(
             names,

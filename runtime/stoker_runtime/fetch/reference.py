@@ -3,6 +3,7 @@
     hf://ORG/REPO                 every file the default choice takes
     hf://ORG/REPO/PATH/FILE.gguf  that file alone (with its other parts, when it is split)
     hf://ORG/REPO:Q4_K_M          the one GGUF model of that quantization
+    modelscope://ORG/REPO         the same three forms, of ModelScope
     https://HOST/PATH/FILE        that file alone
     file:///PATH                  a folder or a file on this machine
     pvc://CLAIM/PATH              a folder or a file on the volume CLAIM, mounted under --mount-root
@@ -29,10 +30,9 @@ STORES = ("s3", "gs", "az")
 """Object stores."""
 MOVING = ("hf", "oci", *STORES)
 """Those that have revisions: a branch, a tag, the state of a prefix."""
-SCHEMES = ("hf", *STORES, "oci", "https", "http", "file", "pvc")
-PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "oci://", "https://")
+SCHEMES = ("hf", "modelscope", *STORES, "oci", "https", "http", "file", "pvc")
+PUBLISHED = (*(f"{scheme}://" for scheme in STORES), "oci://", "modelscope://", "https://")
 """How URIs begin that a server takes in the place of a path, beside the hub's."""
-_PLANNED = ("modelscope",)
 # The longest key that the three stores take is 1,024 bytes; names of buckets and containers differ little.
 _BUCKET = re.compile(r"[a-z0-9$][a-z0-9._-]{1,221}[a-z0-9]")
 _ARTIFACT = re.compile(
@@ -67,10 +67,9 @@ def parse(text: str) -> Reference:
             "pvc://CLAIM/PATH."
         )
     if scheme not in SCHEMES:
-        later = " is not supported yet" if scheme in _PLANNED else " is not known"
-        raise BadRequest(f"The scheme {scheme!r} of {text!r}{later}; supported are {', '.join(SCHEMES)}.")
-    if scheme == "hf":
-        return _hub(text, rest)
+        raise BadRequest(f"The scheme {scheme!r} of {text!r} is not known; supported are {', '.join(SCHEMES)}.")
+    if scheme in ("hf", "modelscope"):
+        return replace(_hub(text, rest, scheme), scheme=scheme)
     if scheme in ("http", "https"):
         return _web(text, rest)
     if scheme == "pvc":
@@ -100,16 +99,16 @@ def relative_path(name: str, where: str) -> str:
     return name
 
 
-def _hub(text: str, rest: str) -> Reference:
+def _hub(text: str, rest: str, scheme: str = "hf") -> Reference:
     head, colon, quantization = rest.partition(":")
     parts = head.split("/")
     if "@" in rest:
         raise BadRequest(f"{text!r} holds an '@'; give the branch, tag or commit as --revision.")
     if len(parts) < 2 or not all(_NAME.fullmatch(part) for part in parts[:2]):
-        raise BadRequest(f"{text!r} names no repository; write it as hf://ORG/REPO or hf://ORG/REPO/FILE.")
+        raise BadRequest(f"{text!r} names no repository; write it as {scheme}://ORG/REPO or {scheme}://ORG/REPO/FILE.")
     file = "/".join(parts[2:])
     if colon and (file or not _NAME.fullmatch(quantization)):
-        raise BadRequest(f"{text!r} names no GGUF model; write its quantization as hf://ORG/REPO:Q4_K_M.")
+        raise BadRequest(f"{text!r} names no GGUF model; write its quantization as {scheme}://ORG/REPO:Q4_K_M.")
     place = "/".join(parts[:2])
     return Reference("hf", place, relative_path(file, text) if file else "", text, quantization)
 

@@ -65,7 +65,7 @@ class _Stream(Bounded, httpx.SyncByteStream):
 
 
 class Web:
-    """An HTTP client for one source. `token` is sent as a bearer token when it is not empty."""
+    """An HTTP client for one source. `token` is sent as a bearer token when it is not empty, and so is `cookie`."""
 
     def __init__(
         self,
@@ -75,10 +75,13 @@ class Web:
         connections: int = 16,
         auth: httpx.Auth | None = None,
         accept: str = "*/*",
+        cookie: str = "",
     ) -> None:
         headers = {"user-agent": "/".join(product()), "accept-encoding": "identity", "accept": accept}
         if token:
             headers["authorization"] = f"Bearer {token}"
+        if cookie:
+            headers["cookie"] = cookie
         self._client = httpx.Client(
             headers=headers,
             auth=auth,

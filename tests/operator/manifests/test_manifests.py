@@ -253,6 +253,10 @@ def test_a_token_is_never_on_a_command_line(service: Build, settings: Settings) 
     [token] = [item for item in fetch["env"] if item["name"] == "HF_TOKEN"]
     assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub-token", "key": "token"}}}
     assert not any("token" in argument.lower() for argument in fetch["args"])
+    scope = service(model={"uri": "modelscope://a/b", "secretRef": {"name": "t", "key": "sdk"}})
+    [fetch] = containers(manifests.prefetch_job(scope, settings, "v", 1))
+    assert [item["name"] for item in fetch["env"]] == ["HOME", "MODELSCOPE_API_TOKEN"]
+    assert fetch["env"][1]["valueFrom"] == {"secretKeyRef": {"name": "t", "key": "sdk"}}
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

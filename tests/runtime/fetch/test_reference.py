@@ -12,6 +12,7 @@ from stoker_runtime.fetch.reference import parse, relative_path
     ("text", "scheme", "place", "file"),
     [
         ("hf://Qwen/Qwen2.5-7B-Instruct", "hf", "Qwen/Qwen2.5-7B-Instruct", ""),
+        ("modelscope://Qwen/Qwen3-0.6B", "modelscope", "Qwen/Qwen3-0.6B", ""),
         ("hf://org/repo/sub/model.Q4_1.gguf", "hf", "org/repo", "sub/model.Q4_1.gguf"),
         ("https://host/dir/m.gguf?sig=1", "https", "https://host/dir/m.gguf?sig=1", "m.gguf"),
         ("file:///models/x", "file", "/models/x", ""),
@@ -54,7 +55,7 @@ def test_the_text_for_a_status_holds_no_signature() -> None:
         ("oci://registry", "names no artifact; write it as oci://REGISTRY/NAME:TAG"),
         ("oci://registry/name:v1@sha256:12", "names no artifact"),
         ("oci://registry/../x", "names no artifact"),
-        ("modelscope://org/name", "not supported yet"),
+        ("modelscope://only-org", "write it as modelscope://ORG/REPO"),
         ("ftp://host/file", "not known"),
     ],
 )
