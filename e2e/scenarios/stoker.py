@@ -6,7 +6,7 @@ import copy
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +150,13 @@ class Hub:
 
 
 @contextmanager
-def hub(kube: Kube, images: Images, name: str = "hub", *flags: str) -> Iterator[Hub]:
-    """A hub as a Deployment and a Service; restricted, like everything else."""
+def hub(
+    kube: Kube, images: Images, name: str = "hub", *flags: str, mounts: Mapping[str, tuple[str, str]] | None = None
+) -> Iterator[Hub]:
+    """A hub as a Deployment and a Service; restricted, like everything else.
+
+    `mounts`: what it sees besides its model, path → (ConfigMap, key).
+    """
     labels = {"app": name}
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
@@ -161,11 +166,18 @@ def hub(kube: Kube, images: Images, name: str = "hub", *flags: str) -> Iterator[
         "securityContext": security,
         "readinessProbe": {"httpGet": {"path": "/_log", "port": 8090}, "periodSeconds": 1},
     }
+    maps = {carrier for carrier, _ in (mounts or {}).values()}
+    if mounts:
+        # A whole ConfigMap would be a folder of links.
+        container["volumeMounts"] = [
+            {"name": carrier, "mountPath": path, "subPath": key} for path, (carrier, key) in mounts.items()
+        ]
     pod = {
         "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
+        "volumes": [{"name": carrier, "configMap": {"name": carrier}} for carrier in sorted(maps)],
     }
     template = {"metadata": {"labels": labels}, "spec": pod}
     head = {"metadata": {"name": name, "labels": labels}}

@@ -152,23 +152,31 @@ def test_no_right_is_a_wildcard_and_one_secret_can_be_read(render: Render) -> No
         ("inferencePool", {"inferencepools"}),
         ("prometheusOperator", {"podmonitors", "prometheusrules"}),
         ("dashboards", {"configmaps"}),
+        ("adapters", {"configmaps"}),
     ],
 )
 def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: set[str]) -> None:
     def rights(manifests: list[dict[str, Any]]) -> set[str]:
         return {resource for rule in own_rules(manifests) for resource in rule["resources"]}
 
-    on, off = (render("--set", f"features.{feature}={value}") for value in ("true", "false"))
+    # Two features share the right to ConfigMaps.
+    other = {"dashboards": "adapters", "adapters": "dashboards"}.get(feature)
+    alone = ("--set", f"features.{other}=false") if other else ()
+    on, off = (render("--set", f"features.{feature}={value}", *alone) for value in ("true", "false"))
     assert rights(on) - rights(off) == resources
     assert set(told(on).without) < set(told(off).without)
     assert len(set(told(off).without) - set(told(on).without)) == len(resources)
 
 
 def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
-    assert told(render()).without == ("ConfigMap",)
-    policies = [item["metadata"]["name"] for item in of_kind(render(), "ValidatingAdmissionPolicy")]
-    assert policies == ["stoker-system-stoker-engine-flags"]
-    assert not of_kind(render("--set=admission.engineFlags=false"), "ValidatingAdmissionPolicy")
+    assert told(render()).without == ("Dashboard",)
+    policies = {item["metadata"]["name"]: item for item in of_kind(render(), "ValidatingAdmissionPolicy")}
+    assert set(policies) == {"stoker-system-stoker-engine-flags", "stoker-system-stoker-config-maps"}
+    [rule] = policies["stoker-system-stoker-config-maps"]["spec"]["validations"]
+    assert "-adapters" in rule["expression"]
+    assert "-dashboard" not in rule["expression"]
+    off = render("--set=admission.engineFlags=false,features.adapters=false")
+    assert not of_kind(off, "ValidatingAdmissionPolicy")
 
 
 def told(manifests: list[dict[str, Any]]) -> Settings:

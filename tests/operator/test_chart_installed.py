@@ -24,6 +24,7 @@ CHART = ROOT / "charts" / "stoker"
 CRD = "crd/inferenceservices.stoker.dev"
 FEATURES = (
     "horizontalPodAutoscaler", "keda", "ingress", "gatewayApi", "inferencePool", "prometheusOperator", "dashboards",
+    "adapters",
 )  # fmt: skip
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 RIGHTS = (*CLUSTER_WIDE, "ServiceAccount", "Role", "RoleBinding")
@@ -116,7 +117,7 @@ async def test_the_right_to_dashboards_is_good_for_dashboards_alone(
             await restricted.apply(kinds.CONFIG_MAP, config_map(namespace, name, **labels))
         except ApiError as error:
             said = error.message
-        assert not said or "writes its own dashboards" in said
+        assert not said or "writes its own dashboards and lists of adapters" in said
         return bool(said)
 
     async def guarded() -> bool:
@@ -127,7 +128,9 @@ async def test_the_right_to_dashboards_is_good_for_dashboards_alone(
     assert await refused("other", **ours)
     assert await refused("users-dashboard", **ours), "labels of ours do not make a user's ConfigMap ours"
     assert not await refused("demo-dashboard", **ours)
-    for name, goes in (("users-own", False), ("users-dashboard", False), ("demo-dashboard", True)):
+    assert not await refused("demo-adapters", **ours)
+    gone = (("users-own", False), ("users-dashboard", False), ("demo-dashboard", True), ("demo-adapters", True))
+    for name, goes in gone:
         found = await cluster.get(kinds.CONFIG_MAP, namespace, name)
         assert found is not None
         try:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from stoker_operator.spec.engine_guard import PROTECTED
 from stoker_operator.spec.service import FetchedModel, InferenceService
 from stoker_runtime.fetch import cli as fetch_cli
 from stoker_runtime.metrics import ServerMetrics
+from stoker_runtime.serve.adapter_file import read_list
 from stoker_runtime.settings.parse import parse as parse_serve
 
 Build = Callable[..., InferenceService]
@@ -47,6 +49,29 @@ def test_the_engine_takes_its_arguments(service: Build, settings: Settings, mode
     assert (config.host, config.port, config.served_model_names) == ("0.0.0.0", 8000, ("a", "b"))
     assert (config.engine.max_model_len, config.engine.max_num_seqs, config.engine.seed) == (4096, 8, 7)
     assert config.drain_seconds == 90
+
+
+def test_the_engine_follows_the_list_that_the_operator_writes(
+    service: Build, settings: Settings, model: FetchedModel, tmp_path: Path
+) -> None:
+    adapters = [{"name": "team/sql", "uri": "hf://o/sql"}, {"name": "law", "uri": "s3://bucket/law"}]
+    built = service(model={"uri": "hf://org/model", "adapters": adapters}, runtime={"args": ["--max-lora-rank", "64"]})
+    config = parse_serve(arguments(deployment(built, settings, model), "engine")[1:], {})
+    assert (config.engine.enable_lora, config.engine.max_loras, config.engine.max_lora_rank) == (True, 4, 64)
+    assert not config.allow_runtime_lora_updating, "nobody loads what is not on the list"
+    listed = [
+        manifests.Listed(each["name"], f"sha256-{each['name'][:2]}", f"sha256:{each['name']}") for each in adapters
+    ]
+    carrier = manifests.adapter_list(built, listed)
+    folder, _, name = config.lora_modules_file.rpartition("/")
+    (tmp_path / name).write_text(carrier["data"][name])
+    assert [(each.name, each.path, each.digest) for each in read_list(tmp_path / name)] == [
+        (each.name, f"/models/{each.path}", each.digest) for each in listed
+    ]
+    pod = deployment(built, settings, model)["spec"]["template"]["spec"]
+    [volume] = [each["name"] for each in pod["volumes"] if each.get("configMap", {}).get("name") == "demo-adapters"]
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == volume]
+    assert (mount["mountPath"], mount["readOnly"], "subPath" in mount) == (folder, True, False)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,16 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"verify": "Always"}},
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "PVC", "retain": "24h", "pvc": {"size": "5Gi"}}},
     {"cache": {"pvc": {"existingClaim": "mine"}}},
+    {"model": {"uri": "hf://a/b", "adapters": []}, "runtime": {"args": ["--max-loras", "7"]}},
+    {"model": {"uri": "hf://a/b", "adapters": [{"name": f"team/{i}", "uri": "hf://o/l"} for i in range(64)]}},
+    {
+        "model": {
+            "uri": "pvc://claim/m",
+            "servedNames": ["base"],
+            "adapters": [{"name": "sql:2", "uri": "oci://r.io/l:1"}, {"name": "x", "uri": "pvc://other/dir"}],
+        },
+        "cache": {"mode": "PVC"},
+    },
     {"cache": {"retain": "8760h"}},
     {"cache": {"verify": "Scheduled"}},
     {"cache": {"verify": "Scheduled", "verifyEvery": "90m", "pvc": {"accessMode": "ReadWriteMany"}}},

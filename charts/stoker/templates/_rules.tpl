@@ -80,9 +80,9 @@
   resources: [podmonitors, prometheusrules]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
-{{- if .dashboards }}
+{{- if or .dashboards .adapters }}
 - apiGroups: [""]
-  resources: [configmaps]   # templates/dashboards.yaml narrows this to dashboards
+  resources: [configmaps]   # templates/config-maps.yaml narrows this to dashboards and lists of adapters
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- end }}

@@ -54,6 +54,9 @@ def runnable(found: Manifests) -> None:
         if template.sidecars or template.init_containers:
             text = "`stoker up` runs Stoker's own containers as processes, and no image"
             raise ManifestError(f"The {KIND} {name!r} has podTemplate.spec containers of its own; {text}.")
+        if parse(service).model.adapters is not None:
+            text = "`stoker up` has no ConfigMaps for pods to follow; run `stoker serve` with --lora-modules"
+            raise ManifestError(f"The {KIND} {name!r} has model.adapters; {text}.")
         if parse(service).resources.claims:
             text = "`stoker up` takes the GPUs that are there; give resources.gpus"
             raise ManifestError(f"The {KIND} {name!r} has resources.claims; {text}.")

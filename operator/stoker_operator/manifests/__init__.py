@@ -5,6 +5,15 @@ A new child: its builder in the file of its neighbours, exported here, planned i
 `cluster/kinds.py`; golden files in `tests/operator/manifests/golden` show it.
 """
 
+from stoker_operator.manifests.adapters import (
+    Listed,
+    adapter_list,
+    adapter_room,
+    as_model,
+    list_name,
+    listed_as,
+    read_list,
+)
 from stoker_operator.manifests.cache import (
     cache_key,
     claim_name,
@@ -45,9 +54,13 @@ from stoker_operator.manifests.workload import (
 
 __all__ = [
     "INFERENCE_POOL",
+    "Listed",
     "Manifest",
     "Variant",
+    "adapter_list",
+    "adapter_room",
     "applied_hash",
+    "as_model",
     "cache_key",
     "claim_name",
     "claim_users",
@@ -63,6 +76,8 @@ __all__ = [
     "is_repair",
     "labels",
     "left_claim",
+    "list_name",
+    "listed_as",
     "live_template_key",
     "lookup_job",
     "lookup_pod",
@@ -74,6 +89,7 @@ __all__ = [
     "prefetch_job",
     "prometheus_rule",
     "public_url",
+    "read_list",
     "record_manifest",
     "record_name",
     "retain_seconds",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from stoker_operator.manifests.adapters import adapter_room
 from stoker_operator.spec.engine_flags import count, given, number
 from stoker_operator.spec.quantity import GIB, quantity
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -24,12 +25,14 @@ KV_BYTES = {"Auto": 2, "BF16": 2, "FP16": 2, "FP8": 1}
 # What the engine chooses: tokens of a KV page, on a GPU and on a CPU; and on a CPU bytes of a key or value.
 PAGE_TOKENS, _CPU_PAGE_TOKENS = 64, 16
 _CPU_KV_BYTES = 4
+# Of one value of an adapter, at most.
+_ADAPTER_BYTES, _CPU_ADAPTER_BYTES = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them; `limit`:
-    resources.memory, 0 = unset.
+    """GiB of a pod. `engine`: its processes; `pool`: the KV pages; `weights`: where no GPU holds them; `adapters`: the
+    host's copies of them; `limit`: resources.memory, 0 = unset.
     """
 
     engine: float
@@ -37,11 +40,12 @@ class HostMemory:
     shm: float
     weights: float
     limit: float
+    adapters: float = 0.0
 
     @property
     def required(self) -> float:
         """All of it together."""
-        return self.engine + self.shm + self.weights + self.pool
+        return self.engine + self.shm + self.weights + self.pool + self.adapters
 
     @property
     def request(self) -> str:
@@ -53,6 +57,7 @@ class HostMemory:
         """The addition, for a message."""
         weights = f" + weights {self.weights:.1f}" if self.weights else ""
         parts = f"engine {self.engine:.1f} + /dev/shm {self.shm:.1f}{weights} + KV pages in host memory {self.pool:.1f}"
+        parts += f" + adapters {self.adapters:.1f}" if self.adapters else ""
         return f"{parts}: {self.required:.1f} GiB"
 
 
@@ -68,7 +73,17 @@ def host_memory(service: InferenceService, model: FetchedModel) -> HostMemory | 
         shm=float(quantity(service.runtime.shm_size)) / GIB,
         weights=0.0 if service.resources.on_gpu else model.bytes / GIB,
         limit=float(quantity(limit)) / GIB if limit else 0.0,
+        adapters=_adapter_bytes(service, model) / GIB,
     )
+
+
+def _adapter_bytes(service: InferenceService, model: FetchedModel) -> float:
+    """Of the host's copies of adapters; without a GPU of the slots, too."""
+    room = adapter_room(service, model)
+    if room is None:
+        return 0.0
+    copies = room.copies if service.resources.on_gpu else room.copies + room.slots
+    return float(copies * room.values * (_ADAPTER_BYTES if service.resources.on_gpu else _CPU_ADAPTER_BYTES))
 
 
 def _pool_bytes(service: InferenceService, model: FetchedModel) -> float:

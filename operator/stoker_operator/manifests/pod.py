@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from stoker_operator.manifests.identity import labels
+from stoker_operator.manifests.identity import labels, selector
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import InferenceService
 
@@ -63,6 +63,15 @@ def placement(service: InferenceService) -> dict[str, Any]:
         "affinity": _affinity(service),
     }
     return {key: value for key, value in wanted.items() if value}
+
+
+def beside_the_engine(service: InferenceService, affinity: dict[str, Any]) -> dict[str, Any]:
+    """The spec's affinity, and a wish for the node of the engine's pods."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector(service)}}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    pods = affinity.get("podAffinity") or {}
+    wishes = [*(pods.get(preferred) or ()), {"weight": 100, "podAffinityTerm": term}]
+    return affinity | {"podAffinity": {**pods, preferred: wishes}}
 
 
 def engine_metadata(service: InferenceService) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from stoker_operator.manifests.identity import (
     SOURCE_LABEL,
     Manifest,
     child,
-    selector,
     short_hash,
     stamped,
 )
@@ -77,7 +76,7 @@ def verify_pod(service: InferenceService, settings: Settings, model: FetchedMode
     tmp, _ = pod.scratch("100Mi")
     container = verify_container(service, settings, arguments)
     spec = pod.base_spec(service, settings)
-    placed = {"affinity": _beside_the_engine(service, spec.get("affinity") or {})}
+    placed = {"affinity": pod.beside_the_engine(service, spec.get("affinity") or {})}
     return (
         spec | placed | {"restartPolicy": "Never", "containers": [container], "volumes": [models_volume(service), tmp]}
     )
@@ -97,12 +96,3 @@ def verify_container(service: InferenceService, settings: Settings, arguments: l
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [pod.models_mount(read_only=True), {"name": "tmp", "mountPath": "/tmp"}],
     }
-
-
-def _beside_the_engine(service: InferenceService, affinity: dict[str, Any]) -> dict[str, Any]:
-    """The spec's affinity, and a wish for the node of the engine's pods."""
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector(service)}}
-    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    pods = affinity.get("podAffinity") or {}
-    wishes = [*(pods.get(preferred) or ()), {"weight": 100, "podAffinityTerm": term}]
-    return affinity | {"podAffinity": {**pods, preferred: wishes}}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.manifests import copies, pod
+from stoker_operator.manifests import adapters, copies, pod
 from stoker_operator.manifests.cache import (
     again_arguments,
     engine_volume,
@@ -156,6 +156,9 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
         # Group-readable: the pod's fsGroup is the engine's own group.
         volumes.append({"name": KEYS_VOLUME, "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
         mounts.append({"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True})
+    if service.model.adapters is not None:
+        volumes.append(adapters.list_volume(service))
+        mounts.append(adapters.list_mount())
     initial = _first_containers(service, settings, model)
     if service.cache.mode == "None":
         volumes += source_volumes(service)[0]
@@ -238,6 +241,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
     arguments += _limit_arguments(service)
     if service.observability.otlp_endpoint:
         arguments += ["--otlp-traces-endpoint", service.observability.otlp_endpoint]
+    arguments += adapters.engine_arguments(service)
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
     period = 2
     return {

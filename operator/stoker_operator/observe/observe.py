@@ -26,7 +26,7 @@ from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import Answer, Idle, Observed, Progress
+from stoker_operator.observe.snapshot import AdapterReport, Answer, Idle, Observed, Progress
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
@@ -47,8 +47,9 @@ async def observe(
     ours = f"{MANAGED_BY}=stoker,{INSTANCE}={service.name}"
     served = await cluster.served([kind for kind in kinds.OPTIONAL if kind.kind not in without])
     wanted = (*CHILDREN, *(kind for kind in kinds.OPTIONAL if kind.kind in served))
-    if kinds.POD_MONITOR.kind in served:
-        wanted += (kinds.CONFIG_MAP,)  # of the dashboard, which is made for the same clusters
+    dashboards = kinds.POD_MONITOR.kind in served and "Dashboard" not in without  # made for the same clusters
+    if dashboards or "AdapterList" not in without:
+        wanted += (kinds.CONFIG_MAP,)
     wanted = tuple(kind for kind in wanted if kind.kind not in without)
     lists = await asyncio.gather(
         *(cluster.list_all(kind, service.namespace, ours) for kind in wanted),
@@ -72,9 +73,10 @@ async def observe(
     if claim is None and service.cache.has_volume and not owns_claim(service):
         claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
         children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
-    progress, answer = await asyncio.gather(
+    progress, answer, adapters = await asyncio.gather(
         _progress(pods, service, children, fetch_pods),
         _answer(pods, service, state, [pod for pod in engine_pods if pod["metadata"]["name"] not in silent]),
+        _adapters(pods, service, engine_pods),
     )
     return Observed(
         children=children,
@@ -93,6 +95,7 @@ async def observe(
         answer=answer,
         silent=silent,
         warnings={name: word for name, word in words.items() if word},
+        adapters=adapters,
     )
 
 
@@ -106,6 +109,19 @@ async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: 
     words = await pod_words(pods, found[kinds.POD])
     silent = [name for name, word in words.items() if word is None]
     return rollout.read(deployment, found[kinds.REPLICA_SET], found[kinds.POD], silent=silent)
+
+
+async def _adapters(
+    pods: PodClient, service: InferenceService, engine_pods: Iterable[Object]
+) -> dict[str, tuple[AdapterReport, ...]]:
+    """What each ready pod says of its adapters, where the spec speaks of any."""
+    if service.model.adapters is None:
+        return {}
+    ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
+    addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
+    asked = {name: address for name, address in addresses.items() if address is not None}
+    said = await asyncio.gather(*(pods.adapters(*address) for address in asked.values()))
+    return {name: reports for name, reports in zip(asked, said, strict=True) if reports is not None}
 
 
 async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str, str | None]:

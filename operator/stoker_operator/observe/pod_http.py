@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from stoker_operator.observe.snapshot import Progress
+from stoker_operator.observe.snapshot import AdapterReport, Progress
 
 _LARGEST_ANSWER = 1 << 20
 _LARGEST_PAGE = 4 << 20
@@ -71,6 +71,17 @@ class PodClient:
                 warnings = body.get("warnings")
                 return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
         return None
+
+    async def adapters(self, ip: str, port: int) -> tuple[AdapterReport, ...] | None:
+        """What the engine there says of the adapters of its list; None when it does not answer, or follows no list."""
+        status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
+        found = body.get("adapters")
+        if status != 200 or not isinstance(found, list):
+            return None
+        keys = ("name", "digest", "state", "reason", "message")
+        return tuple(
+            AdapterReport(*(str(each.get(key, "")) for key in keys)) for each in found if isinstance(each, dict)
+        )
 
     async def page(self, ip: str, port: int, path: str) -> str:
         """A page of text, as /metrics is; "" when the pod does not give it."""

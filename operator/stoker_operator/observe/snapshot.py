@@ -37,6 +37,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """What a pod says of one adapter of its list: `state` is loaded, loading or refused, `digest` the list's.
+
+    `reason` and `message` say why it is refused.
+    """
+
+    name: str
+    digest: str
+    state: str
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """For how many seconds every pod has had no request; 0 where one has, or does not say: then `why` tells which."""
 
@@ -57,7 +71,8 @@ class Observed:
     `idle` says how long the pods have had no request (None = nobody looked); `activators` are the addresses of the
     activator's pods, and `port` is the one at which they answer for this service, 0 = it has none.
     `silent` are the pods that are said to be ready and do not answer, `warnings` what others say is wrong; `unmounted`
-    is why pods, by uid, could not have their keys mounted anew.
+    is why pods, by uid, could not have their keys mounted anew. `adapters` is what ready pods say of theirs, by the
+    pod's name; one that follows no list is not there.
     """
 
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
@@ -87,6 +102,7 @@ class Observed:
     silent: frozenset[str] = frozenset()
     warnings: Mapping[str, str] = field(default_factory=dict)
     unmounted: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, tuple[AdapterReport, ...]] = field(default_factory=dict)
 
     def child(self, manifest: Mapping[str, Any]) -> Object | None:
         """The live object that a manifest stands for."""

@@ -71,7 +71,7 @@ class CachePlan:
     """What to do for the cache, and how it stands. `model` is None until it is published and sound. `exact`: something
     is due after `requeue_after`, not only to be looked at. `rot`: what a scheduled verification found of a model that
     serves meanwhile; `verified`: when all of it was last found right, as Kubernetes writes times; `verify_after`:
-    seconds until the next verification.
+    seconds until the next verification; `where`: the field that names the source.
     """
 
     claim: str
@@ -89,6 +89,7 @@ class CachePlan:
     verified: str = ""
     verify_after: float | None = None
     verification: Condition | None = None
+    where: str = "spec.model"
 
     def conditions(self) -> list[Condition]:
         """ModelResolved and ModelCached; CacheVerified where verifications are scheduled."""
@@ -184,7 +185,7 @@ def _looked_after(
     rot = known.rot if service.cache.verify == "Scheduled" else None
     mends = rot if not service.in_place else None
     base = replace(base, verified=known.at.strftime(_TIME) if known.at else "")
-    plan = _from_jobs(service, observed, settings, now, base, fetches, mends)
+    plan = from_jobs(service, observed, settings, now, base, fetches, mends)
     mending = plan.finding
     if mends is not None and plan.resolved is not None and _broken_cache(service, observed, latest) is None:
         # The pods that serve have read it before: only who would read it now waits until it is mended.
@@ -203,7 +204,7 @@ def _looked_after(
     )
 
 
-def _from_jobs(
+def from_jobs(
     service: InferenceService,
     observed: Observed,
     settings: Settings,
@@ -212,7 +213,10 @@ def _from_jobs(
     jobs: list[Object],
     rot: FetchFailure | None,
 ) -> CachePlan:
-    """What the prefetch Jobs of this source say and what follows. `rot` is to be mended as what a pod found is."""
+    """What the prefetch Jobs of one source say and what follows. `rot` is to be mended as what a pod found is.
+
+    Of `base` the claim, the source and where the spec names it are given.
+    """
     earlier = _earlier_attempt(service, base.source)
     latest = jobs[-1] if jobs else None
     attempt = max(earlier, attempt_of(latest) if latest else 0)
@@ -326,7 +330,7 @@ def _waiting(
     failure = failure or FetchFailure("FetchFailed", f"Job {name} failed and its pods left no report")
     advice = fetch_advice(service, failure.reason)
     text = (
-        f"{sentence(failure.message)} {advice.format(claim=base.claim)}".strip()
+        f"{sentence(failure.message)} {advice.format(claim=base.claim, where=base.where)}".strip()
         + f" Next try at {due:%H:%M:%S} UTC; to try now: kubectl delete job {name}"
     )
     return replace(

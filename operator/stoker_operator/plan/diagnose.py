@@ -34,18 +34,18 @@ _ADVICE = {
     "TokenRejected": "Put a token with access into the Secret that spec.model.secretRef names.",
     "VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files. Where the storage class cannot "
     "grow volumes, the new size then takes: kubectl delete pvc {claim}; the volume is made anew.",
-    "RevisionNotFound": "Check spec.model.revision.",
-    "ModelNotFound": "Check spec.model.uri; a private model needs spec.model.secretRef.",
+    "RevisionNotFound": "Check {where}.revision.",
+    "ModelNotFound": "Check {where}.uri; a private one needs spec.model.secretRef.",
 }
 _STORE_ADVICE = {
     "TokenRejected": "Put keys with access into the Secret that spec.model.secretRef names, or name a ServiceAccount "
     "that has access in spec.model.serviceAccountName.",
-    "ModelNotFound": "Check spec.model.uri and spec.model.endpoint.",
+    "ModelNotFound": "Check {where}.uri and spec.model.endpoint.",
 }
 _REGISTRY_ADVICE = {
     "TokenRejected": "Name a Secret of type kubernetes.io/dockerconfigjson, whose login has access, in "
     "spec.model.secretRef.",
-    "ModelNotFound": "Check spec.model.uri.",
+    "ModelNotFound": "Check {where}.uri.",
 }
 _FOLDER_ADVICE = {"VolumeFull": "Raise spec.cache.pvc.size, or name fewer files in spec.model.files."}
 
@@ -99,7 +99,9 @@ def trouble_of(pod: Object) -> Trouble | None:
 
 
 def fetch_advice(service: InferenceService, reason: str) -> str:
-    """What to do about a fetch that failed for this reason, "" = nothing is known; `{claim}` stands for the volume."""
+    """What to do about a fetch that failed for this reason, "" = nothing is known; `{claim}` stands for the volume,
+    `{where}` for the field that names the source.
+    """
     known = _ADVICE | (_STORE_ADVICE if service.model.in_store else {})
     known |= _REGISTRY_ADVICE if service.model.scheme == "oci" else {}
     known |= {} if service.cache.has_volume else _FOLDER_ADVICE

@@ -39,20 +39,31 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
     if watch.rules and "PrometheusRule" in observed.served:
         wanted.append((manifests.prometheus_rule(service), "Prometheus watches the service"))
     # Nothing says whether Grafana is there; where the Prometheus operator is, it usually is too.
-    if watch.dashboard and "PodMonitor" in observed.served and "ConfigMap" not in observed.without:
+    if watch.dashboard and "PodMonitor" in observed.served and "Dashboard" not in observed.without:
         wanted.append((manifests.dashboard(service), "Grafana shows the service"))
-    return converge(observed, wanted, _KINDS, "the spec does not ask for it any more")
+    # A list of adapters is plan/adapters/plan.py's; where dashboards are off, nobody may delete one either.
+    kinds = tuple(kind for kind in _KINDS if kind != "ConfigMap" or "Dashboard" not in observed.without)
+    return converge(
+        observed, wanted, kinds, "the spec does not ask for it any more", others=(manifests.list_name(service),)
+    )
 
 
 def converge(
-    observed: Observed, wanted: list[tuple[manifests.Manifest, str]], kinds: tuple[str, ...], gone: str
+    observed: Observed,
+    wanted: list[tuple[manifests.Manifest, str]],
+    kinds: tuple[str, ...],
+    gone: str,
+    others: tuple[str, ...] = (),
 ) -> list[Action]:
-    """Make `wanted` so, and delete every child of `kinds` that is not wanted."""
+    """Make `wanted` so, and delete every child of `kinds` that is neither wanted nor one of the `others`, by name."""
     keep = {(manifest["kind"], manifest["metadata"]["name"]) for manifest, _ in wanted}
     actions: list[Action] = [
         Delete(kind, name, item["metadata"]["uid"], gone)
         for (kind, name), item in observed.children.items()
-        if kind in kinds and (kind, name) not in keep and "deletionTimestamp" not in item["metadata"]
+        if kind in kinds
+        and name not in others
+        and (kind, name) not in keep
+        and "deletionTimestamp" not in item["metadata"]
     ]
     for manifest, why in wanted:
         actions += ensure(observed.child(manifest), manifest, why)
@@ -153,7 +164,7 @@ def _monitored(service: InferenceService, observed: Observed) -> Condition:
     asked = {
         "PodMonitor": watch.pod_monitor,
         "PrometheusRule": watch.rules,
-        "dashboard ConfigMap": watch.dashboard and "ConfigMap" not in observed.without,
+        "dashboard ConfigMap": watch.dashboard and "Dashboard" not in observed.without,
     }
     names = [name for name, wanted in asked.items() if wanted]
     if not names:

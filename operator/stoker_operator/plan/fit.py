@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from stoker_operator.manifests import adapter_room
 from stoker_operator.manifests.host_memory import KV_BYTES, PAGE_TOKENS, HostMemory, host_memory
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib, slice_gib
 from stoker_operator.spec.engine_flags import count, given, number
@@ -22,6 +23,8 @@ from stoker_operator.spec.service import FetchedModel, InferenceService
 # are told; what 7B then takes, a larger model exceeds.
 WORKSPACE_GIB, LARGE_WORKSPACE_GIB = 2.0, 3.2
 LARGE_GIB = 36
+# Of one value of an adapter on a GPU.
+ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
 # What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out. W4 has a scale
@@ -48,6 +51,7 @@ class Fit:
     weights_gib: float = 0.0
     kv_gib: float = 0.0
     workspace_gib: float = 0.0
+    adapters_gib: float = 0.0
     required_gib: float = 0.0
     gpu_gib: float = 0.0
     usable: float = UTILIZATION
@@ -136,16 +140,20 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     weights = model.bytes / GIB * AT_LOAD.get(service.model.quantization, 1.0) / service.parallelism.ranks
     told = service.runtime.max_concurrency or count(said.get("max-num-batched-tokens", ""))
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
-    taken = weights + kv + workspace
+    room = adapter_room(service, model)
+    adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
+    taken = weights + kv + workspace + adapters
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)
     known = Fit(
-        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(required, 1), round(gpu.gib, 1),
+        "Fits", "", gpu.product, round(weights, 1), round(kv, 1), workspace, round(adapters, 2),
+        round(required, 1), round(gpu.gib, 1),
         round(usable, 3), context, certain,
     )  # fmt: skip
+    slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
     each = f"on each of {service.parallelism.ranks} GPUs " if service.parallelism.ranks > 1 else ""
     sums = (
-        f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}, "
+        f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}{slots}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"
     )
     if required > gpu.gib:

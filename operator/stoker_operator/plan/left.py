@@ -7,7 +7,7 @@ Knows nothing of how the new source came to serve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from stoker_operator import manifests
@@ -19,16 +19,20 @@ from stoker_operator.plan.jobs import delete, source_of
 from stoker_operator.spec.service import InferenceService
 
 
-def left_behind(service: InferenceService, observed: Observed, *caches: CachePlan) -> list[Action]:
-    """What to do about the volumes and Jobs of sources that this service no longer serves, and is not about to."""
+def left_behind(
+    service: InferenceService, observed: Observed, *caches: CachePlan, adapters: Container[str] = ()
+) -> list[Action]:
+    """What to do about the volumes and Jobs of sources that this service no longer serves, and is not about to; those
+    of `adapters` stay.
+    """
     actions: list[Action] = []
     claims, sources = {cache.claim for cache in caches}, {cache.source for cache in caches}
     for claim in observed.claims:
         if claim["metadata"]["name"] not in claims and "deletionTimestamp" not in claim["metadata"]:
             actions += _leave(service, claim)
     for job in observed.jobs:
-        if source_of(job) not in sources and not is_lookup(job):
-            actions += delete(job, "it fetched a model that is no longer served")
+        if source_of(job) not in sources and source_of(job) not in adapters and not is_lookup(job):
+            actions += delete(job, "what it fetched is no longer served")
     return actions
 
 

@@ -18,6 +18,7 @@ from stoker_operator import manifests
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
+from stoker_operator.plan.adapters.plan import AdaptersPlan, list_left, plan_adapters
 from stoker_operator.plan.cache import CachePlan, plan_cache
 from stoker_operator.plan.conditions import (
     IDLE,
@@ -83,6 +84,7 @@ class Plan:
     follow: Mapping[str, Any] = field(default_factory=dict)
     alone: bool = False
     nodes: NodesPlan = field(default_factory=NodesPlan)
+    adapters: AdaptersPlan = field(default_factory=AdaptersPlan)
 
     @property
     def asks_more(self) -> bool:
@@ -98,6 +100,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     follow = plan_follow(service, observed, settings, cache, gpu, now)
     service, cache = follow.service, follow.cache
     nodes = plan_nodes(service, observed, settings, cache.model, now)
+    adapters = plan_adapters(service, observed, settings, now, cache)
     fit = assess(service, cache.model, gpu) if cache.model else None
     too_large = fit is not None and fit.blocks and service.resources.fit_check == "Enforce"
     sleep = plan_sleep(service, observed, now)
@@ -119,7 +122,10 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     blocking = sleep_finding(service, observed, sleep.sleep, blocking, now)
     scaling = scaling_condition(service, observed, settings)
     follow = follow.given_up(rolling.failed, observed)
-    released = left_behind(service, observed, cache, *_coming(follow)) if blocking is None else []
+    released: list[Action] = []
+    if blocking is None:
+        released = left_behind(service, observed, cache, *_coming(follow), adapters=adapters.sources)
+        released += list_left(service, observed)
     waits_turn = bool(rolling.waits) and blocking is None
     return Plan(
         actions=(
@@ -127,10 +133,13 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *cache.actions,
             *follow.actions,
             *nodes.actions,
+            # Pods mount the list.
+            *adapters.listing,
             # Requests have another way before pods go.
             *sleep.actions,
             *rolling.workload,
             *rolling.records,
+            *adapters.fetching,
             *scaling_actions(service, observed, settings, paused=sleep.paused),
             *endpoint_actions(service, observed),
             *released,
@@ -144,11 +153,12 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *endpoint_conditions(service, observed, held=sleep.held(observed)),
             *([sleep.condition] if sleep.condition else []),
             *([scaling] if scaling else []),
+            *([adapters.condition] if adapters.condition else []),
             *([understood_condition(service.unknown)] if service.unknown else []),
         ),
         requeue_after=sooner(
             TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
-            sooner(sooner(sleep.again, follow.again), nodes.requeue_after),
+            sooner(sooner(sleep.again, follow.again), sooner(nodes.requeue_after, adapters.requeue_after)),
         ),
         cache=cache,
         rollout=state,
@@ -170,6 +180,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         follow=follow.status,
         alone=follow.failed,
         nodes=nodes,
+        adapters=adapters,
     )
 
 

@@ -107,6 +107,7 @@ def _facts(service: Object, url: str) -> Iterator[str]:
     if fit:
         sums = f"{fit.get('requiredGiB')} of {fit.get('gpuGiB')} GiB on {fit.get('gpuProduct')}"
         yield from _row("memory", f"{fit.get('verdict')}: {sums}" if fit.get("gpuProduct") else str(fit.get("verdict")))
+    yield from _adapters(status)
     yield from _row("url", url or str(status.get("url", "")))
     kept = {key: value for key, value in (status.get("revisions") or {}).items() if key in _REVISIONS}
     if kept:
@@ -131,6 +132,15 @@ def _sleep(sleep: Object) -> Iterator[str]:
         yield f"awake until {sleep['until']} at least;"
     if sleep.get("wakesAt"):
         yield f"its schedule has pods run at {sleep['wakesAt']};"
+
+
+def _adapters(status: Object) -> Iterator[str]:
+    """A line an adapter: what it is, who serves it, and what is wrong with it."""
+    for index, each in enumerate(status.get("adapters") or ()):
+        at = f" at {str(each['revision'])[:12]}" if each.get("revision") else ""
+        why = "" if each.get("state") == "Loaded" else f". {each.get('message', '')}"
+        text = f"{each['name']}{at}: {each.get('state')}, in {each.get('pods', 0)} pods{why}"
+        yield from _row("adapters" if not index else "", text)
 
 
 def _pods(service: Object, pods: Sequence[Object], now: datetime) -> Iterator[str]:

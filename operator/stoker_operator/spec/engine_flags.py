@@ -17,7 +17,7 @@ from stoker_operator.spec.service import InferenceService
 
 _NAMES = (
     "swap-space", "num-cpu-blocks", "num-gpu-blocks", "block-size", "max-num-batched-tokens", "gpu-memory-utilization",
-    "gpu-memory-reserve-gb",
+    "gpu-memory-reserve-gb", "max-loras", "max-lora-rank", "max-cpu-loras",
 )  # fmt: skip
 _MULTIPLES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 

@@ -17,6 +17,7 @@ from typing import Any
 from stoker_operator.spec.engine_arguments import VARIABLES, is_unknown_variable, nearest, read, variable
 from stoker_operator.spec.engine_table import ALIASES, SETTINGS, SWITCHES, VLLM_UNSUPPORTED
 
+_ADAPTERS = "set model.adapters"
 _TLS = "pods speak HTTP, as their probes do; endpoint.tls is the Ingress's"
 PROTECTED: Mapping[str, str] = {
     "host": "the operator sets it",
@@ -37,6 +38,10 @@ PROTECTED: Mapping[str, str] = {
     "pipeline-parallel-size": "set parallelism.pipeline",
     "enable-expert-parallel": "set parallelism.expert",
     "data-parallel-size": "a pod runs one engine; set replicas, or autoscaling",
+    "enable-lora": _ADAPTERS,
+    "lora-modules": _ADAPTERS,
+    "lora-modules-file": _ADAPTERS,
+    "allow-runtime-lora-updating": "it would let clients name any folder of the pod; set model.adapters",
     "config": "a file's settings would not be seen; give them as runtime.args",
     "ssl-certfile": _TLS,
     "ssl-keyfile": _TLS,
@@ -53,6 +58,10 @@ NEUTRAL: Mapping[str, str] = {
     "pipeline-parallel-size": "1",
     "enable-expert-parallel": "false",
     "data-parallel-size": "1",
+    "enable-lora": "false",
+    "lora-modules": "",
+    "lora-modules-file": "",
+    "allow-runtime-lora-updating": "false",
     "config": "",
     "revision": "",
     "api-key-file": "",

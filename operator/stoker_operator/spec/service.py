@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker_operator.spec import engine_guard
+from stoker_operator.spec.adapters import Adapter, adapter_problems, read_adapters
 from stoker_operator.spec.endpoint import (
     Endpoint,
     Observability,
@@ -98,6 +99,7 @@ class Model:
 
     `revision` is what is served: the spec's own, or a commit that it has come to since (spec/follow.py); `asked` is the
     spec's.
+    `adapters` None: the spec speaks of none, and pods make no room for them.
     """
 
     uri: str
@@ -113,6 +115,7 @@ class Model:
     sha256: tuple[tuple[str, str], ...] = ()
     quantization: str = "Auto"
     kv_cache_dtype: str = "Auto"
+    adapters: tuple[Adapter, ...] | None = None
 
     @property
     def scheme(self) -> str:
@@ -191,7 +194,8 @@ class InferenceService:
 class FetchedModel:
     """A published model. `path` and `serve` are relative to the cache volume's root; bytes are bytes.
 
-    `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell.
+    `layers`, `kv_heads`, `head_dim`, `max_context` are 0 when the source does not tell, and so is `lora_line`, the
+    values that one rank of an adapter takes.
     """
 
     resolved_revision: str
@@ -203,6 +207,7 @@ class FetchedModel:
     kv_heads: int = 0
     head_dim: int = 0
     max_context: int = 0
+    lora_line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +289,7 @@ def _model(r: Reader) -> Model:
         sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
         quantization=r.choice("quantization", tuple(QUANTIZATIONS)),
         kv_cache_dtype=r.choice("kvCacheDtype", tuple(KV_CACHE_DTYPES)),
+        adapters=read_adapters(r, SERVED_NAME_PATTERN, REVISION_PATTERN),
     )
     for part in (files, r):
         part.finish()
@@ -314,6 +320,9 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.endpoint: only hubs, oci:// and object stores have an endpoint")
     if model.revision != "main" and model.scheme not in HUBS:
         found.append("spec.model.revision: only hf:// and modelscope:// sources have revisions")
+    if model.adapters is not None:
+        names, ranks = service.served_names, service.parallelism.ranks
+        found.extend(adapter_problems(model.adapters, names, volume=_shared_volume(service), ranks=ranks))
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
     if resources.gpu_products and not resources.on_gpu:
@@ -330,6 +339,12 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         if service.endpoint.inference_pool is not None and service.autoscaling.scale_to_zero is not None:
             found.append(POOL_NEVER_WAKES)
     return found
+
+
+def _shared_volume(service: InferenceService) -> bool:
+    """Whether a Job can write to the volume of pods that run."""
+    cache = service.cache
+    return cache.has_volume and not service.in_place and cache.access_mode != "ReadWriteOncePod"
 
 
 def parse_fetch_result(text: str) -> FetchedModel | FetchFailure | None:
@@ -358,6 +373,6 @@ def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:
         return None
     shape = raw.get("shape")
     shape = shape if isinstance(shape, Mapping) else {}
-    numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext")]
+    numbers = [shape.get(key) for key in ("layers", "kvHeads", "headDim", "maxContext", "loraLine")]
     revision, digest, path, serve = (str(text) for text in texts)
     return FetchedModel(revision, digest, size, path, serve, *(n if isinstance(n, int) else 0 for n in numbers))

@@ -16,6 +16,7 @@ from stoker_operator.manifests.activation import AWAKE, WAKING, Sleep
 from stoker_operator.observe.rollout import Rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Condition, Finding
+from stoker_operator.plan.adapters.plan import AdapterState
 from stoker_operator.plan.conditions import ready_conditions, servable
 from stoker_operator.plan.endpoint import no_pod_ready
 from stoker_operator.plan.fit import Fit
@@ -60,6 +61,8 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
         status["model"] = dict(service.status["model"])
     if plan.follow:
         status["follow"] = dict(plan.follow)
+    if plan.adapters.states:
+        status["adapters"] = [_adapter(state) for state in plan.adapters.states]
     measured = startup(service.status.get("startup") or {}, observed, plan.rolled_out, plan.cache.source)
     if measured:
         status["startup"] = measured
@@ -103,6 +106,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "weightsGiB": fit.weights_gib,
         "kvGiB": fit.kv_gib,
         "workspaceGiB": fit.workspace_gib,
+        **({"adaptersGiB": fit.adapters_gib} if fit.adapters_gib else {}),
         "usable": fit.usable,
         "contextLength": fit.context,
         "requiredGiB": fit.required_gib,
@@ -166,6 +170,7 @@ def _model(model: FetchedModel, source: str) -> Status:
         "kvHeads": model.kv_heads,
         "headDim": model.head_dim,
         "maxContext": model.max_context,
+        "loraLine": model.lora_line,
     }
     return {
         "source": source,
@@ -177,6 +182,18 @@ def _model(model: FetchedModel, source: str) -> Status:
         "serve": model.serve,
         "shape": {key: value for key, value in shape.items() if value},
     }
+
+
+def _adapter(state: AdapterState) -> Status:
+    """One adapter; what is published of it is what a later reconcile finds again."""
+    known = state.published
+    found: Status = {"name": state.name, "state": state.state, "pods": state.pods, "message": state.message}
+    found |= {"source": state.source, "attempt": state.attempt} if state.source else {}
+    if known is None:
+        return found
+    return found | {
+        "revision": known.resolved_revision, "digest": known.digest, "bytes": known.bytes, "path": known.path,
+    }  # fmt: skip
 
 
 def _cache(observed: Observed, plan: Plan) -> Status:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
@@ -20,11 +21,13 @@ from stoker_runtime.models.spec import ModelSpec
 
 
 def shape_of(path: Path) -> dict[str, int]:
-    """{"layers", "kvHeads", "headDim", "maxContext"} of a published folder or GGUF file; {} when it does not
-    say.
+    """{"layers", "kvHeads", "headDim", "maxContext"} of a published folder or GGUF file, and "loraLine", what one rank
+    of an adapter takes, where it can have adapters; {} when it does not say.
     """
     try:
-        return _of_spec(build_spec(read_source(str(path))))
+        spec = build_spec(read_source(str(path)))
+        line = AdapterLayout.of(spec, embeddings=False).line
+        return _of_spec(spec) | ({"loraLine": line} if line else {})
     except ModelError:
         pass  # a model that is not served, or an encoder: most have the common keys all the same
     try:

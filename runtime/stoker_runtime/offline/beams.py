@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from stoker_runtime.text.tokenizer import Tokenizer
 
 Ids = tuple[int, ...]
-Step = Callable[[Sequence[Ids], SamplingParams], list[TokenLogprobs]]
-"""Continues each of the texts by one token and tells of the likeliest ones there."""
+Step = Callable[[Sequence[tuple[int, Ids]], SamplingParams], list[TokenLogprobs]]
+"""Continues each text, told with the number of its prompt, by one token and tells of the likeliest ones there."""
 
 
 def search_beams(
@@ -38,7 +38,7 @@ def search_beams(
         for prompt in prompts
     ]
     while going := [at for at, search in enumerate(searches) if not search.done]:
-        texts = [prompts[at] + beam.tokens for at in going for beam in searches[at].live]
+        texts = [(at, prompts[at] + beam.tokens) for at in going for beam in searches[at].live]
         asked = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, ignore_eos=True)
         found = step(texts, asked)
         for at in going:

@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,27 +27,15 @@ from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.fetch.by_name import located
 from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
-from stoker_runtime.offline.lora import LoraRequests, Loras
+from stoker_runtime.offline.lora import LoRARequest, LoraRequests, Loras
 from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
 from stoker_runtime.offline.record import Record, Task, as_output, gather
 from stoker_runtime.offline.running import clear, run_to_end, step
-from stoker_runtime.outputs import (
-    BeamSearchOutput,
-    Delta,
-    EmbeddingRequestOutput,
-    RequestOutput,
-    ScoringRequestOutput,
-)
+from stoker_runtime.outputs import BeamSearchOutput, Delta, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from stoker_runtime.request import Constraint, Request, TokenLogprobs
 from stoker_runtime.request import SamplingParams as EngineParams
-from stoker_runtime.sampling_params import (
-    BeamSearchParams,
-    PoolingParams,
-    SamplingParams,
-    model_params,
-    sibling,
-)
+from stoker_runtime.sampling_params import BeamSearchParams, PoolingParams, SamplingParams, model_params, sibling
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
@@ -199,10 +188,11 @@ class LLM:
         ]
 
     def generate_stream(
-        self, prompt: PromptType, sampling_params: AnyParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Iterator[Delta]:
+        self, prompt: PromptType, sampling_params: AnyParams | None = None, *,
+        stop: Sequence[str] = (), lora_request: LoRARequest | None = None,
+    ) -> Iterator[Delta]:  # fmt: skip
         """Generate for one prompt and yield text as it becomes certain. Closing the iterator ends the sequence."""
-        [task] = self._tasks([prompt], sampling_params, stop)
+        [task] = self._adapted(self._tasks([prompt], sampling_params, stop), lora_request)
         if task.n != 1:
             raise RequestError("A stream has one choice; n must be 1.", param="n")
         [[running]] = self._submit([task])
@@ -247,19 +237,25 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm, stop=stop, lora_request=lora_request)
 
     def beam_search(
-        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
+        self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams, *, lora_request: Loras = None
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, best first. Raises RequestError."""
+        """The likeliest continuations of each prompt, best first; adapters as in generate. Raises RequestError."""
         from stoker_runtime.offline.beams import beam_output, search_beams
 
         given = [self._ids(prompt) for prompt in as_prompts(prompts)]
-        longest = self._loop.scheduler.config.max_tokens
-        found = search_beams(given, params.validate(), longest, self._loop.executor.eos_token_ids, self._likeliest)
+        longest, eos = self._loop.scheduler.config.max_tokens, self._loop.executor.eos_token_ids
+        step = partial(self._likeliest, self._loras.numbers(self._loop, lora_request, len(given)))
+        found = search_beams(given, params.validate(), longest, eos, step)
         return [beam_output(ids, beams, params, self.tokenizer) for ids, beams in zip(given, found, strict=True)]
 
-    def _likeliest(self, texts: Sequence[tuple[int, ...]], params: EngineParams) -> list[TokenLogprobs]:
-        """What may follow each text, by one more token of it."""
-        tasks = [Task(f"llm-{next(self._names)}", None, ids, params, detokenize=False) for ids in texts]
+    def _likeliest(
+        self, adapters: Sequence[int], texts: Sequence[tuple[int, tuple[int, ...]]], params: EngineParams
+    ) -> list[TokenLogprobs]:
+        """What may follow each text, by one more token of it; `adapters` are the prompts'."""
+        tasks = [
+            Task(f"llm-{next(self._names)}", None, ids, params, detokenize=False, adapter=adapters[prompt])
+            for prompt, ids in texts
+        ]
         running = [each for group in self._submit(tasks) for each in group]
         records = {each: Record(each, None) for each in running}
 

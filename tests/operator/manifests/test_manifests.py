@@ -144,6 +144,17 @@ def test_pods_reach_their_collector_of_traces_and_nothing_else(service: Build, u
     assert reached == ([53, 53, 5353, 5353, port] if port else [])
 
 
+def test_adapters(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
+    adapters = [{"name": "sql", "uri": "hf://o/sql", "revision": "v2"}, {"name": "law", "uri": "pvc://laws/dir"}]
+    built = service(model={"uri": "hf://org/model", "secretRef": {"name": "hub"}, "adapters": adapters})
+    listed = [manifests.Listed("sql", "sha256-5a", "sha256:5a")]
+    jobs = [
+        manifests.prefetch_job(manifests.as_model(built, each), settings, "uid-volume", 1)
+        for each in built.model.adapters or ()
+    ]
+    golden("adapters", [manifests.adapter_list(built, listed), *jobs, deployment(built, settings, model)])
+
+
 def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:
     built = service(resources={"gpus": 1, "cpu": "4"}, runtime={"args": ["--swap-space", "16"], "shmSize": "2Gi"})
     golden("host-memory", [deployment(built, settings, model)])

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from stoker_operator.observe.observe import load
 from stoker_operator.observe.pod_http import PodClient
-from stoker_operator.observe.snapshot import Observed, Progress
+from stoker_operator.observe.snapshot import AdapterReport, Observed, Progress
 
 ANSWERS: dict[str, tuple[int, Any]] = {
     "good": (200, {"choices": [{"text": "!"}]}),
@@ -151,6 +151,27 @@ def gauges(running: int, waiting: int) -> str:
 )
 async def test_the_requests_of_ready_pods(pods: list[dict[str, Any]], pages: dict[str, str], expected: int) -> None:
     assert await load(Pages(pages), Observed(engine_pods=tuple(pods))) == expected
+
+
+async def test_what_a_pod_says_of_its_adapters() -> None:
+    body: dict[str, Any] = {"adapters": [{"name": "sql", "digest": "sha256:a", "state": "loaded"}, "x"]}
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    app = web.Application()
+    app.add_routes([web.get("/ready", ready)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    try:
+        assert await PodClient(5.0).adapters("127.0.0.1", port) == (AdapterReport("sql", "sha256:a", "loaded"),)
+        body.clear()
+        assert await PodClient(5.0).adapters("127.0.0.1", port) is None, "it follows no list"
+    finally:
+        await runner.cleanup()
+    assert await PodClient(5.0).adapters("127.0.0.1", port) is None
 
 
 WORDS: dict[str, tuple[int, Any, str | None]] = {

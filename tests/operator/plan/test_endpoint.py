@@ -54,7 +54,7 @@ def test_what_is_made(world: Any, spec: Object, served: tuple[str, ...], kinds: 
             "features.inferencePool",
         ),
         ({}, ("PodMonitor", "PrometheusRule"), [], "features.prometheusOperator"),
-        ({}, ("ConfigMap",), ["PodMonitor", "PrometheusRule"], "Made: PodMonitor, PrometheusRule."),
+        ({}, ("Dashboard",), ["PodMonitor", "PrometheusRule"], "Made: PodMonitor, PrometheusRule."),
     ],
 )
 def test_what_the_operator_was_not_given_is_said_and_not_tried(

@@ -12,6 +12,7 @@ import pytest
 from stoker_operator.observe.gpu import Gpu, gpu_memory_gib
 from stoker_operator.plan.fit import LARGE_GIB, asks_gpu, assess, remembered_gpu
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.executor.resolve import (
     GIB,
     LARGE_GPU_BYTES,
@@ -67,6 +68,26 @@ def test_the_smallest_gpu_decides(service: Build) -> None:
     assert fit is not None
     assert (fit.gpu_product, fit.verdict) == ("Tesla-T4", "TooLarge")
     assert "resources.fitCheck: Off" in fit.message
+
+
+@pytest.mark.parametrize("args", [[], ["--max-loras", "3", "--max-lora-rank=48"], ["--max-lora-rank", "256"]])
+def test_room_for_adapters_is_in_the_sum(service: Build, args: list[str]) -> None:
+    """As the engine counts its slots, for the shape that a prefetch would report."""
+    spec = build_spec(read_source("shape:qwen2.5-7b"))
+    line = AdapterLayout.of(spec, embeddings=False).line
+    model = replace(SEVEN_B, lora_line=line)
+    asked: dict[str, Any] = {"resources": {"gpus": 1, "gpuProducts": ["NVIDIA-A10"]}, "runtime": {"args": args}}
+    without = assess(service(**asked), model)
+    fit = assess(service(**asked, model={"uri": "hf://a/b", "adapters": []}), model)
+    engine = parse_serve(["m", "--enable-lora", "--max-loras", "4", *args], {}).engine
+    slots = engine.max_loras * engine.max_lora_rank * line * 2 / GIB
+    assert without is not None
+    assert fit is not None
+    assert without.adapters_gib == 0
+    assert fit.adapters_gib == pytest.approx(slots, abs=0.01)
+    assert fit.required_gib - without.required_gib == pytest.approx(slots / 0.9, abs=0.11)
+    assert f"room for {engine.max_loras} adapters" in fit.message
+    assert ("TooLarge" if args[:1] == ["--max-lora-rank"] else "Fits") == fit.verdict
 
 
 @pytest.mark.parametrize(

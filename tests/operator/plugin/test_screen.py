@@ -62,6 +62,14 @@ def test_the_screen_says_what_since_when_and_what_to_do(raw: Callable[..., Objec
     assert len(lines) <= 24
 
 
+def test_each_adapter_has_a_line(raw: Callable[..., Object]) -> None:
+    loaded = {"name": "team/sql", "state": "Loaded", "pods": 2, "revision": "0123456789abcdef", "message": "Fine."}
+    refused = {"name": "law", "state": "Refused", "pods": 0, "message": "Pod p does not serve it: its rank is 99."}
+    text = "\n".join(screen(seen(raw, "Serving", adapters=[loaded, refused]), [], [], NOW))
+    assert "adapters   team/sql at 0123456789ab: Loaded, in 2 pods\n" in text
+    assert "           law: Refused, in 0 pods. Pod p does not serve it: its rank is 99.\n" in text
+
+
 def test_without_an_event_the_conditions_time_counts(raw: Callable[..., Object]) -> None:
     text = "\n".join(screen(seen(raw, "Serving"), [pod("p", **RUNS)], [], NOW, "http://here:1/v1"))
     assert "default/some  Ready" in text

@@ -28,7 +28,15 @@ def gauges() -> dict[str, float]:
 
 
 @pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch, gauges: dict[str, float]) -> AsyncIterator[list[Object]]:
+def ready() -> Object:
+    """What every engine answers at /ready; a test may have it say more."""
+    return {"status": "ready"}
+
+
+@pytest.fixture
+async def engine(
+    monkeypatch: pytest.MonkeyPatch, gauges: dict[str, float], ready: Object
+) -> AsyncIterator[list[Object]]:
     """What engines and prefetches would answer, from one server whose port the manifests name; the requests it got."""
     asked: list[Object] = []
 
@@ -43,7 +51,11 @@ async def engine(monkeypatch: pytest.MonkeyPatch, gauges: dict[str, float]) -> A
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text="".join(f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items()))
 
+    async def say_ready(_: web.Request) -> web.Response:
+        return web.json_response(ready)
+
     app = web.Application()
+    app.router.add_get("/ready", say_ready)
     app.add_routes(
         [web.post("/v1/completions", complete), web.get("/progress", progress), web.get("/metrics", metrics)]
     )

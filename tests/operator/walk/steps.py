@@ -109,6 +109,13 @@ async def another_secret(world: World, n: int) -> None:
 
 
 @step(on_gpu=False)
+async def other_adapters(world: World, n: int) -> None:
+    """From none to some is a rollout, from some to others is none."""
+    asked = [{"name": f"a{each}", "uri": f"hf://org/lora-{each}", "revision": f"v{n % 4}"} for each in range(n % 3)]
+    await world.change({"model": {"adapters": asked if n % 5 else None}})
+
+
+@step(on_gpu=False)
 async def a_rollout_policy(world: World, n: int) -> None:
     policies: list[dict[str, Any]] = [
         {"paused": True},

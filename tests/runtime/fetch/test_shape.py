@@ -74,21 +74,21 @@ def test_no_config_gives_nothing(tmp_path: Path) -> None:
         (
             {"architectures": ["GPT2LMHeadModel"], "n_layer": 7, "n_head": 5, "n_embd": 60, "n_positions": 333,
              "vocab_size": 99},
-            (7, 5, 12, 333),
+            (7, 5, 12, 333, 7 * (64 + 192 + 64 + 64 + 64 + 240 + 240 + 64)),
         ),
         (
             {"architectures": ["ExaoneForCausalLM"], "num_layers": 3, "num_attention_heads": 6, "hidden_size": 48,
              "num_key_value_heads": 2, "intermediate_size": 70, "vocab_size": 99, "max_position_embeddings": 444},
-            (3, 2, 8, 444),
+            (3, 2, 8, 444, 3 * (3 * 48 + 80 + 48 + 48 + 2 * 48 + 144 + 80 + 48)),
         ),
         (
             {"architectures": ["GemmaForCausalLM"], "num_hidden_layers": 3, "num_attention_heads": 6, "hidden_size": 48,
              "num_key_value_heads": 1, "intermediate_size": 70, "vocab_size": 99, "max_position_embeddings": 555},
-            (3, 1, 256, 555),
+            (3, 1, 256, 555, 3 * (3 * 48 + 8 * 256 + 6 * 256 + 48 + 2 * 48 + 144 + 80 + 48)),
         ),
     ],
 )  # fmt: skip
-def test_sizes_by_the_architectures_own_names(
+def test_sizes_by_the_architectures_own_names(  # the last: rows of A and columns of B, each up to a multiple of 16
     config: dict[str, object], shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
