@@ -305,7 +305,8 @@ def test_who_stands_still_is_looked_at_rarely(world: Any) -> None:
     scene = served(world, "sql")
     scene.said["p0"] = ()
     looks = []
-    began = datetime.fromisoformat(scene.step().conditions and scene.condition()["lastTransitionTime"])
+    scene.step()
+    began = datetime.fromisoformat(scene.condition()["lastTransitionTime"])
     for minutes in (0, 5, 60):
         scene.now = began + timedelta(minutes=minutes)
         looks.append(scene.step().requeue_after)
