@@ -135,9 +135,10 @@ class Decoder:
             else:
                 hidden = stream.to_ffn(update, residual, layer)
             if adapters is None or layer.mixture is not None:
-                update = self._whole(self._feed_forward(index, hidden, slots))
+                update = self._feed_forward(index, hidden, slots)
             else:
                 update = self._adapted_dense(index, hidden, adapters)
+            update = self._whole(update)
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
@@ -169,7 +170,7 @@ class Decoder:
         )
 
     def _whole(self, part: Tensor) -> Tensor:
-        """What a layer adds to the stream, of its part of heads or units: with one rank the part is the whole."""
+        """What the stream is given, of a layer's part of heads or units: with one rank the part is the whole."""
         return part
 
     def _leave(self, update: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:

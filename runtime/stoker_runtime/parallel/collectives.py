@@ -116,10 +116,15 @@ class Collectives:
         """`x`, in place the sum over the ranks of this stage."""
         if self.place.tensors == 1 or self._quiet:
             return x
-        if self._peers is not None and self._peers.serves(x):
-            return self._peers.sum(x)
+        peers = self.peers_for(x)
+        if peers is not None:
+            return peers.sum(x)
         dist.all_reduce(x, group=self._tensors)
         return x
+
+    def peers_for(self, x: Tensor) -> PeerSums | None:
+        """What sums `x` from GPU to GPU; None where it goes another way, or nowhere. The same on all ranks."""
+        return self._peers if self._peers is not None and not self._quiet and self._peers.serves(x) else None
 
     def gather(self, shard: Tensor, out: Tensor) -> Tensor:
         """`out [S, V]`, on the leader filled with the shards `[S, V / tensors]` of its stage; on others as it was."""

@@ -18,6 +18,7 @@ from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
+from stoker_runtime.parallel.stream import RankStream
 
 
 class RankDecoder(Decoder):
@@ -40,6 +41,8 @@ class RankDecoder(Decoder):
         super().__init__(spec, weights, device, dtype, max_model_len=max_model_len)
         self.collectives = collectives
         self._place = collectives.place
+        if not spec.parallel:
+            self._stream = RankStream(spec, collectives)
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`; before the last stage what comes back has the shape alone."""
@@ -70,7 +73,8 @@ class RankDecoder(Decoder):
         return self.collectives.sum(super()._enter(own).mul_(mine.unsqueeze(1)))
 
     def _whole(self, part: Tensor) -> Tensor:
-        return self.collectives.sum(part)
+        # Else the stream sums, when it adds what it is given.
+        return self.collectives.sum(part) if self.spec.parallel else part
 
     def _leave(self, update: Tensor, residual: Tensor, beside: Tensor | None) -> Tensor:
         # Before the last stage the sum counts, and what is normed of it by weights of one does not.
