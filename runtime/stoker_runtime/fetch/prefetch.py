@@ -78,19 +78,19 @@ class Prefetch:
             opened(self._order, self._reference) as source,
             self._volume.lock(key, seconds=LOCK_SECONDS, stop=self._stop, waiting=self._waiting),
         ):
-            return self._present() or self._answered(source, key) or self._fetch(source, key)
+            return self._present(self._order.digest) or self._answered(source, key) or self._fetch(source, key)
 
-    def _present(self) -> Published | None:
-        """What is published here with the very digest that is asked for, whichever source it came from."""
-        folder = self._volume.root / self._order.digest.replace(":", "-")
-        if not self._order.digest or self._order.repair:
+    def _present(self, digest: str) -> Published | None:
+        """What is published here with this very digest, whichever source it came from; "" = none is known."""
+        folder = self._volume.root / digest.replace(":", "-")
+        if not digest or self._order.repair:
             return None
         try:
             manifest = manifests.read(folder)
         except (NotPublished, ChecksumMismatch):
             return None
         whole = not check(folder, manifest, full=False, progress=self._progress, stop=self._stop)
-        return Published(folder, manifest, 0) if whole and manifest.digest == self._order.digest else None
+        return Published(folder, manifest, 0) if whole and manifest.digest == digest else None
 
     def _answered(self, source: Source, key: str) -> Published | None:
         """The folder an earlier run published for this order, mended where a file is damaged; None when
@@ -132,21 +132,35 @@ class Prefetch:
         """Resolve, select, download, publish."""
         listing = self._list(source, self._order.revision)
         wanted = choose(self._order, self._reference, listing)
+        promised = _promised(wanted)
+        self._demanded(promised)
+        there = self._present(promised)
+        if there is not None:
+            self._remember(listing, there)
+            return replace(there, manifest=replace(there.manifest, resolved_revision=listing.revision or promised))
         before = Downloader(source, self._volume.work(key), self._progress, self._patience, self._stop).present(wanted)
         self._say(_announce(self._reference.text, listing.revision, wanted, before))
         fetched = self._download(source, key, wanted)
         entries = {name: entry for name, (entry, _) in fetched.items()}
         manifest = Manifest(self._reference.text, listing.revision, entries)
         manifest = replace(manifest, resolved_revision=listing.revision or manifest.digest)
-        if self._order.digest not in ("", manifest.digest):
-            raise ChecksumMismatch(f"{self._reference.text} is {manifest.digest} now, not {self._order.digest}.")
+        self._demanded(manifest.digest)
         self._bounded(manifest.bytes)
         self._progress.enter("publish")
         folder = self._volume.publish(key, manifest, {name: path for name, (_, path) in fetched.items()})
-        pin = _pin(listing) if source.local else ""
-        for revision in {self._order.revision, manifest.resolved_revision}:
-            self._volume.remember(self._order.key(revision), folder, pin)
-        return Published(folder, manifest, manifest.bytes - before)
+        published = Published(folder, manifest, manifest.bytes - before)
+        self._remember(listing, published, _pin(listing) if source.local else "")
+        return published
+
+    def _remember(self, listing: Listing, published: Published, pin: str = "") -> None:
+        """Note what answers this order, for the next run."""
+        for revision in {self._order.revision, listing.revision or published.manifest.digest}:
+            self._volume.remember(self._order.key(revision), published.folder, pin)
+
+    def _demanded(self, digest: str) -> None:
+        """Raise ChecksumMismatch when a digest is demanded and this, unless it is "", is another."""
+        if digest and self._order.digest not in ("", digest):
+            raise ChecksumMismatch(f"{self._reference.text} is {digest} now, not {self._order.digest}.")
 
     def _download(
         self, source: Source, key: str, wanted: list[SourceFile]
@@ -259,6 +273,13 @@ def serve_path(published: Published) -> Path:
     if ggufs and not any(name.endswith(".safetensors") for name in published.manifest.files):
         return published.folder / ggufs[0]
     return published.folder
+
+
+def _promised(wanted: list[SourceFile]) -> str:
+    """The digest that a source promises for these files; "" where it does not tell that of each."""
+    if not all(file.sha256 for file in wanted):
+        return ""
+    return Manifest("", "", {file.name: manifests.ManifestFile(file.sha256, file.size, 0) for file in wanted}).digest
 
 
 def _pinned(file: SourceFile, sha256: str) -> SourceFile:

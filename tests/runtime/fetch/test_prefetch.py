@@ -363,3 +363,18 @@ def test_more_bytes_than_are_allowed_are_not_fetched(fetch: Fetch, hub: Any, mod
         fetch(most_bytes=total - 1)
     assert downloads(hub) == []
     assert fetch(most_bytes=total).manifest.bytes == total
+
+
+def test_the_same_files_under_another_name_are_not_fetched_again(
+    fetch: Fetch, hub: Any, model: Path, tmp_path: Path
+) -> None:
+    """Where the source tells every file's digest before they are fetched, as a hub does of large ones."""
+    shards = ("*.safetensors",)
+    first = fetch(allow=shards)
+    hub.add("other/name", model)
+    hub.log.clear()
+    second = fetch(uri="hf://other/name", allow=shards)
+    assert (second.folder, second.moved, downloads(hub)) == (first.folder, 0, [])
+    hub.log.clear()
+    assert fetch(uri="hf://other/name", allow=shards).folder == first.folder
+    assert hub.log == []

@@ -1,0 +1,30 @@
+"""The node cache, which the chart brings when it is asked to: on for these scenarios, off again for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from e2e.cluster.backend import Given
+from e2e.scenarios import stoker
+from e2e.scenarios.kube import Kube
+
+# Room for three copies of the hub's model, of 98 MB each.
+SIZE = "330Mi"
+
+
+@pytest.fixture(scope="module")
+def node_cache(installed: Kube, given: Given) -> Iterator[None]:
+    """Switched on by an upgrade, as a person would, and off by another one; its folder goes with the rig's node."""
+    folder = given.node.layout.data / "node-cache" if given.node is not None else "/var/lib/stoker/models"
+
+    def switch(value: str) -> None:
+        settings = (
+            "--reuse-values",
+            f"--set=nodeCache.enabled={value},nodeCache.size={SIZE},nodeCache.folder={folder}",
+        )
+        installed.helm("upgrade", "stoker", str(stoker.CHART), *settings, "--wait", "--timeout=180s")
+
+    switch("true")
+    yield
+    switch("false")
