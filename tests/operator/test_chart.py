@@ -282,6 +282,24 @@ def test_the_images_are_named_by_tag_or_digest(render: Render) -> None:
     assert told(render(f"--set=runtime.image=r.io/e@{digest}")).runtime_image == f"r.io/e@{digest}"
 
 
+def test_a_mirror_has_every_image(render: Render) -> None:
+    """Each image of each pod of the chart, and the one that the operator gives to Jobs and engines."""
+    on = "nodeCache.enabled=true,activator.enabled=true,gateway.enabled=true,gateway.envoy.image=docker.io/proxy/envoy:v1"
+    digest = "sha256:" + "9c" * 32
+    for runtime, path in (
+        ("r.example/ml/engine:7", "ml/engine:7"),
+        ("engine:7", "engine:7"),
+        (f"localhost/e@{digest}", f"e@{digest}"),
+        ("team/e:7", "team/e:7"),
+    ):
+        manifests = render(f"--set={on},image.registry=mirror.example:81/all,runtime.image={runtime}")
+        pods = [item["spec"]["template"]["spec"] for item in manifests if "template" in item.get("spec", {})]
+        images = {container["image"] for pod in pods for container in pod["containers"]}
+        assert {name.rpartition("/")[2] for name in images} == {"stoker-operator:0.1.0", "envoy:v1"}
+        assert all(name.startswith(("mirror.example:81/all/ops/", "mirror.example:81/all/proxy/")) for name in images)
+        assert told(manifests).runtime_image == f"mirror.example:81/all/{path}"
+
+
 def test_openshift_gives_the_user(render: Render) -> None:
     def user(*arguments: str) -> tuple[object, bool]:
         manifests = render(*arguments)

@@ -86,11 +86,27 @@ runAsNonRoot: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{- define "stoker.image" -}}
-{{- if .Values.image.digest -}}
-{{- .Values.image.repository }}@{{ .Values.image.digest -}}
+{{/* An image as image.registry has it: that in the place of the image's own registry. Takes the root and the image's name. */}}
+{{- define "stoker.mirrored" -}}
+{{- $root := index . 0 -}}{{- $parts := splitList "/" (index . 1) -}}
+{{- $named := and (gt (len $parts) 1) (or (contains "." (first $parts)) (contains ":" (first $parts)) (eq (first $parts) "localhost")) -}}
+{{- if not $root.Values.image.registry -}}
+{{- index . 1 -}}
 {{- else -}}
-{{- .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion -}}
+{{- $root.Values.image.registry }}/{{ join "/" (ternary (rest $parts) $parts $named) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "stoker.runtimeImage" -}}
+{{- include "stoker.mirrored" (list . .Values.runtime.image) -}}
+{{- end -}}
+
+{{- define "stoker.image" -}}
+{{- $repository := include "stoker.mirrored" (list . .Values.image.repository) -}}
+{{- if .Values.image.digest -}}
+{{- $repository }}@{{ .Values.image.digest -}}
+{{- else -}}
+{{- $repository }}:{{ .Values.image.tag | default .Chart.AppVersion -}}
 {{- end -}}
 {{- end -}}
 

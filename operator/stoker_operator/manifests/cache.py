@@ -360,7 +360,8 @@ def _fetch_arguments(service: InferenceService, settings: Settings, *, repair: b
 
 def again_arguments(service: InferenceService, settings: Settings, known: FetchedModel) -> list[str]:
     """What `stoker fetch` is told that brings once more, elsewhere, what is known by its digest."""
-    revision = known.resolved_revision if service.model.scheme == "hf" else service.model.revision
+    commits = service.model.scheme in ("hf", "modelscope")
+    revision = known.resolved_revision if commits else service.model.revision
     arguments = _source_arguments(service, settings, revision)
     return [*arguments, "--digest", known.digest, "--termination-log", pod.TERMINATION_LOG]
 

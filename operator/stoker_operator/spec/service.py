@@ -186,8 +186,11 @@ class InferenceService:
 
     @property
     def in_place(self) -> bool:
-        """Whether the weights are served from the claim that spec.model.uri names, and copied nowhere."""
-        return self.model.source_claim is not None and self.cache.mode == "Auto"
+        """Whether the weights are served from the claim that spec.model.uri names, and copied nowhere. A bundle is
+        unpacked.
+        """
+        bundle = self.model.uri.endswith(".tar")
+        return self.model.source_claim is not None and self.cache.mode == "Auto" and not bundle
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from stoker_runtime.fetch.bundle import ENDING, write_bundle
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.interrupt import stopped_by_signals
@@ -67,7 +68,10 @@ def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Even
     manifest, serve = published.manifest, serve_path(published)
     did = f"{size(published.moved)} fetched and verified" if published.moved else "already here and unchanged"
     terminal.say(f"{files(len(manifest.files))}, {size(manifest.bytes)}, {did} in {seconds:.1f} s.")
-    sys.stdout.write(f"{serve}\n")
+    if options.bundle is not None:
+        write_bundle(published.folder, manifest, options.bundle, progress, stop)
+        terminal.say(f"{options.bundle}: {manifest.digest}. Where it is carried to: stoker fetch file://PATH")
+    sys.stdout.write(f"{options.bundle or serve}\n")
     return {
         "resolvedRevision": manifest.resolved_revision,
         "digest": manifest.digest,
@@ -164,6 +168,10 @@ def _options(argv: list[str]) -> argparse.Namespace:
     if options.resolve and (options.verify_only or options.in_place or options.repair or options.refresh):
         parser.error("--resolve fetches nothing; leave --verify-only, --in-place, --repair and --refresh out")
     checks = options.verify_only or options.in_place
+    if options.bundle is not None and (checks or options.resolve):
+        parser.error("--bundle writes what is fetched; leave --verify-only, --in-place and --resolve out")
+    if options.bundle is not None and not options.bundle.name.endswith(ENDING):
+        parser.error(f"--bundle {options.bundle} must end in {ENDING}, by which a fetch knows a bundle")
     if options.digest and not checks and not re.fullmatch(r"sha256:[0-9a-f]{64}", options.digest):
         parser.error(f"--digest {options.digest!r} must be sha256: and 64 hex digits")
     if options.root is not None and not options.in_place:
@@ -191,6 +199,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--revision", default="", help="branch, tag or commit (default: main)")
     add("--dest", type=Path, default=DEFAULT_ROOT, help="where to publish (default: %(default)s)")
     server = "the hub, or the server of a store or registry (default: HF_ENDPOINT, AWS_ENDPOINT_URL and so on)"
+    add(
+        "--bundle",
+        type=Path,
+        metavar="FILE.tar",
+        help="write it to this one file, too, for `stoker fetch file://FILE.tar`",
+    )
     add("--endpoint", default="", metavar="URL", help=server)
     add("--send-token", action="store_true", help="send HF_TOKEN to the server of an https:// file too")
     add("--allow", action="append", default=[], metavar="GLOB", help="fetch only these; may be repeated")

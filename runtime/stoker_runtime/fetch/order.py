@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker_runtime.fetch.bundle import Bundle
 from stoker_runtime.fetch.folder import Folder
 from stoker_runtime.fetch.reference import STORES, Reference
 from stoker_runtime.fetch.source import Source
@@ -105,5 +106,8 @@ def opened(order: Order, reference: Reference) -> Iterator[Source]:
             yield WebFile(reference, web)
         finally:
             web.close()
+    elif reference.bundle:
+        root = order.mount_root if reference.scheme == "pvc" else Path("/")
+        yield Bundle(root / reference.place, reference.text)
     else:
         yield Folder(reference, order.mount_root)

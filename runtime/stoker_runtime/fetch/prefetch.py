@@ -204,7 +204,8 @@ def choose(order: Order, reference: Reference, listing: Listing) -> list[SourceF
     """The files that an order means, with its digests pinned on them. Raises FetchError."""
     offered = {file.name: file for file in listing.files}
     names = list(offered)
-    if reference.scheme in ("hf", "modelscope", "oci", *STORES) or len(offered) > 1:
+    whole = reference.bundle and not (order.allow or order.ignore)  # it was chosen when the bundle was made
+    if not whole and (reference.scheme in ("hf", "modelscope", "oci", *STORES) or len(offered) > 1):
         only = order.only if "config.json" in offered and not reference.file else ()
         names = select(
             names,
@@ -243,6 +244,8 @@ def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.E
     reference = parse(order.uri)
     if reference.scheme not in ("file", "pvc"):
         raise BadRequest(f"{order.uri} cannot be served in place; only file:// and pvc:// sources can.")
+    if reference.bundle:
+        raise BadRequest(f"{order.uri} is a bundle, which is not served where it lies; cache.mode PVC unpacks it.")
     listing = Folder(reference, order.mount_root).listing("")
     chosen = choose(order, reference, listing)
     progress.enter("verify", sum(file.size for file in chosen))

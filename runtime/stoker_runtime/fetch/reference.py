@@ -5,7 +5,7 @@
     hf://ORG/REPO:Q4_K_M          the one GGUF model of that quantization
     modelscope://ORG/REPO         the same three forms, of ModelScope
     https://HOST/PATH/FILE        that file alone
-    file:///PATH                  a folder or a file on this machine
+    file:///PATH                  a folder or a file on this machine; FILE.tar is a bundle
     pvc://CLAIM/PATH              a folder or a file on the volume CLAIM, mounted under --mount-root
     s3://BUCKET/PREFIX            every object below the prefix that the default choice takes; so gs:// and, with a
                                   container in the bucket's place, az://
@@ -56,6 +56,11 @@ class Reference:
     file: str
     text: str
     quantization: str = ""
+
+    @property
+    def bundle(self) -> bool:
+        """Whether it names a model in one file, as `stoker fetch --bundle` writes it."""
+        return self.scheme in ("file", "pvc") and self.place.endswith(".tar")
 
 
 def parse(text: str) -> Reference:
