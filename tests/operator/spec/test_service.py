@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stoker_operator.manifests import claim_name
 from stoker_operator.spec.service import (
     FetchedModel,
     FetchFailure,
@@ -100,6 +101,13 @@ def test_a_failure_report_is_a_failure() -> None:
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last)", "[]", "{}", '{"digest": 1}'])
 def test_anything_else_is_no_report(text: str) -> None:
     assert parse_fetch_result(text) is None
+
+
+def test_a_bundle_on_a_claim_is_unpacked_and_a_folder_is_not(raw: Raw) -> None:
+    assert parse(raw("demo", model={"uri": "pvc://weights/llama"})).in_place
+    bundle = parse(raw("demo", model={"uri": "pvc://weights/llama.tar"}))
+    assert not bundle.in_place
+    assert claim_name(bundle).startswith("models-")
 
 
 def test_a_status_without_a_model_remembers_none() -> None:
