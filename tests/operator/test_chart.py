@@ -284,7 +284,7 @@ def test_the_images_are_named_by_tag_or_digest(render: Render) -> None:
 
 def test_a_mirror_has_every_image(render: Render) -> None:
     """Each image of each pod of the chart, and the one that the operator gives to Jobs and engines."""
-    on = "nodeCache.enabled=true,activator.enabled=true,gateway.enabled=true,gateway.envoy.image=docker.io/proxy/envoy:v1"
+    on = "nodeCache.enabled=true,activator.enabled=true,gateway.enabled=true,gateway.envoy.image=quay.io/proxy/envoy:v"
     digest = "sha256:" + "9c" * 32
     for runtime, path in (
         ("r.example/ml/engine:7", "ml/engine:7"),
@@ -294,10 +294,11 @@ def test_a_mirror_has_every_image(render: Render) -> None:
     ):
         manifests = render(f"--set={on},image.registry=mirror.example:81/all,runtime.image={runtime}")
         pods = [item["spec"]["template"]["spec"] for item in manifests if "template" in item.get("spec", {})]
-        images = {container["image"] for pod in pods for container in pod["containers"]}
-        assert {name.rpartition("/")[2] for name in images} == {"stoker-operator:0.1.0", "envoy:v1"}
+        containers = [item for pod in pods for kind in ("initContainers", "containers") for item in pod.get(kind, ())]
+        images = {container["image"] for container in containers}
+        assert {name.rpartition("/")[2] for name in images} == {"stoker-operator:0.1.0", "envoy:v"}
         assert all(name.startswith(("mirror.example:81/all/ops/", "mirror.example:81/all/proxy/")) for name in images)
-        arguments = [text for pod in pods for container in pod["containers"] for text in container.get("args", ())]
+        arguments = [text for container in containers for text in container.get("args", ())]
         assert f"--runtime-image=mirror.example:81/all/{path}" in arguments
 
 
