@@ -13,6 +13,7 @@ LEADER = Gauge("stoker_leader", "1 on the replica that leads.")
 API_REQUESTS = Counter("stoker_api_requests", "Requests to the API server.", ["verb", "kind", "code"])
 WATCH_ERRORS = Counter("stoker_watch_errors", "Watches that the API server ended with an error.", ["kind", "code"])
 API_SECONDS = Histogram("stoker_api_request_seconds", "Duration of requests to the API server.", ["verb"])
+CANARIES = Counter("stoker_canaries", "Canaries by what became of them: passed, promoted, failed, aborted.", ["result"])
 # Of the node cache agent's process.
 NODE_CACHE_BYTES = Gauge("stoker_node_cache_bytes", "Bytes of all models, and parts of models, on this node's disk.")
 NODE_CACHE_COPIES = Gauge("stoker_node_cache_copies", "Models that are whole on this node's disk.")

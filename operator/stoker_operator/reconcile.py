@@ -8,6 +8,7 @@ Knows nothing of kopf, queues or leadership.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,9 +25,11 @@ from stoker_operator.cluster.kinds import ENDPOINT_SLICE
 from stoker_operator.cluster.ports import Ports, PortsTaken
 from stoker_operator.cluster.queue import Key
 from stoker_operator.cluster.turns import Turns
+from stoker_operator.manifests import as_served
 from stoker_operator.manifests.activation import PORTS, slice_addresses, slice_name, slice_port
 from stoker_operator.observe.activators import Activators
-from stoker_operator.observe.observe import gpu_to_get, idle, load, observe, observe_pods, room_for
+from stoker_operator.observe.comparison import Comparisons
+from stoker_operator.observe.observe import counters, gpu_to_get, idle, load, observe, observe_pods, room_for
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Finding
@@ -58,6 +61,7 @@ class Reconciler:
     metrics_api: Callable[[], str] = lambda: ""
     unmounted: Callable[[], Mapping[str, str]] = dict
     turns: Turns = field(default_factory=lambda: Turns(0))
+    comparisons: Comparisons = field(default_factory=Comparisons)
     activators: Activators | None = None
     ports: Ports = field(default_factory=lambda: Ports(PORTS))
     wake: Callable[[Key], Awaitable[None]] = _nobody
@@ -73,6 +77,7 @@ class Reconciler:
         raw = await self.cluster.get(kinds.INFERENCE_SERVICE, namespace, name)
         if raw is None or "deletionTimestamp" in raw["metadata"]:
             self.ports.forget((namespace, name))
+            self.comparisons.forget((namespace, name))
             await self._next(self.turns.forget((namespace, name)))
         if raw is None:
             return None
@@ -84,7 +89,7 @@ class Reconciler:
 
         # 1. spec
         try:
-            service = parse(raw, tolerate_unknown=_serves(raw))
+            service = as_served(parse(raw, tolerate_unknown=_serves(raw)))
         except SpecError as error:
             await self._next(self.turns.forget((namespace, name)))
             await self._refuse(raw, Finding("SpecInvalid", f"{error}.", stalled=True), now)
@@ -140,6 +145,8 @@ class Reconciler:
             observed = replace(observed, idle=await idle(self.pods, observed))
         if plan.asks_load:
             observed = replace(observed, load=await load(self.pods, observed))
+        if plan.canary.mark:
+            observed = await self._compare(service, observed, plan.canary.mark)
         if plan.asks_turn:
             key = (service.namespace, service.name)
             observed = replace(observed, turn=self.turns.ask(key), ahead=self.turns.held)
@@ -148,6 +155,16 @@ class Reconciler:
         if plan.asks_room is not None and not self.settings.namespaces:
             observed = replace(observed, room=await room_for(self.cluster, observed, plan.asks_room))
         return observed
+
+    async def _compare(self, service: InferenceService, observed: Observed, mark: str) -> Observed:
+        """How the canary's pods and the stable ones did since this comparison began."""
+        key, now = (service.namespace, service.name), self.clock()
+        found = self.comparisons.fresh(key, mark, now)
+        if found is None:
+            sides = (observed.engine_pods, observed.canary.pods)
+            stable, canary = await asyncio.gather(*(counters(self.pods, side) for side in sides))
+            found = self.comparisons.note(key, mark, now, stable, canary)
+        return replace(observed, canary=replace(observed.canary, comparison=found))
 
     async def _note_turn(self, key: Key, plan: Plan) -> None:
         """Who rolls out has a turn, asked or not; who had one and was rolled back keeps it, and stops the next ones."""

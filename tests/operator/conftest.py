@@ -27,12 +27,12 @@ from stoker_operator.observe.capacity import Room
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.observe.rollout import read
-from stoker_operator.observe.snapshot import Answer, Idle, Observed
+from stoker_operator.observe.snapshot import Answer, Beside, Idle, Observed
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.plan.rollout import first_variant
 from stoker_operator.reconcile import Reconciler
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import FetchedModel, InferenceService, parse
+from stoker_operator.spec.service import FetchedModel, InferenceService, model_status, parse
 from stoker_operator.status import status
 
 Object = dict[str, Any]
@@ -109,7 +109,7 @@ class World:
         self.model, self.live = model, live
         claim = live(manifests.volume_claim(service, self.settings))
         source = manifests.source_id(service, claim["metadata"]["uid"])
-        self.service = replace(service, status={"model": status._model(model, source)})
+        self.service = replace(service, status={"model": model_status(model, source)})
         variant = first_variant(service)
         if service.autoscaling is not None:
             variant = replace(variant, replicas=None)
@@ -147,6 +147,7 @@ class World:
         self.idle: Idle | None = None
         self.activators: tuple[str, ...] = ()
         self.port = 0
+        self.beside = Beside()
         self.record("new", 1, served=True)
 
     def pod(self, template: str = "new", *, ready: bool = True, **pod_status: Any) -> World:
@@ -193,6 +194,7 @@ class World:
             activators=self.activators,
             port=self.port,
             answer=self.answer,
+            canary=self.beside,
         )
 
     def _floor(self) -> int | None:
@@ -211,7 +213,7 @@ class World:
         return self
 
     def plan(self) -> Plan:
-        return make_plan(self.service, self.observed(), self.settings, NOW)
+        return make_plan(manifests.as_served(self.service), self.observed(), self.settings, NOW)
 
     def status(self) -> dict[str, Any]:
         return status.from_plan(self.service, self.observed(), self.plan(), NOW)

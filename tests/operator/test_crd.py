@@ -100,6 +100,9 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": f"oci://reg.io:5000/team/m_1:v2@sha256:{'0a' * 32}", "secretRef": {"name": "login"}}},
     {"model": {"uri": "oci://reg.io/m", "endpoint": "http://mirror:5000", "files": {"allow": ["*.gguf"]}}},
     {"model": {"uri": "az://$web", "serviceAccountName": "reader.of-models", "files": {"allow": ["*"]}}},
+    {"canary": {"weight": 99, "model": {"revision": "refs/pr/3"}, "tolerance": {"errors": 0}}},
+    {"canary": {"steps": [1, 7, 60], "window": "90m", "requests": 9, "model": {"uri": "s3://bucket/m"}}},
+    {"canary": {"weight": 3, "runtime": {"image": "r/n:2", "args": ["--new"], "env": [{"name": "A", "value": ""}]}}},
     {"rollout": {"waitForIdle": "10m"}, "disruption": {"maxUnavailable": 3, "protectStartup": True}},
     {
         "placement": {

@@ -136,6 +136,7 @@ async def test_every_field_is_one_of_theirs(
     assert built.autoscaling is not None
     made = [
         manifests.http_route(built, built.endpoint.http_route, pool=True),
+        manifests.http_route(built, built.endpoint.http_route, pool=False, share=7),
         manifests.inference_pool(built, built.endpoint.inference_pool),
         manifests.pod_monitor(built),
         manifests.prometheus_rule(built),

@@ -1,8 +1,8 @@
 """Writes the status of a service, where it says something new.
 
 Invariants: a status is compared whole before it is written, but for conditions of other writers; every change of
-Ready's status or reason is told by one event, and so is rot that a verification finds, and that it is mended, and
-a new commit of what is followed.
+Ready's status or reason is told by one event, and so is rot that a verification finds, and that it is mended,
+a new commit of what is followed, and each turn that a canary takes.
 Knows nothing of what a status says.
 """
 
@@ -12,9 +12,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stoker_operator import metrics
 from stoker_operator.apply.events import record_event, service_key
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import ApiError, Cluster
+from stoker_operator.manifests.canary import ABORTED, FAILED, PASSED, PROMOTED
 from stoker_operator.plan.conditions import STAGES, TYPES
 
 log = logging.getLogger("stoker.operator")
@@ -40,6 +42,7 @@ async def write_status(cluster: Cluster, service: Mapping[str, Any], status: Map
         if error.status != 404:
             raise
         return False
+    _count_canary(earlier, status)
     for kind, told in _news(earlier, status):
         log.info("%s/%s: %s: %s", *service_key(service), told["reason"], told["message"])
         await record_event(cluster, service, kind, told["reason"], told["message"])
@@ -59,6 +62,16 @@ def _news(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tup
     moved = (before.get("reason"), _found(earlier)) != (after.get("reason"), _found(status))
     if after and moved and (after["reason"] == "NewCommit" or "False" in (before.get("status"), after["status"])):
         yield "Warning" if after["status"] == "False" else "Normal", after
+    before, after = _condition(earlier, "Canary"), _condition(status, "Canary")
+    if after and before.get("reason") != after["reason"]:
+        yield "Warning" if after["reason"] == "CanaryFailed" else "Normal", after
+
+
+def _count_canary(earlier: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+    """Count where a canary came to."""
+    before, after = ((each.get("canary") or {}).get("state") for each in (earlier, status))
+    if after != before and after in (PASSED, PROMOTED, FAILED, ABORTED):
+        metrics.CANARIES.labels(result=str(after).lower()).inc()
 
 
 def _found(status: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from stoker_operator.local.proxy import Proxy
 from stoker_operator.local.record import Record
 from stoker_operator.local.report import Report
 from stoker_operator.local.store import LocalCluster
-from stoker_operator.manifests.identity import COMPONENT, INSTANCE
+from stoker_operator.manifests.identity import INSTANCE
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.observe.pod_http import PodClient
 from stoker_operator.reconcile import Reconciler
@@ -91,6 +91,7 @@ class Up:
         for number, document in enumerate(manifests.services):
             service = self._store.add(document)
             self._controllers.take_claim(parse(service))
+            self._controllers.take_claim(parse(service).as_canary)
             name = service["metadata"]["name"]
             proxy = Proxy(LOOPBACK, port + number, partial(self._backends, name))
             self._fronts.append(_Front(service, proxy, Record(data, name)))
@@ -177,8 +178,9 @@ class Up:
         self._store.touch()
 
     def _backends(self, name: str) -> list[tuple[str, int]]:
-        """Addresses of the service's ready engine pods."""
-        wanted = {INSTANCE: name, COMPONENT: "engine"}
+        """Addresses of the ready pods that its Service selects: a canary's among them, while it has a share."""
+        fronts = (item for item in self._store.of(kinds.SERVICE) if item["metadata"]["name"] == name)
+        wanted: dict[str, str] = next((front["spec"]["selector"] for front in fronts), {INSTANCE: name})
         pods = self._controllers.pods.values()
         mine = [pod for pod in pods if wanted.items() <= pod.object["metadata"]["labels"].items()]
         return [address for pod in mine if (address := pod.address(PORT)) is not None]

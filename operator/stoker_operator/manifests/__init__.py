@@ -26,6 +26,7 @@ from stoker_operator.manifests.cache import (
     source_id,
     volume_claim,
 )
+from stoker_operator.manifests.canary import as_served, canary_deployment, canary_key, canary_name, canary_service
 from stoker_operator.manifests.dashboard import dashboard
 from stoker_operator.manifests.edge import (
     INFERENCE_POOL,
@@ -61,7 +62,12 @@ __all__ = [
     "adapter_room",
     "applied_hash",
     "as_model",
+    "as_served",
     "cache_key",
+    "canary_deployment",
+    "canary_key",
+    "canary_name",
+    "canary_service",
     "claim_name",
     "claim_users",
     "dashboard",

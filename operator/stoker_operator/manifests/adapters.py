@@ -18,7 +18,8 @@ from stoker_operator.manifests.identity import Manifest, child, stamped
 from stoker_operator.manifests.pod import MODELS, beside_the_engine
 from stoker_operator.spec.adapters import Adapter
 from stoker_operator.spec.engine_flags import count, given
-from stoker_operator.spec.service import FetchedModel, InferenceService, Model
+from stoker_operator.spec.model import Model
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 CONFIG_MAP = ("v1", "ConfigMap")
 VOLUME = "adapter-list"

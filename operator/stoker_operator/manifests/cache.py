@@ -25,6 +25,7 @@ from stoker_operator.manifests.identity import (
     SOURCE_LABEL,
     Manifest,
     child,
+    job_labels,
     short_hash,
     stamped,
 )
@@ -217,7 +218,7 @@ def fetch_job_spec(service: InferenceService, labels: Mapping[str, str], templat
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        "template": {"metadata": {"labels": {**labels, **identity_labels(service)}}, "spec": template},
+        "template": {"metadata": {"labels": job_labels(labels) | identity_labels(service)}, "spec": template},
     }
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.canary import canary_name
+from stoker_operator.manifests.identity import Manifest, child, pods_selector, selector, stamped
 from stoker_operator.manifests.network import service_url
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.spec.endpoint import HttpRoute, InferencePool, Ingress
@@ -49,7 +50,7 @@ def network_policy(service: InferenceService) -> Manifest:
     """
     policy = child(service, NETWORK_POLICY, service.name, "engine")
     spec = {
-        "podSelector": {"matchLabels": selector(service)},
+        "podSelector": pods_selector(service),
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
         "egress": [{}] if service.cache.mode == "None" else _to_collector(service.observability.otlp_endpoint),
@@ -100,17 +101,23 @@ def inference_pool(service: InferenceService, wanted: InferencePool) -> Manifest
     return stamped(pool | {"spec": spec})
 
 
-def http_route(service: InferenceService, wanted: HttpRoute, *, pool: bool) -> Manifest:
-    """The HTTPRoute to the Service, or with `pool` to the InferencePool of the same name."""
+def http_route(service: InferenceService, wanted: HttpRoute, *, pool: bool, share: int = 0) -> Manifest:
+    """The HTTPRoute to the Service, or with `pool` to the InferencePool of the same name; `share` of the requests, in
+    percent, go to the canary's Service.
+    """
     route = child(service, HTTP_ROUTE, service.name, "endpoint")
     parents: list[dict[str, Any]] = []
     for parent in wanted.parents:
         fields = {"namespace": parent.namespace, "sectionName": parent.section, "port": parent.port}
         parents.append({"name": parent.name} | {key: value for key, value in fields.items() if value})
     to_pool = {"group": INFERENCE_POOL_GROUP, "kind": "InferencePool", "name": service.name}
+    backends: list[dict[str, Any]] = [to_pool if pool else {"name": service.name, "port": service.endpoint.port}]
+    if share:
+        other = {"name": canary_name(service), "port": service.endpoint.port, "weight": share}
+        backends = [backends[0] | {"weight": 100 - share}, other]
     rule = {
         "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [to_pool if pool else {"name": service.name, "port": service.endpoint.port}],
+        "backendRefs": backends,
         "timeouts": {"request": "0s"},
     }
     spec: dict[str, Any] = {"parentRefs": parents, "rules": [rule]}

@@ -27,6 +27,7 @@ BEGUN = f"{GROUP}/begun"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
+PART_OF = "app.kubernetes.io/part-of"
 
 
 def short_hash(value: object, length: int = 10) -> str:
@@ -45,9 +46,25 @@ def labels(service: InferenceService, component: str) -> dict[str, str]:
         "app.kubernetes.io/name": "stoker",
         INSTANCE: service.name,
         COMPONENT: component,
-        "app.kubernetes.io/part-of": service.name,
+        PART_OF: service.name,
         MANAGED_BY: "stoker",
     }
+
+
+def pods_selector(service: InferenceService) -> dict[str, Any]:
+    """The pods that answer clients, as a label selector: the engine's, those of a canary too."""
+    either = {"key": COMPONENT, "operator": "In", "values": ["canary", "engine"]}
+    return {"matchLabels": {INSTANCE: service.name, MANAGED_BY: "stoker"}, "matchExpressions": [either]}
+
+
+def shared_labels(service: InferenceService) -> dict[str, str]:
+    """The same pods by labels alone, as a Service must select them. No pod of a Job has PART_OF."""
+    return {INSTANCE: service.name, PART_OF: service.name, MANAGED_BY: "stoker"}
+
+
+def job_labels(found: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a Job's pods, of its own."""
+    return {key: value for key, value in found.items() if key != PART_OF}
 
 
 def selector(service: InferenceService) -> dict[str, str]:

@@ -20,7 +20,7 @@ from stoker_operator.manifests.cache import (
     registry_login,
     select_arguments,
 )
-from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, Manifest, child, short_hash, stamped
+from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, Manifest, child, job_labels, short_hash, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import GROUP, InferenceService
@@ -38,7 +38,7 @@ def lookup_job(service: InferenceService, settings: Settings, now: datetime, fai
     job["metadata"]["labels"] |= {FOLLOWS_LABEL: service.model.follows, ATTEMPT_LABEL: str(failures)}
     template = lookup_pod(service, settings)
     job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template), BEGUN: now.isoformat(timespec="seconds")}
-    labels = job["metadata"]["labels"] | identity_labels(service)
+    labels = job_labels(job["metadata"]["labels"]) | identity_labels(service)
     job["spec"] = {
         "activeDeadlineSeconds": _DEADLINE_SECONDS,
         "backoffLimit": 0,

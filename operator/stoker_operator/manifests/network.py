@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.identity import Manifest, child, selector, shared_labels, stamped
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.spec.service import GROUP, InferenceService
 
@@ -22,14 +22,15 @@ def service_url(service: InferenceService) -> str:
     return f"http://{service.name}.{service.namespace}.svc:{service.endpoint.port}/v1"
 
 
-def web_service(service: InferenceService) -> Manifest:
-    """The Service under the object's own name."""
+def web_service(service: InferenceService, *, shared: bool = False) -> Manifest:
+    """The Service under the object's own name. `shared`: a canary's pods are among those that it leads to."""
     front = child(service, SERVICE, service.name, "engine")
     if not service.suspend:
         front["metadata"]["annotations"] = {MODELS_NOTE: json.dumps(service.served_names)}
     number = service.endpoint.port
     port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
-    return stamped(front | {"spec": {"type": "ClusterIP", "selector": selector(service), "ports": [port]}})
+    chosen = shared_labels(service) if shared else selector(service)
+    return stamped(front | {"spec": {"type": "ClusterIP", "selector": chosen, "ports": [port]}})
 
 
 def metrics_service(service: InferenceService) -> Manifest:

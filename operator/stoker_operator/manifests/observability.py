@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.identity import Manifest, child, pods_selector, stamped
 from stoker_operator.spec.service import InferenceService
 from stoker_operator.spec.sleeping import ScaleToZero
 
@@ -20,7 +20,7 @@ def pod_monitor(service: InferenceService) -> Manifest:
     """Scrape every engine pod, ready or not."""
     monitor = child(service, POD_MONITOR, service.name, "metrics")
     endpoint = {"port": "http", "path": "/metrics", "interval": "15s"}
-    spec = {"selector": {"matchLabels": selector(service)}, "podMetricsEndpoints": [endpoint]}
+    spec = {"selector": pods_selector(service), "podMetricsEndpoints": [endpoint]}
     return stamped(monitor | {"spec": spec})
 
 

@@ -26,6 +26,7 @@ from stoker_operator.manifests.identity import (
     SOURCE_LABEL,
     Manifest,
     child,
+    job_labels,
     short_hash,
     stamped,
 )
@@ -63,7 +64,7 @@ def verify_job(
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        "template": {"metadata": {"labels": dict(job["metadata"]["labels"])}, "spec": template},
+        "template": {"metadata": {"labels": job_labels(job["metadata"]["labels"])}, "spec": template},
     }
     return stamped(job)
 

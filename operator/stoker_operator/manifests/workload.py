@@ -29,8 +29,9 @@ from stoker_operator.manifests.verification import verify_container
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
 from stoker_operator.spec.engine_guard import NEUTRAL
+from stoker_operator.spec.model import KV_CACHE_DTYPES, QUANTIZATIONS
 from stoker_operator.spec.quantity import quantity
-from stoker_operator.spec.service import KV_CACHE_DTYPES, QUANTIZATIONS, FetchedModel, InferenceService
+from stoker_operator.spec.service import FetchedModel, InferenceService
 
 DEPLOYMENT = ("apps/v1", "Deployment")
 PORT = 8000

@@ -8,25 +8,28 @@ Knows nothing of what should be done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
+from stoker_operator.manifests.canary import COMPONENT_NAME, canary_name, known_canary
 from stoker_operator.manifests.fill import COMPONENT_NAME as FILL
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
 from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING
 from stoker_operator.observe import capacity, rollout
 from stoker_operator.observe.capacity import Room
+from stoker_operator.observe.comparison import SAMPLED_PODS, Counters, read_counters
 from stoker_operator.observe.gauges import idle_seconds
 from stoker_operator.observe.gauges import parse as parse_gauges
 from stoker_operator.observe.gpu import Gpu, largest_gpu
 from stoker_operator.observe.pod_http import PodClient, pod_address
 from stoker_operator.observe.rollout import Rollout
-from stoker_operator.observe.snapshot import AdapterReport, Answer, Idle, Observed, Progress
+from stoker_operator.observe.snapshot import AdapterReport, Answer, Beside, Idle, Observed, Progress
 from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
@@ -66,16 +69,17 @@ async def observe(
     deployment = children.get(("Deployment", service.name))
     scaling = service.autoscaling
     floor = scaling.floor if scaling is not None and scaling.ours else None
-    words = await pod_words(pods, engine_pods)
+    canary_pods = tuple(pod for pod in by_kind[kinds.POD] if _component(pod) == COMPONENT_NAME)
+    words = await pod_words(pods, (*engine_pods, *canary_pods))
     silent = frozenset(name for name, word in words.items() if word is None)
     state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], engine_pods, floor, silent)
-    claim = children.get(("PersistentVolumeClaim", claim_name(service)))
-    if claim is None and service.cache.has_volume and not owns_claim(service):
-        claim = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
-        children |= {("PersistentVolumeClaim", claim_name(service)): claim} if claim is not None else {}
-    progress, answer, adapters = await asyncio.gather(
+    for each in (service, service.as_canary):
+        children |= await _claim(cluster, each, children)
+    answered = str((service.status.get("revisions") or {}).get("answered", ""))
+    progress, answer, beside, adapters = await asyncio.gather(
         _progress(pods, service, children, fetch_pods),
-        _answer(pods, service, state, [pod for pod in engine_pods if pod["metadata"]["name"] not in silent]),
+        _answer(pods, service, answered, state, _heard(engine_pods, silent)),
+        _beside(pods, service, children, by_kind, _heard(canary_pods, silent), fetch_pods),
         _adapters(pods, service, engine_pods),
     )
     return Observed(
@@ -94,9 +98,48 @@ async def observe(
         progress=progress,
         answer=answer,
         silent=silent,
-        warnings={name: word for name, word in words.items() if word},
+        warnings={pod["metadata"]["name"]: word for pod in engine_pods if (word := words.get(pod["metadata"]["name"]))},
+        canary=replace(beside, pods=canary_pods),
         adapters=adapters,
     )
+
+
+async def _claim(
+    cluster: Cluster, service: InferenceService, children: Mapping[tuple[str, str], Object]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """The service's claim where it is one of the user's own, which no label tells of."""
+    key = ("PersistentVolumeClaim", claim_name(service))
+    if key in children or owns_claim(service) or not service.cache.has_volume:
+        return {}
+    found = await cluster.get(kinds.CLAIM, service.namespace, claim_name(service))
+    return {key: found} if found is not None else {}
+
+
+async def _beside(
+    pods: PodClient,
+    service: InferenceService,
+    children: Mapping[tuple[str, str], Object],
+    by_kind: Mapping[Kind, list[dict[str, Any]]],
+    canary_pods: list[Object],
+    fetch_pods: tuple[Object, ...],
+) -> Beside:
+    """What there is of a canary."""
+    deployment = children.get(("Deployment", canary_name(service)))
+    if service.canary is None or deployment is None:
+        progress = await _progress(pods, service.as_canary, children, fetch_pods) if service.canary else None
+        return Beside(progress=progress)
+    state = rollout.read(deployment, by_kind[kinds.REPLICA_SET], canary_pods)
+    answered = str(known_canary(service).get("answered", ""))
+    return Beside(
+        rollout=state,
+        answer=await _answer(pods, service, answered, state, canary_pods),
+        progress=await _progress(pods, service.as_canary, children, fetch_pods),
+    )
+
+
+def _heard(pods: Iterable[Object], silent: Container[str]) -> list[Object]:
+    """The pods that are not known to be silent."""
+    return [pod for pod in pods if pod["metadata"]["name"] not in silent]
 
 
 async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: str, uid: str) -> Rollout:
@@ -106,9 +149,10 @@ async def observe_pods(cluster: Cluster, pods: PodClient, namespace: str, name: 
     lists = await asyncio.gather(*(cluster.list_all(kind, namespace, ours) for kind in wanted))
     found = _owned(dict(zip(wanted, lists, strict=True)), uid)
     deployment = next((item for item in found[kinds.DEPLOYMENT] if item["metadata"]["name"] == name), None)
-    words = await pod_words(pods, found[kinds.POD])
+    engine_pods = [pod for pod in found[kinds.POD] if _component(pod) != COMPONENT_NAME]
+    words = await pod_words(pods, engine_pods)
     silent = [name for name, word in words.items() if word is None]
-    return rollout.read(deployment, found[kinds.REPLICA_SET], found[kinds.POD], silent=silent)
+    return rollout.read(deployment, found[kinds.REPLICA_SET], engine_pods, silent=silent)
 
 
 async def _adapters(
@@ -193,6 +237,17 @@ async def load(pods: PodClient, observed: Observed) -> int:
     return sum(map(_requests, pages)) + addresses.count(None)
 
 
+async def counters(pods: PodClient, engine_pods: Sequence[Object]) -> dict[str, Counters]:
+    """What pods that are ready have counted, by their uid; of those that do not say, nothing."""
+    live = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
+    live = sorted(live, key=lambda pod: str(pod["metadata"]["name"]))[:SAMPLED_PODS]
+    addresses = {str(pod["metadata"]["uid"]): pod_address(pod, "http") for pod in live}
+    asked = {uid: address for uid, address in addresses.items() if address is not None}
+    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in asked.values()))
+    found = {uid: read_counters(page) for uid, page in zip(asked, pages, strict=True)}
+    return {uid: said for uid, said in found.items() if said is not None}
+
+
 async def idle(pods: PodClient, observed: Observed) -> Idle:
     """For how long every pod has had no request. A pod that is not ready, or does not say, is not idle."""
     live = [pod for pod in observed.engine_pods if not rollout.is_terminating(pod) and not rollout.is_finished(pod)]
@@ -248,10 +303,9 @@ async def _progress(
 
 
 async def _answer(
-    pods: PodClient, service: InferenceService, state: Rollout, engine_pods: Iterable[Object]
+    pods: PodClient, service: InferenceService, answered: str, state: Rollout, engine_pods: Iterable[Object]
 ) -> Answer | None:
-    """Ask one ready pod of the current revision, unless that revision is known to have answered."""
-    answered = (service.status.get("revisions") or {}).get("answered")
+    """Ask one ready pod of the current revision, unless that is the revision known to have answered."""
     if not state.current or answered == state.current:
         return None
     for pod in engine_pods:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from stoker_operator.cluster import kinds
+from stoker_operator.manifests.canary import COMPONENT_NAME
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE
 from stoker_operator.observe.mirror import Mirror
 from stoker_operator.observe.pod_http import PodClient, pod_address
@@ -62,5 +63,5 @@ class Pulse:
 
 def _counts(pod: Mapping[str, Any]) -> bool:
     labels = pod["metadata"].get("labels") or {}
-    engine = labels.get(COMPONENT) == "engine" and INSTANCE in labels
-    return engine and is_ready(pod) and not is_terminating(pod)
+    serves = labels.get(COMPONENT) in ("engine", COMPONENT_NAME) and INSTANCE in labels
+    return serves and is_ready(pod) and not is_terminating(pod)

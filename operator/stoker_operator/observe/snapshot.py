@@ -7,10 +7,11 @@ Knows nothing of how it was observed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker_operator.observe.capacity import Room
+from stoker_operator.observe.comparison import Comparison
 from stoker_operator.observe.gpu import Gpu
 from stoker_operator.observe.rollout import Rollout
 
@@ -59,6 +60,19 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A canary's pods, its Deployment's rollout, what came of asking one, how far its prefetch is, and how it compares
+    with the stable pods (None = nobody looked).
+    """
+
+    pods: tuple[Object, ...] = ()
+    rollout: Rollout = field(default_factory=Rollout)
+    answer: Answer | None = None
+    progress: Progress | None = None
+    comparison: Comparison | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The cluster as one reconcile sees it. `claims` are all of the namespace's caches, other services' included.
 
@@ -103,10 +117,18 @@ class Observed:
     warnings: Mapping[str, str] = field(default_factory=dict)
     unmounted: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, tuple[AdapterReport, ...]] = field(default_factory=dict)
+    canary: Beside = field(default_factory=Beside)
 
     def child(self, manifest: Mapping[str, Any]) -> Object | None:
         """The live object that a manifest stands for."""
         return self.children.get((manifest["kind"], manifest["metadata"]["name"]))
+
+    def as_canary(self) -> Observed:
+        """The same cluster with the canary's pods in the place of the stable ones."""
+        other = self.canary
+        return replace(
+            self, engine_pods=other.pods, rollout=other.rollout, answer=other.answer, progress=other.progress
+        )
 
     @property
     def begun(self) -> bool:

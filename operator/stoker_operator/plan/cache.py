@@ -42,8 +42,9 @@ from stoker_operator.plan.jobs import (
 from stoker_operator.plan.verification import is_verification, plan_verification, rot_finding, verdict
 from stoker_operator.plan.wording import sentence
 from stoker_operator.settings import Settings
+from stoker_operator.spec.model import HUBS
 from stoker_operator.spec.quantity import human_bytes
-from stoker_operator.spec.service import HUBS, FetchedModel, FetchFailure, InferenceService, remembered_model
+from stoker_operator.spec.service import FetchedModel, FetchFailure, InferenceService, remembered_model
 
 Object = Mapping[str, Any]
 POLL_SECONDS = 5.0

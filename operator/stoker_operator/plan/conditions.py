@@ -23,7 +23,7 @@ TYPES = frozenset(
     {
         "Ready", "Servable", "Degraded", "Progressing", "Reconciling", "Stalled", "ModelResolved", "ModelCached",
         "CacheVerified", "Scheduled", "Fits", "AutoscalingActive", "EndpointReady", "Monitored",
-        "Understood", "ScaleToZero", "Following", "AdaptersReady",
+        "Understood", "ScaleToZero", "Following", "AdaptersReady", "Canary",
     }
 )  # fmt: skip
 # Reasons of Ready that are a stage on the way, not a failure.

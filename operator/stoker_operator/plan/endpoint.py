@@ -20,8 +20,10 @@ Object = Mapping[str, Any]
 _KINDS = ("NetworkPolicy", "Ingress", "HTTPRoute", "InferencePool", "PodMonitor", "PrometheusRule", "ConfigMap")
 
 
-def endpoint_actions(service: InferenceService, observed: Observed) -> list[Action]:
-    """The objects around the pods, and the end of those that are not wanted any more."""
+def endpoint_actions(service: InferenceService, observed: Observed, share: int = 0) -> list[Action]:
+    """The objects around the pods, and the end of those that are not wanted any more. `share`: percent of the route's
+    requests for a canary.
+    """
     endpoint, watch = service.endpoint, service.observability
     wanted: list[tuple[manifests.Manifest, str]] = []
     if endpoint.network_policy:
@@ -32,7 +34,7 @@ def endpoint_actions(service: InferenceService, observed: Observed) -> list[Acti
     if pool is not None:
         wanted.append((manifests.inference_pool(service, pool), "an endpoint picker chooses the pod"))
     if endpoint.http_route is not None and "HTTPRoute" in observed.served:
-        route = manifests.http_route(service, endpoint.http_route, pool=pool is not None)
+        route = manifests.http_route(service, endpoint.http_route, pool=pool is not None, share=share)
         wanted.append((route, "clients come through a Gateway"))
     if watch.pod_monitor and "PodMonitor" in observed.served:
         wanted.append((manifests.pod_monitor(service), "Prometheus scrapes the pods"))

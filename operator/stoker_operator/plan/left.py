@@ -20,18 +20,19 @@ from stoker_operator.spec.service import InferenceService
 
 
 def left_behind(
-    service: InferenceService, observed: Observed, *caches: CachePlan, adapters: Container[str] = ()
+    service: InferenceService, observed: Observed, *caches: CachePlan, keeps: Container[str] = ()
 ) -> list[Action]:
-    """What to do about the volumes and Jobs of sources that this service no longer serves, and is not about to; those
-    of `adapters` stay.
+    """What to do about the volumes and Jobs of sources that this service no longer serves, and is not about to; `keeps`
+    are the names of others that its canary and its adapters need.
     """
     actions: list[Action] = []
     claims, sources = {cache.claim for cache in caches}, {cache.source for cache in caches}
     for claim in observed.claims:
-        if claim["metadata"]["name"] not in claims and "deletionTimestamp" not in claim["metadata"]:
+        name = claim["metadata"]["name"]
+        if name not in claims and name not in keeps and "deletionTimestamp" not in claim["metadata"]:
             actions += _leave(service, claim)
     for job in observed.jobs:
-        if source_of(job) not in sources and source_of(job) not in adapters and not is_lookup(job):
+        if source_of(job) not in sources and source_of(job) not in keeps and not is_lookup(job):
             actions += delete(job, "what it fetched is no longer served")
     return actions
 

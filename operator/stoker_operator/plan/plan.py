@@ -20,6 +20,8 @@ from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Finding, ensure
 from stoker_operator.plan.adapters.plan import AdaptersPlan, list_left, plan_adapters
 from stoker_operator.plan.cache import CachePlan, plan_cache
+from stoker_operator.plan.canary.decide import CanaryPlan, plan_canary
+from stoker_operator.plan.canary.stand import Stable
 from stoker_operator.plan.conditions import (
     IDLE,
     fit_condition,
@@ -85,16 +87,17 @@ class Plan:
     alone: bool = False
     nodes: NodesPlan = field(default_factory=NodesPlan)
     adapters: AdaptersPlan = field(default_factory=AdaptersPlan)
+    canary: CanaryPlan = field(default_factory=CanaryPlan)
 
     @property
     def asks_more(self) -> bool:
         """Whether something was not looked at on which this plan depends."""
-        asked = self.asks_load or self.asks_gpu or self.asks_turn or self.sleep.asks_idle
+        asked = self.asks_load or self.asks_gpu or self.asks_turn or self.sleep.asks_idle or bool(self.canary.mark)
         return self.asks_room is not None or asked
 
 
 def make_plan(service: InferenceService, observed: Observed, settings: Settings, now: datetime) -> Plan:
-    """Decide everything. `now` is aware, UTC."""
+    """Decide everything. `service` is as `as_served` gives it; `now` is aware, UTC."""
     cache = plan_cache(service, observed, settings, now)
     gpu = observed.gpu or remembered_gpu(service)
     follow = plan_follow(service, observed, settings, cache, gpu, now)
@@ -122,14 +125,16 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
     blocking = sleep_finding(service, observed, sleep.sleep, blocking, now)
     scaling = scaling_condition(service, observed, settings)
     follow = follow.given_up(rolling.failed, observed)
+    canary = plan_canary(service, observed, settings, Stable(cache, blocking, rolling.failed), now)
     released: list[Action] = []
     if blocking is None:
-        released = left_behind(service, observed, cache, *_coming(follow), adapters=adapters.sources)
+        keeps = {*adapters.sources, *canary.keeps}
+        released = left_behind(service, observed, cache, *_coming(follow), keeps=keeps)
         released += list_left(service, observed)
     waits_turn = bool(rolling.waits) and blocking is None
     return Plan(
         actions=(
-            *_fixed(service, observed),
+            *_fixed(service, observed, shared=canary.shared),
             *cache.actions,
             *follow.actions,
             *nodes.actions,
@@ -141,7 +146,10 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *rolling.records,
             *adapters.fetching,
             *scaling_actions(service, observed, settings, paused=sleep.paused),
-            *endpoint_actions(service, observed),
+            *canary.actions,
+            *endpoint_actions(service, observed, canary.share),
+            # Whoever asks them has another way before they go.
+            *canary.ends,
             *released,
         ),
         conditions=(
@@ -154,11 +162,15 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
             *([sleep.condition] if sleep.condition else []),
             *([scaling] if scaling else []),
             *([adapters.condition] if adapters.condition else []),
+            *([canary.condition] if canary.condition else []),
             *([understood_condition(service.unknown)] if service.unknown else []),
         ),
         requeue_after=sooner(
             TURN_SECONDS if waits_turn else look_again(service, observed, cache, blocking, now),
-            sooner(sooner(sleep.again, follow.again), sooner(nodes.requeue_after, adapters.requeue_after)),
+            sooner(
+                sooner(sooner(sleep.again, follow.again), sooner(nodes.requeue_after, adapters.requeue_after)),
+                canary.again,
+            ),
         ),
         cache=cache,
         rollout=state,
@@ -181,6 +193,7 @@ def make_plan(service: InferenceService, observed: Observed, settings: Settings,
         alone=follow.failed,
         nodes=nodes,
         adapters=adapters,
+        canary=canary,
     )
 
 
@@ -189,11 +202,11 @@ def _coming(follow: FollowPlan) -> list[CachePlan]:
     return [follow.lead] if follow.lead is not None else []
 
 
-def _fixed(service: InferenceService, observed: Observed) -> list[Action]:
-    """The children that depend on the spec alone."""
+def _fixed(service: InferenceService, observed: Observed, *, shared: bool) -> list[Action]:
+    """The children that depend on the spec alone, but for whether the Service is `shared` with a canary."""
     wanted = [
         (manifests.service_account(service), "the pods' identity, without rights"),
-        (manifests.web_service(service), "the address that clients use"),
+        (manifests.web_service(service, shared=shared), "the address that clients use"),
         (manifests.metrics_service(service), "the addresses that scrapers use"),
         (manifests.disruption_budget(service), "one pod at a time may be evicted"),
     ]

@@ -168,13 +168,13 @@ def _given_up(
     pods = [pod for pod in observed.engine_pods if template_hash(pod) == state.current]
     trouble = first_trouble(pods)
     # It went in place, and cannot run: the one that served comes back without waiting for the deadline.
-    hopeless = trouble is not None and trouble.permanent and not state.ready and _old_enough(pods, now)
+    hopeless = trouble is not None and trouble.permanent and not state.ready and old_enough(pods, now)
     if not state.deadline_exceeded and not hopeless:
         return None
     return current.failing(trouble.said if trouble is not None else state.failed)
 
 
-def _old_enough(pods: Sequence[Object], now: datetime) -> bool:
+def old_enough(pods: Sequence[Object], now: datetime) -> bool:
     """Whether the pods had time for what passes by itself: a registry that answers again, a Secret that comes late."""
     made = [str(pod["metadata"].get("creationTimestamp", "")) for pod in pods]
     return bool(made) and all(text and now - datetime.fromisoformat(text) >= HOPELESS_AFTER for text in made)

@@ -40,6 +40,8 @@ VERBS = {
     "rollback": Verb(verbs.rollback, verbs.rollback_flags, "make the spec say what an earlier revision was made of"),
     "wake": Verb(verbs.wake, verbs.wake_flags, "wake a service that sleeps, and show the steps"),
     "sleep": Verb(verbs.sleep, verbs.sleep_flags, "put a service to sleep once nobody asks it anything"),
+    "promote": Verb(verbs.promote, verbs.promote_flags, "let a canary go to all pods, or move it into the spec"),
+    "abort": Verb(verbs.abort, verbs.abort_flags, "take a canary back"),
     "chat": Verb(verbs.chat, verbs.chat_flags, "talk to a service, through a port-forward"),
     "bench": Verb(verbs.bench, verbs.bench_flags, "measure a service under load, through a port-forward"),
     "presets": Verb(verbs.presets, verbs.presets_flags, "manifests that are ready to apply"),

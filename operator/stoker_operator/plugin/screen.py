@@ -116,7 +116,11 @@ def _facts(service: Object, url: str) -> Iterator[str]:
     scaling = status.get("scaling") or {}
     if scaling:
         yield from _row("scaling", f"{scaling.get('desired')} pods wanted")
+    if canary := status.get("canary"):
+        yield from _row("canary", _canary(canary))
     for item in status.get("conditions") or ():
+        if item["type"] == "Canary":
+            yield from _row("", item["message"])
         if (item["type"], item["status"]) in _ALARMS:
             yield from _row(str(item["type"]).lower(), item["message"])
 
@@ -141,6 +145,13 @@ def _adapters(status: Object) -> Iterator[str]:
         why = "" if each.get("state") == "Loaded" else f". {each.get('message', '')}"
         text = f"{each['name']}{at}: {each.get('state')}, in {each.get('pods', 0)} pods{why}"
         yield from _row("adapters" if not index else "", text)
+
+
+def _canary(canary: Object) -> str:
+    """Where it stands, and since when."""
+    at = f", step {canary['step']} of {canary['steps']}" if canary.get("steps", 1) > 1 else ""
+    pods = f", {canary['readyReplicas']}/{canary['replicas']} pods ready" if canary.get("replicas") else ""
+    return f"{canary['state']}{at} since {canary['since']}{pods}"
 
 
 def _pods(service: Object, pods: Sequence[Object], now: datetime) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from stoker_operator.local.manifest import ManifestError, load
+from stoker_operator.plugin import canary as canaries
 from stoker_operator.plugin import fit as fits
 from stoker_operator.plugin import rollback as rollbacks
 from stoker_operator.plugin import sleep as sleeps
@@ -197,6 +198,44 @@ def rollback(options: Options) -> int:
         kubectl.patch(f"{RESOURCE}/{options.name}", patch)
         show([f"{options.name}: the spec says again what revision {record.hash} was made of; kubectl stoker status"
               f" {options.name} tells of the rollout"])  # fmt: skip
+    return 0
+
+
+def promote_flags(parser: Parser) -> None:
+    """Flags of `promote`."""
+    parser.add_argument("name", help="the service")
+    parser.add_argument("--spec", action="store_true", help="make the spec say what the canary is, and take it out")
+    parser.add_argument("--dry-run", action="store_true", help="show the patch, and change nothing")
+
+
+def promote(options: Options) -> int:
+    """Ask the operator for it by an annotation; with --spec change the spec."""
+    return _ask_of_canary(options, "promote", into_spec=options.spec)
+
+
+def abort_flags(parser: Parser) -> None:
+    """Flags of `abort`."""
+    parser.add_argument("name", help="the service")
+    parser.add_argument("--dry-run", action="store_true", help="show the patch, and change nothing")
+
+
+def abort(options: Options) -> int:
+    """Ask the operator for it by an annotation."""
+    return _ask_of_canary(options, "abort")
+
+
+def _ask_of_canary(options: Options, wish: str, *, into_spec: bool = False) -> int:
+    if options.up:
+        raise PluginError("a `stoker up` runs what its manifest says; change that, and start it again.")
+    kubectl = Kubectl.of(options)
+    service = kubectl.get(RESOURCE, options.name)
+    patch = canaries.into_spec(service) if into_spec else canaries.wish(service, wish)
+    if options.dry_run:
+        show([yaml.safe_dump(patch, sort_keys=False, width=120).rstrip()])
+        return 0
+    kubectl.patch(f"{RESOURCE}/{options.name}", patch)
+    done = "the spec says what the canary was" if into_spec else f"asked to {wish} its canary"
+    show([f"{options.name}: {done}; kubectl stoker status {options.name} tells what becomes of it"])
     return 0
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 LATER = {
-    "spec.canary": "not supported yet: a change goes to all pods, and back by itself where it never becomes ready",
     "spec.runtime.warmup": "not supported: a pod is ready after a warm-up completion, always, so that no client waits "
     "for what it finds out",
     "spec.resources.nodes": "not supported yet: a pod runs on one node",

@@ -170,6 +170,10 @@ class Reader:
         if re.search(pattern, name):
             self.problems.append(f"{self._at(key)}: {name!r} is not allowed: {why}")
 
+    def expect(self, *keys: str) -> None:
+        """Take keys for known that are read elsewhere."""
+        self._known.update(keys)
+
     def finish(self) -> None:
         """Record every key that was never asked for, with the nearest one that was."""
         for key in self.raw:

@@ -63,6 +63,7 @@ def read_runtime(r: Reader) -> Runtime:
         max_concurrency=r.integer("maxConcurrency", least=0, most=65536),
         shm_size=r.quantity("shmSize", default="1Gi"),
     )
-    r.problems.extend(engine_guard.problems(runtime.args, env, own_image=bool(runtime.image)))
+    refused = engine_guard.problems(runtime.args, env, own_image=bool(runtime.image))
+    r.problems.extend(text.replace("spec.runtime", r.path, 1) for text in refused)
     r.finish()
     return runtime

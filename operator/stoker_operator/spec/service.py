@@ -10,22 +10,23 @@ Knows nothing of the children an InferenceService gets.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker_operator.spec import engine_guard
-from stoker_operator.spec.adapters import Adapter, adapter_problems, read_adapters
+from stoker_operator.spec.adapters import adapter_problems
+from stoker_operator.spec.canary import Canary, read_canary
 from stoker_operator.spec.endpoint import (
     Endpoint,
     Observability,
-    SecretRef,
     read_endpoint,
     read_observability,
-    read_secret_ref,
 )
-from stoker_operator.spec.follow import Followed, follow_problems, follow_source, read_followed
+from stoker_operator.spec.follow import Followed, follow_problems, read_followed
 from stoker_operator.spec.later import name_later, split_unknown
+from stoker_operator.spec.model import HUBS, Model, read_model
 from stoker_operator.spec.operations import (
     Autoscaling,
     Disruption,
@@ -60,29 +61,14 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 # By this annotation people ask a service to wake or to sleep; see plan/sleep/wish.py.
 WISH = f"{GROUP}/wish"
+# What a person asks of a canary: "promote NAME" or "abort NAME", which names this trial of it.
+CANARY_WISH = f"{GROUP}/canary"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
 # The namespace's own ServiceAccount and Service, and the Service that scrapers of another service use.
 RESERVED_NAME_PATTERN = r"^(default|kubernetes)$|-metrics$"
-URI_PATTERN = (
-    r"^((hf|modelscope)://[^/ ]+/[^/ ]+(/[^ ]+\.gguf)?|(s3|gs|az)://[a-z0-9$][a-z0-9._-]+[a-z0-9](/[^ ?#]*)?"
-    r"|oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]+)?"
-    r"|https://[^/ ]+/[^ ]+|file:///[^ ]+"
-    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^ ]*)?)$"
-)
-ACCOUNT_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
-STORES = ("s3", "gs", "az")
-HUBS = ("hf", "modelscope")
-REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
-SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # The parts of a spec that a pod template is made of; the rest says how many pods there are and who reaches them.
 SHAPING = ("model", "runtime", "parallelism", "resources", "placement", "cache", "podTemplate", "drain")
-# As the spec says it: as `stoker serve` does.
-QUANTIZATIONS = {
-    "Auto": "auto", "None": "none", "FP8": "fp8", "W4": "w4", "AWQ": "awq", "GPTQ": "gptq",
-    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt",
-}  # fmt: skip
-KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
 
 
 class SpecError(ValueError):
@@ -94,59 +80,12 @@ class SpecError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What to serve: the source, the revision, and the names clients use.
-
-    `revision` is what is served: the spec's own, or a commit that it has come to since (spec/follow.py); `asked` is the
-    spec's.
-    `adapters` None: the spec speaks of none, and pods make no room for them.
-    """
-
-    uri: str
-    revision: str = "main"
-    asked: str = "main"
-    update_policy: str = "Pinned"
-    served_names: tuple[str, ...] = ()
-    secret_ref: SecretRef | None = None
-    service_account: str = ""
-    endpoint: str = ""
-    allow: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    sha256: tuple[tuple[str, str], ...] = ()
-    quantization: str = "Auto"
-    kv_cache_dtype: str = "Auto"
-    adapters: tuple[Adapter, ...] | None = None
-
-    @property
-    def scheme(self) -> str:
-        """hf, modelscope, s3, gs, az, oci, https, file or pvc."""
-        return self.uri.partition("://")[0]
-
-    @property
-    def follows(self) -> str:
-        """Names what is followed where `update_policy` is Follow; what a status remembers goes by it in any case."""
-        return follow_source(self.uri, self.asked, self.endpoint)
-
-    @property
-    def in_store(self) -> bool:
-        """Whether an object store has the weights."""
-        return self.scheme in STORES
-
-    @property
-    def source_claim(self) -> tuple[str, str] | None:
-        """(claim, path in it) of a pvc:// model, else None."""
-        if self.scheme != "pvc":
-            return None
-        claim, _, path = self.uri.removeprefix("pvc://").partition("/")
-        return claim, path
-
-
-@dataclass(frozen=True, slots=True)
 class InferenceService:
     """One InferenceService as the operator sees it. `replicas` None: nobody asked, and another writer may.
 
     `unknown`: the fields that a newer CRD has and this program does not know. `written`: the parts of the spec that
-    shape pods, as they stand in the object. `wish`: what the annotation WISH says, "" = nothing.
+    shape pods, as they stand in the object. `wish` and `canary_wish`: what the annotations WISH and CANARY_WISH say,
+    "" = nothing.
     """
 
     name: str
@@ -174,6 +113,8 @@ class InferenceService:
     unknown: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict, compare=False)
     wish: str = ""
+    canary: Canary | None = None
+    canary_wish: str = ""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -183,6 +124,19 @@ class InferenceService:
     def at(self, commit: str) -> InferenceService:
         """The same, serving `commit` in place of the revision that its spec names; "" = that revision itself."""
         return replace(self, model=replace(self.model, revision=commit or self.model.asked))
+
+    @property
+    def as_canary(self) -> InferenceService:
+        """The same service with its canary in the place of what is stable; itself where it has none."""
+        if self.canary is None:
+            return self
+        found = replace(self, written={**self.written, **self.canary.written})
+        if self.canary.runtime is not None:
+            found = replace(found, runtime=self.canary.runtime)
+        if self.canary.model is None:
+            return found
+        followed = read_followed(self.status, self.canary.model.follows)
+        return replace(found, model=self.canary.model, followed=followed).at(followed.commit)
 
     @property
     def in_place(self) -> bool:
@@ -236,6 +190,9 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
     name = meta.text("name", pattern=NAME_PATTERN, longest=NAME_MAX, required=True)
     meta.refuse("name", RESERVED_NAME_PATTERN, "Kubernetes, or another service, has an object of that name")
     spec = reader.mapping("spec", required=True)
+    model, runtime = read_model(spec.mapping("model", required=True)), read_runtime(spec.mapping("runtime"))
+    canary = read_canary(spec.mapping("canary"), spec.raw, model, runtime) if "canary" in spec.raw else None
+    notes = meta.text_map("annotations", most=10000, longest=1 << 18)
     service = InferenceService(
         name=name,
         namespace=meta.text("namespace", default="default"),
@@ -244,8 +201,8 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         deleting="deletionTimestamp" in meta.raw,
         suspend=spec.boolean("suspend"),
         replicas=spec.integer("replicas", least=0, most=1000) if "replicas" in spec.raw else None,
-        model=_model(spec.mapping("model", required=True)),
-        runtime=read_runtime(spec.mapping("runtime")),
+        model=model,
+        runtime=runtime,
         resources=read_resources(spec.mapping("resources", required=True)),
         parallelism=read_parallelism(spec.mapping("parallelism")),
         placement=read_placement(spec.mapping("placement")),
@@ -259,7 +216,9 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         observability=read_observability(spec.mapping("observability")),
         status=reader.mapping("status").raw,
         written={part: spec.raw[part] for part in SHAPING if part in spec.raw},
-        wish=meta.text_map("annotations", most=10000, longest=1 << 18).get(WISH, ""),
+        wish=notes.get(WISH, ""),
+        canary=canary,
+        canary_wish=notes.get(CANARY_WISH, ""),
     )
     spec.finish()
     if tolerate_unknown:
@@ -269,34 +228,11 @@ def parse(raw: Mapping[str, Any], *, tolerate_unknown: bool = False) -> Inferenc
         problems = name_later(raw, problems)
     if not problems:
         problems.extend(_cross_field_problems(service))
+        problems.extend(_canary_problems(service, problems))
     if problems:
         raise SpecError(problems)
     followed = read_followed(service.status, service.model.follows)
     return replace(service.at(followed.commit), followed=followed)
-
-
-def _model(r: Reader) -> Model:
-    files = r.mapping("files")
-    revision = r.text("revision", default="main", pattern=REVISION_PATTERN, longest=256)
-    model = Model(
-        uri=r.text("uri", pattern=URI_PATTERN, longest=1024, required=True),
-        revision=revision,
-        asked=revision,
-        update_policy=r.choice("updatePolicy", ("Pinned", "Follow")),
-        served_names=r.texts("servedNames", pattern=SERVED_NAME_PATTERN, most=16, longest=128),
-        secret_ref=read_secret_ref(r.mapping("secretRef"), "token"),
-        service_account=r.text("serviceAccountName", pattern=ACCOUNT_PATTERN, longest=253),
-        endpoint=r.text("endpoint", pattern=r"^(https?://[^ ]+)?$", longest=1024),
-        allow=files.texts("allow", most=32, longest=256),
-        ignore=files.texts("ignore", most=32, longest=256),
-        sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
-        quantization=r.choice("quantization", tuple(QUANTIZATIONS)),
-        kv_cache_dtype=r.choice("kvCacheDtype", tuple(KV_CACHE_DTYPES)),
-        adapters=read_adapters(r, SERVED_NAME_PATTERN, REVISION_PATTERN),
-    )
-    for part in (files, r):
-        part.finish()
-    return model
 
 
 POOL_NEVER_WAKES = (
@@ -350,6 +286,20 @@ def _shared_volume(service: InferenceService) -> bool:
     return cache.has_volume and not service.in_place and cache.access_mode != "ReadWriteOncePod"
 
 
+def _canary_problems(service: InferenceService, known: list[str]) -> list[str]:
+    """What of those rules the canary breaks."""
+    if service.canary is None:
+        return []
+    if not service.cache.has_volume:
+        return ["spec.canary: needs a cache volume, cache.mode Auto or PVC"]
+    if service.canary.model is not None and service.model.adapters is not None:
+        text = "not beside spec.model.adapters, which lie on the volume of the stable model; canary.runtime can be"
+        return [f"spec.canary.model: {text}"]
+    found = _cross_field_problems(service.as_canary)
+    parts = re.compile(r"^spec\.(model|runtime)\b")
+    return [parts.sub(r"spec.canary.\1", text) for text in found if text not in known]
+
+
 def parse_fetch_result(text: str) -> FetchedModel | FetchFailure | None:
     """What a prefetch or verify container wrote to its termination log; None when it is no such report."""
     try:
@@ -367,6 +317,27 @@ def remembered_model(status: Mapping[str, Any]) -> FetchedModel | None:
     """The published model that the status of an earlier reconcile holds; None when there is none."""
     raw = status.get("model")
     return _fetched(raw) if isinstance(raw, Mapping) else None
+
+
+def model_status(model: FetchedModel, source: str) -> dict[str, Any]:
+    """What the status remembers of a published model; `source` names it and its volume."""
+    shape = {
+        "layers": model.layers,
+        "kvHeads": model.kv_heads,
+        "headDim": model.head_dim,
+        "maxContext": model.max_context,
+        "loraLine": model.lora_line,
+    }
+    return {
+        "source": source,
+        "resolvedRevision": model.resolved_revision,
+        "shortRevision": model.resolved_revision[:7],
+        "digest": model.digest,
+        "bytes": model.bytes,
+        "path": model.path,
+        "serve": model.serve,
+        "shape": {key: value for key, value in shape.items() if value},
+    }
 
 
 def _fetched(raw: Mapping[str, Any]) -> FetchedModel | None:

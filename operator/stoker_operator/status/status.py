@@ -25,7 +25,7 @@ from stoker_operator.plan.scaling import scaling_status
 from stoker_operator.plan.sleep.decide import SleepPlan
 from stoker_operator.plan.sleep.stay import stamp
 from stoker_operator.plan.sleep.words import eta_seconds, wakes_at, waking_step
-from stoker_operator.spec.service import FetchedModel, InferenceService, remembered_model
+from stoker_operator.spec.service import InferenceService, model_status, remembered_model
 from stoker_operator.status.startup import startup
 
 Status = dict[str, Any]
@@ -55,7 +55,7 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     status["revisions"] = {key: value for key, value in revisions.items() if value}
     model = plan.cache.model
     if model is not None:
-        status["model"] = _model(model, plan.cache.source)
+        status["model"] = model_status(model, plan.cache.source)
     elif remembered_model(service.status) is not None:
         # What the running pods serve, and what a return to the earlier source would find in place.
         status["model"] = dict(service.status["model"])
@@ -72,6 +72,8 @@ def from_plan(service: InferenceService, observed: Observed, plan: Plan, now: da
     sleep = plan.sleep.sleep
     if sleep is not None and (sleep.since or plan.sleep.stay is not None):
         status["sleep"] = _sleep(service, observed, plan.sleep, sleep, now)
+    if plan.canary.status:
+        status["canary"] = dict(plan.canary.status)
     if plan.fit is not None:
         status["fit"] = _fit(plan.fit)
     return status
@@ -162,26 +164,6 @@ def conditions(
             }
         )
     return sorted(written, key=lambda item: str(item["type"]))
-
-
-def _model(model: FetchedModel, source: str) -> Status:
-    shape = {
-        "layers": model.layers,
-        "kvHeads": model.kv_heads,
-        "headDim": model.head_dim,
-        "maxContext": model.max_context,
-        "loraLine": model.lora_line,
-    }
-    return {
-        "source": source,
-        "resolvedRevision": model.resolved_revision,
-        "shortRevision": model.resolved_revision[:7],
-        "digest": model.digest,
-        "bytes": model.bytes,
-        "path": model.path,
-        "serve": model.serve,
-        "shape": {key: value for key, value in shape.items() if value},
-    }
 
 
 def _adapter(state: AdapterState) -> Status:

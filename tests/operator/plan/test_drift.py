@@ -111,7 +111,7 @@ ADDED: dict[str, tuple[str, Callable[[dict[str, Any]], None], str]] = {
     "an address": ("Service", put("spec.externalIPs", ["10.0.0.1"]), "spec.externalIPs"),
     "a key in a policy's selector": ("NetworkPolicy", put("spec.podSelector.matchLabels.a", "b"), "spec"),
     "an expression": (
-        "NetworkPolicy", put("spec.podSelector.matchExpressions", [{"key": "a", "operator": "Exists"}]), "spec"
+        "NetworkPolicy", put("spec.podSelector.matchExpressions.-", {"key": "a", "operator": "Exists"}), "spec"
     ),
     "whom a policy lets in": ("NetworkPolicy", put("spec.ingress.0.from", [{"podSelector": {}}]), "spec"),
     "a key in a budget's selector": ("PodDisruptionBudget", put("spec.selector.matchLabels.a", "b"), "spec.selector"),

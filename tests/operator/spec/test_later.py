@@ -31,8 +31,8 @@ def test_the_crd_refuses_the_same_with_the_same_words() -> None:
 
 def test_it_is_refused_once_and_what_else_is_wrong_is_said_too(raw: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(SpecError) as caught:
-        parse(raw("demo", canary={"weight": 5}, replicas=-1))
+        parse(raw("demo", podTemplate={"spec": {"hostNetwork": True}}, replicas=-1))
     assert caught.value.problems == [
-        f"spec.canary: {LATER['spec.canary']}",
+        f"spec.podTemplate.spec.hostNetwork: {LATER['spec.podTemplate.spec.hostNetwork']}",
         "spec.replicas: is -1; must be between 0 and 1000",
     ]

@@ -115,10 +115,10 @@ def test_a_status_without_a_model_remembers_none() -> None:
 
 
 def test_fields_of_a_newer_crd_are_named_where_they_are_tolerated(raw: Raw) -> None:
-    body = raw("demo", model={"uri": "hf://a/b", "turbo": True}, canary={"weight": 5}, warp="9")
+    body = raw("demo", model={"uri": "hf://a/b", "turbo": True}, cannery={"weight": 5}, warp="9")
     with pytest.raises(SpecError, match=r"spec\.warp: is not a field"):
         parse(body)
-    assert parse(body, tolerate_unknown=True).unknown == ("spec.model.turbo", "spec.canary", "spec.warp")
+    assert parse(body, tolerate_unknown=True).unknown == ("spec.model.turbo", "spec.cannery", "spec.warp")
     assert parse(raw("demo"), tolerate_unknown=True).unknown == ()
     with pytest.raises(SpecError, match=r"spec\.replicas: is -1"):
         parse(raw("demo", warp="9", replicas=-1), tolerate_unknown=True)

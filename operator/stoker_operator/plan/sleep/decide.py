@@ -29,6 +29,7 @@ from stoker_operator.manifests.activation import (
     slice_addresses,
     slice_name,
 )
+from stoker_operator.manifests.canary import canary_runs
 from stoker_operator.manifests.identity import short_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Delete, ensure
@@ -181,7 +182,7 @@ def _falling(
 ) -> tuple[Sleep, SleepPlan]:
     """From awake to the moment at which the pods go, and back if a request comes meanwhile."""
     awake = _to(before, AWAKE, now, "a request came" if before.state == FALLING else before.why)
-    if ask.stay is not None or not observed.activators or not _settled(service, observed):
+    if ask.stay is not None or not observed.activators or not _settled(service, observed) or canary_runs(service):
         return awake, SleepPlan()
     if observed.idle is None:
         return before, SleepPlan(asks_idle=True)

@@ -17,7 +17,7 @@ from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Apply, Delete
 from stoker_operator.plan.plan import Plan, make_plan
 from stoker_operator.settings import Settings
-from stoker_operator.spec.service import FetchedModel, InferenceService, parse
+from stoker_operator.spec.service import FetchedModel, InferenceService, model_status, parse
 from stoker_operator.status import status
 
 Object = dict[str, Any]
@@ -37,7 +37,7 @@ class World:
         self.jobs: list[Object] = []
         self.pods: list[Object] = []
         claim = self._claim(self.service)
-        known = status._model(self.model, manifests.source_id(self.service, claim["metadata"]["uid"]))
+        known = model_status(self.model, manifests.source_id(self.service, claim["metadata"]["uid"]))
         self.raw["status"] = {"model": known, "conditions": [self._ready("True", "Serving")]}
 
     @property
