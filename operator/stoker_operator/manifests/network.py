@@ -26,7 +26,8 @@ def web_service(service: InferenceService, *, shared: bool = False) -> Manifest:
     """The Service under the object's own name. `shared`: a canary's pods are among those that it leads to."""
     front = child(service, SERVICE, service.name, "engine")
     if not service.suspend:
-        front["metadata"]["annotations"] = {MODELS_NOTE: json.dumps(service.served_names)}
+        names = (*service.served_names, *(adapter.name for adapter in service.model.adapters or ()))
+        front["metadata"]["annotations"] = {MODELS_NOTE: json.dumps(names)}
     number = service.endpoint.port
     port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     chosen = shared_labels(service) if shared else selector(service)

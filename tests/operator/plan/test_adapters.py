@@ -12,6 +12,7 @@ import pytest
 from tests.operator.conftest import NOW, World, raw_service
 
 from stoker_operator import manifests
+from stoker_operator.gateway.models import read_backends
 from stoker_operator.observe.snapshot import AdapterReport, Observed
 from stoker_operator.plan.actions import Apply, Delete
 from stoker_operator.plan.plan import Plan, make_plan
@@ -132,7 +133,10 @@ def test_from_the_spec_into_the_pods_without_a_rollout(world: Any) -> None:
     scene.ask(adapter("sql", revision="v9"), adapter("law", "s3://bucket/law"))
     plan = scene.step()
     assert {type(action).__name__ for action in plan.actions} == {"Apply"}
-    assert {action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)} == {"Job"}
+    assert {action.manifest["kind"] for action in plan.actions if isinstance(action, Apply)} == {"Job", "Service"}
+    front = scene.there.children["Service", "demo"]
+    front["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    assert read_backends([front], [])[0].models == ("demo", "sql", "law"), "a gateway sends requests by their names"
     assert scene.states() == {"sql": ("Fetching", 0), "law": ("Fetching", 0)}
     assert scene.condition("Ready")["status"] == "True"
     scene.ends("hf://o/sql", digest="5a")
