@@ -92,11 +92,18 @@ class Engines:
         self._logs: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self.begun: Counter[str] = Counter()
+        self._first = ""
+        self._used: set[str] = set()
 
     @property
     def pods(self) -> int:
         """How many there were."""
         return len(self._logs)
+
+    @property
+    def idle(self) -> list[str]:
+        """The pods that came and began nothing; the first one came with the service."""
+        return sorted(self._logs.keys() - self._used - {self._first})
 
     def _follow(self) -> None:
         while not self._stop.wait(0.5):
@@ -105,16 +112,18 @@ class Engines:
                 states = pod["status"].get("containerStatuses") or [{}]
                 if name not in self._logs and states[0].get("state", {}).get("running"):
                     log = self._kube.start("logs", "--follow", name, "-c", "engine")
+                    self._first = self._first or name
                     self._logs[name] = log
-                    reader = threading.Thread(target=self._read, args=(log,), daemon=True)
+                    reader = threading.Thread(target=self._read, args=(name, log), daemon=True)
                     self._readers.append(reader)
                     reader.start()
 
-    def _read(self, log: subprocess.Popen[str]) -> None:
+    def _read(self, pod: str, log: subprocess.Popen[str]) -> None:
         for line in log.stdout or ():
             found = re.search(rf"received:.*request_id=\S*?({self._name}-\d+-\d+)", line)
             if found:
                 self.begun[found[1]] += 1
+                self._used.add(pod)
 
     @classmethod
     @contextmanager
