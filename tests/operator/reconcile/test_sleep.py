@@ -6,14 +6,16 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import aiohttp
 import pytest
 from aiohttp import web
 from tests.operator.reconcile.everything import versions
 from tests.operator.reconcile.kubelet import Node, condition
-from tests.operator.reconcile.sleeping import SCALING, clock, endpoint_slice, gauges, reconciler, until
+from tests.operator.reconcile.sleeping import SCALING, Clock, clock, endpoint_slice, gauges, reconciler, until
 
 from stoker_operator.activator.directory import read_sleeper
 from stoker_operator.activator.main import Activator
@@ -126,6 +128,39 @@ async def test_the_scale_of_either_object_wakes(
     kubectl("scale", "infsvc", "demo", "--replicas=0")
     await until(ASLEEP)
     assert await replicas(cluster, namespace) == 0
+
+
+async def test_a_schedule_wakes_it_and_raises_the_autoscalers_minimum(
+    serve: Callable[..., Any],
+    until: Callable[..., Any],
+    cluster: Cluster,
+    namespace: str,
+    node: Node,
+    gauges: dict[str, float],
+    clock: Clock,
+) -> None:
+    begins = datetime.now(ZoneInfo("Asia/Kathmandu")) + timedelta(hours=3)
+    hours = {"start": f"{begins.minute} {begins.hour} * * *", "timezone": "Asia/Kathmandu", "min": 2}
+    hours["end"] = f"{begins.minute} {(begins.hour + 2) % 24} * * *"
+    await serve(autoscaling=SCALING | {"scaleToZero": SCALING["scaleToZero"] | {"schedule": [hours]}})
+    gauges["stoker:idle_seconds"] = 400
+    asleep = await until(ASLEEP)
+    assert asleep["status"]["sleep"]["wakesAt"] == begins.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:00Z")
+    clock.pass_by(3 * 3600)
+    await until(WAKING)
+    assert await replicas(cluster, namespace) == 2
+    scaler = await cluster.get(kinds.AUTOSCALER, namespace, "demo")
+    assert scaler is not None
+    assert scaler["spec"]["minReplicas"] == 2
+    await node.run_all(2)
+    awake = (await until(AWAKE))["status"]["sleep"]
+    assert awake["until"] == (begins.astimezone(UTC) + timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:00Z")
+    assert "its schedule has 2 pods run until" in awake["why"]
+    clock.pass_by(2 * 3600)
+    await until(ASLEEP)
+    scaler = await cluster.get(kinds.AUTOSCALER, namespace, "demo")
+    assert scaler is not None
+    assert scaler["spec"]["minReplicas"] == 1
 
 
 def own_address() -> str:
