@@ -108,14 +108,15 @@ def test_nothing_is_lost_while_it_sleeps_and_wakes_and_operators_die(place: Kube
     choose, killed = random.Random(), 0
     names = ["model", *(f"model{number}" for number in range(2, SLEEPERS + 1))]
     each = math.ceil(SLEEPS / SLEEPERS)
-    for name in names:
-        place.apply(sleeper(name))
-    for name in names:
-        stoker.wait_ready(place, name)
-    asking = [Asking(stoker.url(place, name), name) for name in names]
     with ExitStack() as stack, ThreadPoolExecutor(SLEEPERS) as pool:
+        # From the first pod on: that sleeps before the last service is ready.
         engines = [stack.enter_context(Engines.followed(place, name)) for name in names]
-        eventually("the logs of the first pods are read", lambda: all(found.pods for found in engines), 120)
+        for name in names:
+            place.apply(sleeper(name))
+        for name in names:
+            eventually(f"{name} serves, or sleeps already", served(place, name), 300)
+        assert all(found.pods for found in engines), "the log of a first pod was not read"
+        asking = [Asking(stoker.url(place, name), name) for name in names]
         trickling = [pool.submit(trickle, asks, found, each) for asks, found in zip(asking, engines, strict=True)]
         while not all(done.done() for done in trickling):
             time.sleep(choose.uniform(5.0, 40.0))
@@ -133,6 +134,11 @@ def test_nothing_is_lost_while_it_sleeps_and_wakes_and_operators_die(place: Kube
         f"0 lost, {len(twice)} duplicated, {len(idle)} pods that nobody needed")  # fmt: skip
     assert not twice
     assert not idle, "pods came that no request had asked for"
+
+
+def served(kube: Kube, name: str) -> Callable[[], bool]:
+    """Whether it has been ready: from then on somebody takes its requests."""
+    return lambda: stoker.conditions(kube, name).get("Ready", {}).get("reason") in ("Serving", "Asleep", "Waking")
 
 
 def all_told(asking: Asking, engines: Engines) -> Callable[[], bool]:
