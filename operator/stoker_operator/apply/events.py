@@ -8,6 +8,7 @@ Knows nothing of why; what is told comes with its sentence.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +31,8 @@ async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, 
     event = {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+        # Named here, so that one whose answer was lost on the way is not told twice when it is sent again.
+        "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": meta["namespace"]},
         "involvedObject": {
             "apiVersion": service["apiVersion"],
             "kind": service["kind"],
@@ -51,4 +53,6 @@ async def record_event(cluster: Cluster, service: Mapping[str, Any], kind: str, 
     try:
         await cluster.create(kinds.EVENT, event)
     except ApiError as error:
+        if error.reason == "AlreadyExists":
+            return
         log.warning("%s/%s: event %s was not recorded: %s", *service_key(service), reason, error)

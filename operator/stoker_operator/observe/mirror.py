@@ -252,7 +252,8 @@ class Mirror(Cluster):
                         await self._take(kind, shelf, event, item)
             except ApiError as error:
                 metrics.WATCH_ERRORS.labels(kind=kind.kind, code=str(error.status)).inc()
-                lost = error.status != 0  # else the stream broke, and goes on where it was
+                # Else the stream broke, or the API server has too much to do: it goes on where it was, without a list.
+                lost = error.status not in (0, 429, 500, 503)
                 if error.status != 410:
                     log.warning("watch of %s: %s", kind.plural, error)
                     backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)

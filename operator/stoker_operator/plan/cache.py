@@ -34,9 +34,11 @@ from stoker_operator.plan.jobs import (
     begun_at,
     condition_time,
     delete,
+    earlier_attempt,
     is_finished,
     pods_of,
     source_of,
+    tells_later,
     time_of,
 )
 from stoker_operator.plan.verification import is_verification, plan_verification, rot_finding, verdict
@@ -218,7 +220,7 @@ def from_jobs(
 
     Of `base` the claim, the source and where the spec names it are given.
     """
-    earlier = _earlier_attempt(service, base.source)
+    earlier = earlier_attempt(service, base.source)
     latest = jobs[-1] if jobs else None
     attempt = max(earlier, attempt_of(latest) if latest else 0)
     stale = [action for job in jobs[:-1] for action in delete(job, "a newer attempt replaced it")]
@@ -233,6 +235,8 @@ def from_jobs(
         base = replace(base, actions=(*base.actions, *delete(latest, f"it runs with another {changed}")))
     elif known is not None and broken is None and rot is None:
         return replace(base, model=known)
+    elif latest is not None and not changed and tells_later(observed, latest):
+        return _while_running(observed, base, latest, known, now)
     failed_at = condition_time(latest, "Failed") if latest else None
     if latest is not None and failed_at is not None and not changed:
         delay = timedelta(seconds=min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS))
@@ -385,11 +389,6 @@ def _broken_cache(service: InferenceService, observed: Observed, latest: Object 
             published.append(time_of(condition["lastTransitionTime"]))
     at = time_of(when)
     return failure if at and all(time is None or at > time for time in published) else None
-
-
-def _earlier_attempt(service: InferenceService, source: str) -> int:
-    cache = service.status.get("cache") or {}
-    return int(cache.get("attempt", 0)) if cache.get("source") == source else 0
 
 
 def _volume_uid(observed: Observed, base: CachePlan) -> str:

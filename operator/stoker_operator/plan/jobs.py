@@ -11,8 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, SOURCE_LABEL
+from stoker_operator.observe import rollout
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Delete
+from stoker_operator.spec.service import InferenceService
 
 Object = Mapping[str, Any]
 
@@ -21,6 +23,13 @@ def pods_of(observed: Observed, job: Object) -> list[Object]:
     """The prefetch pods of a Job."""
     wanted = (source_of(job), _label(job, ATTEMPT_LABEL))
     return [pod for pod in observed.fetch_pods if (source_of(pod), _label(pod, ATTEMPT_LABEL)) == wanted]
+
+
+def tells_later(observed: Observed, job: Object) -> bool:
+    """Whether a Job is complete and a pod of it is still seen running: the watch of pods is behind that of Jobs, and
+    brings the report.
+    """
+    return condition_time(job, "Complete") is not None and not all(map(rollout.is_finished, pods_of(observed, job)))
 
 
 def source_of(item: Object) -> str:
@@ -32,6 +41,12 @@ def attempt_of(job: Object) -> int:
     """Its number, from 1; 0 when it carries none."""
     text = _label(job, ATTEMPT_LABEL)
     return int(text) if text.isdigit() else 0
+
+
+def earlier_attempt(service: InferenceService, source: str) -> int:
+    """The attempt at a source that the status tells of; 0 = none."""
+    cache = service.status.get("cache") or {}
+    return int(cache.get("attempt", 0)) if cache.get("source") == source else 0
 
 
 def is_finished(job: Object) -> bool:

@@ -197,6 +197,15 @@ async def test_a_place_that_was_forgotten_is_listed_again(followed: Followed) ->
     assert sorted(followed.told) == ["a", "a", "b"]  # the one that went away meanwhile is told of too
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_an_api_server_with_too_much_to_do_is_not_asked_for_lists(followed: Followed, status: int) -> None:
+    await followed.names()
+    await followed.stream(ApiError(status, "", "as injected"))
+    await followed.stream(("ADDED", service(21, "b", "u2")))
+    assert (followed.script.lists, followed.script.watched) == (1, ["5", "5", "21"])
+    assert await followed.names() == ["a", "b"]
+
+
 async def test_an_api_server_that_was_set_back_is_believed(followed: Followed) -> None:
     await followed.names()
     await followed.stream(("ADDED", service(90, "b", "u2")), ("DELETED", service(91)))

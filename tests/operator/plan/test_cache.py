@@ -166,6 +166,12 @@ def test_a_report_that_is_lost_is_asked_for_again(world: World) -> None:
     assert plan.actions[0].reason == "the report of the attempt before is lost"
 
 
+def test_a_report_whose_pod_is_still_seen_running_is_waited_for(world: World) -> None:
+    plan = world.job(ended="Complete").pod(phase="Running").plan()
+    assert applied(plan) == []
+    assert plan.requeue_after is not None
+
+
 FAILURES = [
     ("TokenRejected", 3, True, "spec.model.secretRef"),
     ("RevisionNotFound", 3, True, "spec.model.revision"),
