@@ -39,6 +39,8 @@ _ADVICE = {
     "ModelNotFound": "correct spec.model.uri; a private model needs spec.model.secretRef",
     "BadRequest": "correct the field that the message names",
     "VolumeFull": "raise spec.cache.pvc.size, or name fewer files in spec.model.files",
+    "NodeFull": "free disk on the nodes that the message names, or raise what the node cache may take",
+    "FeatureOff": "switch on the chart's feature that the message names, or leave the field out",
     "VolumeMissing": "create the claim that the message names",
     "VolumeTerminating": "wait for the pods that use it; it is made anew",
     "NoAnswer": "look for a NetworkPolicy between the operator and the pods",
