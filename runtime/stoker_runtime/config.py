@@ -280,7 +280,7 @@ class ServerConfig:
     `rate_limit_requests_per_minute` and `rate_limit_tokens_per_minute` bound each API key, and where there are none
     the server; 0: no limit; the file of keys may say others. `request_timeout`, in seconds, bounds every request (0:
     none). `ssl_cert_reqs`: 0 asks clients for no certificate,
-    1 allows one, 2 wants one, signed by `ssl_ca_certs`.
+    1 allows one, 2 wants one, signed by `ssl_ca_certs`; with `ssl_probes_without_cert` not from who asks probes alone.
     """
 
     engine: EngineConfig
@@ -294,6 +294,7 @@ class ServerConfig:
     ssl_ca_certs: str = ""
     ssl_cert_reqs: int = 0
     ssl_ciphers: str = ""
+    ssl_probes_without_cert: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
@@ -381,5 +382,10 @@ class ServerConfig:
                     raise ConfigError(f"{name} needs a certificate: give ssl_certfile too.", param=name)
         if self.ssl_cert_reqs not in (0, 1, 2):
             raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs}; it must be 0, 1 or 2.", param="ssl_cert_reqs")
+        if self.ssl_probes_without_cert and self.ssl_cert_reqs != 2:
+            raise ConfigError(
+                "ssl_probes_without_cert is an exception from ssl_cert_reqs 2, without which nobody needs one.",
+                param="ssl_probes_without_cert",
+            )
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             raise ConfigError("ssl_cert_reqs needs the authorities to trust: ssl_ca_certs.", param="ssl_cert_reqs")

@@ -3,6 +3,7 @@
     StokerError
     ├── RequestError                 the caller's fault: 400
     │   ├── AuthenticationError      401
+    │   ├── ForbiddenError           403
     │   ├── NotFoundError            404
      │   ├── DeadlineError            408: the request's own time is over
      │   ├── TooLargeError            413
@@ -47,6 +48,13 @@ class AuthenticationError(RequestError):
 
     status = 401
     type = "authentication_error"
+
+
+class ForbiddenError(RequestError):
+    """What this caller may not do, whatever the key: no client certificate was shown."""
+
+    status = 403
+    type = "permission_error"
 
 
 class NotFoundError(RequestError):

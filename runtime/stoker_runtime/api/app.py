@@ -66,6 +66,8 @@ def _paths(*routers: APIRouter) -> frozenset[str]:
 
 
 QUIET = _paths(*OPEN)
+PROBES = _paths(probes.router)
+"""What a kubelet and a scraper ask, who have no certificate to show."""
 SHAPES: dict[str, Shape] = dict.fromkeys(_paths(messages.router), messages.error_body)
 
 
@@ -82,7 +84,8 @@ class Application:
         self.batches = _batch_runner(state, self.shelf) if config.batch_dir else None
         self.api = make_api(state, self.shelf, self.batches)
         state.limiter = _rate_limiter(state, self.api.state.keys, ledger or Ledger())
-        self._edge = Edge(_across_origins(self.api, config), QUIET, config.access_log)
+        uncertified = PROBES if config.ssl_probes_without_cert else None
+        self._edge = Edge(_across_origins(self.api, config), QUIET, config.access_log, uncertified)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -9,6 +9,8 @@ Knows nothing of routes. How long a body may take is `api/http/reading.py`'s to 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -33,13 +35,25 @@ class BoundedProtocol(HttpToolsProtocol):
     _refused = False
     _size = 0
     _raw = 0
+    _certificate: Sequence[str] = ()
     _deadline: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody connects, and has so long to ask."""
         super().connection_made(transport)
+        over_tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        shown = over_tls.getpeercert(binary_form=True) if over_tls is not None else None
+        self._certificate = [ssl.DER_cert_to_PEM_cert(shown)] if shown else []
         self._await_headers()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._heading, self._size, self._raw = True, 0, 0
+        if self._certificate:
+            # ASGI's extension for TLS.
+            self.scope["extensions"] = {"tls": {"client_cert_chain": self._certificate}}
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
@@ -62,11 +76,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Say that this is no HTTP, unless something else was said."""
         if not self._refused:
             super().send_400_response(msg)
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self._heading, self._size, self._raw = True, 0, 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the path."""

@@ -44,6 +44,13 @@ SERVER_FLAGS: tuple[Flag, ...] = (
     Flag(
         "ssl-cert-reqs", "ssl_cert_reqs", integer(0), SERVER, "client certificate: 0 none, 1 optional, 2 required", "N"
     ),
+    Flag(
+        "ssl-probes-without-cert",
+        "ssl_probes_without_cert",
+        switch,
+        SERVER,
+        "with --ssl-cert-reqs 2: probes and metrics need no certificate",
+    ),
     Flag("ssl-ciphers", "ssl_ciphers", text, SERVER, "TLS 1.2 ciphers, as OpenSSL spells them", "LIST"),
     Flag("allowed-origins", "allowed_origins", text, SERVER, "CORS: origins of pages", "ORIGIN", many=True, words=True),
     Flag("allowed-methods", "allowed_methods", text, SERVER, "CORS: methods", "METHOD", many=True, words=True),

@@ -57,7 +57,7 @@ def test_https_and_renewal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         copy("renewed", tmp_path)
         assert wait_until(lambda url=running.url: serial(url) == 2)
         (tmp_path / "server.key").write_text("no key")
-        assert wait_until(lambda: "stays" in caplog.text)
+        assert wait_until(lambda: "What was loaded stays" in caplog.text)
         assert serial(running.url) == 2
         fresh.cancel()
 
@@ -76,6 +76,41 @@ def test_clients_must_show_a_certificate(tmp_path: Path) -> None:
             assert client.get(f"{running.url}/health").status_code == 200
 
 
+def test_probes_need_no_certificate_and_other_authorities_hold_at_once(tmp_path: Path) -> None:
+    """As in a pod: the kubelet shows none. Who came by a certificate of an authority that is gone is shut out."""
+    copy("server", tmp_path)
+    shutil.copy(FILES / "ca.pem", tmp_path / "clients.pem")
+    more = {"ssl_ca_certs": str(tmp_path / "clients.pem"), "ssl_cert_reqs": 2, "ssl_probes_without_cert": True}
+    settings = config(tmp_path, **more)
+    context = tls_context(settings)
+    assert context is not None
+    known = ssl.create_default_context(cafile=str(FILES / "ca.pem"))
+    known.load_cert_chain(FILES / "client.pem", FILES / "client.key")
+    engine = FakeEngine()
+    for running in serve(make_state(engine, **more, ssl_certfile="c"), engine, context):
+        fresh = asyncio.run_coroutine_threadsafe(keep_fresh(context, settings, 0.02), running.loop)
+        with httpx.Client(base_url=running.url, verify=TRUST) as nobody:
+            assert {nobody.get(path).status_code for path in ("/health", "/ready", "/metrics", "/load")} == {200}
+            for path in ("/v1/models", "/docs", "/nothing", "//health", "/health/"):
+                assert nobody.get(path).status_code == 403
+            refused = nobody.post("/v1/completions", json={"prompt": "x" * 100_000})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "certificate_required")
+        with httpx.Client(base_url=running.url, verify=known) as client:
+            assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 200
+            assert client.get("/v1/models").status_code == 200
+        shutil.copy(FILES / "server.pem", tmp_path / "clients.pem")
+
+        def shut_out(url: str = running.url) -> bool:
+            try:
+                return httpx.get(f"{url}/v1/models", verify=known).status_code != 200
+            except httpx.TransportError:
+                return True
+
+        assert wait_until(shut_out)
+        assert httpx.get(f"{running.url}/health", verify=TRUST).status_code == 200
+        fresh.cancel()
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -92,7 +127,13 @@ def test_files_that_cannot_be_used(tmp_path: Path, settings: dict[str, str], say
 
 
 @pytest.mark.parametrize(
-    "settings", [{"ssl_keyfile": "k"}, {"ssl_cert_reqs": 1}, {"ssl_certfile": "c", "ssl_cert_reqs": 2}]
+    "settings",
+    [
+        {"ssl_keyfile": "k"},
+        {"ssl_cert_reqs": 1},
+        {"ssl_certfile": "c", "ssl_cert_reqs": 2},
+        {"ssl_certfile": "c", "ssl_probes_without_cert": True},
+    ],
 )
 def test_half_a_configuration(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="ssl_"):

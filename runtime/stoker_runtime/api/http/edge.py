@@ -15,12 +15,16 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker_runtime.api.http.caller import ANSWER_HEADERS, REQUEST_ID
+from stoker_runtime.api.http.errors import error_answer
+from stoker_runtime.errors import ForbiddenError
 
 DIRECT = "stoker.send"
 """Where a scope holds the server's own `send`."""
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID = 128
 CLIENT_GONE = 499
+
+_NO_CERTIFICATE = error_answer(ForbiddenError("This server wants a client certificate.", code="certificate_required"))
 
 access = logging.getLogger("stoker.access")
 log = logging.getLogger(__name__)
@@ -29,11 +33,17 @@ log = logging.getLogger(__name__)
 class Edge:
     """`app`, with what every answer carries."""
 
-    def __init__(self, app: ASGIApp, quiet: Collection[str], access_log: bool) -> None:
-        """`quiet` are the paths that leave no line in the access log."""
+    def __init__(
+        self, app: ASGIApp, quiet: Collection[str], access_log: bool, uncertified: Collection[str] | None = None
+    ) -> None:
+        """`quiet` are the paths that leave no line in the access log.
+
+        `uncertified` are those that alone may be asked by who showed no client certificate; None: everything may.
+        """
         self._app = app
         self._quiet = frozenset(quiet)
         self._access_log = access_log
+        self._uncertified = frozenset(uncertified) if uncertified is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -59,13 +69,19 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(inner, receive, labelled)
+            await (self._app if self._may(scope) else _NO_CERTIFICATE)(inner, receive, labelled)
         except Exception:
             # Whoever asked has been answered.
             log.exception("A request failed.", extra={"request_id": name})
         if self._access_log and scope["path"] not in self._quiet:
             elapsed = (time.monotonic() - started) * 1000
             access.info("%s %s %d %.1f ms", method, scope["path"], status, elapsed, extra={"request_id": name})
+
+    def _may(self, scope: Scope) -> bool:
+        """Whether it needs no client certificate, or has one that the handshake verified."""
+        if self._uncertified is None or scope["path"] in self._uncertified:
+            return True
+        return bool((scope.get("extensions") or {}).get("tls", {}).get("client_cert_chain"))
 
 
 def direct(scope: Scope, send: Send) -> Send:
