@@ -69,6 +69,8 @@ GOOD: list[dict[str, Any]] = [
     {"endpoint": {"port": 80}},
     {"endpoint": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}, "observability": {"rules": "Off"}},
     {"endpoint": {"rateLimit": {"requestsPerMinute": 7}}},
+    {"endpoint": {"podTLS": {"secretName": "c.d", "clientCASecretName": "ca"}}},
+    {"endpoint": {"podTLS": {"secretName": "c"}, "ingress": {"host": "a.b"}}},
     {"endpoint": {"rateLimit": {"tokensPerMinute": 1_000_000_000}}, "observability": {"otlpEndpoint": "http://c:4317"}},
     {"observability": {"otlpEndpoint": ""}, "runtime": {"args": ["--otlp-traces-endpoint=https://c/v1/traces"]}},
     {"drain": {"preStop": "0s", "timeout": "24h"}},

@@ -57,6 +57,9 @@ def runnable(found: Manifests) -> None:
         if parse(service).model.adapters is not None:
             text = "`stoker up` has no ConfigMaps for pods to follow; run `stoker serve` with --lora-modules"
             raise ManifestError(f"The {KIND} {name!r} has model.adapters; {text}.")
+        if parse(service).endpoint.pod_tls is not None:
+            text = "`stoker up` serves this machine alone, by HTTP; leave it out"
+            raise ManifestError(f"The {KIND} {name!r} has endpoint.podTLS; {text}.")
         if parse(service).resources.claims:
             text = "`stoker up` takes the GPUs that are there; give resources.gpus"
             raise ManifestError(f"The {KIND} {name!r} has resources.claims; {text}.")

@@ -29,6 +29,9 @@ _STREAMING = {
     "nginx.ingress.kubernetes.io/proxy-body-size": "64m",
 }
 
+# Others go by the Service's appProtocol.
+_TO_TLS = {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"}
+
 
 def public_url(service: InferenceService) -> str:
     """The OpenAI base URL for clients: outside the cluster where the spec gives it a host, else inside."""
@@ -71,7 +74,7 @@ def _to_collector(url: str) -> list[dict[str, Any]]:
 def ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     """The Ingress to the Service."""
     front = child(service, INGRESS, service.name, "endpoint")
-    front["metadata"]["annotations"] = dict(_STREAMING)
+    front["metadata"]["annotations"] = _STREAMING | (_TO_TLS if service.endpoint.pod_tls is not None else {})
     backend = {"service": {"name": service.name, "port": {"name": "http"}}}
     rule = {"host": wanted.host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}
     spec: dict[str, Any] = {"rules": [rule]}

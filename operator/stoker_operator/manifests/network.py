@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from stoker_operator.manifests import tls
 from stoker_operator.manifests.identity import Manifest, child, selector, shared_labels, stamped
 from stoker_operator.manifests.workload import PORT
 from stoker_operator.spec.service import GROUP, InferenceService
@@ -19,17 +20,19 @@ MODELS_NOTE = f"{GROUP}/models"
 
 def service_url(service: InferenceService) -> str:
     """The OpenAI base URL inside the cluster."""
-    return f"http://{service.name}.{service.namespace}.svc:{service.endpoint.port}/v1"
+    return f"{tls.scheme(service)}://{service.name}.{service.namespace}.svc:{service.endpoint.port}/v1"
 
 
 def web_service(service: InferenceService, *, shared: bool = False) -> Manifest:
     """The Service under the object's own name. `shared`: a canary's pods are among those that it leads to."""
     front = child(service, SERVICE, service.name, "engine")
-    if not service.suspend:
+    # The gateway speaks HTTP.
+    if not service.suspend and service.endpoint.pod_tls is None:
         names = (*service.served_names, *(adapter.name for adapter in service.model.adapters or ()))
         front["metadata"]["annotations"] = {MODELS_NOTE: json.dumps(names)}
     number = service.endpoint.port
-    port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
+    port = {"name": "http", "port": number, "targetPort": "http", "protocol": "TCP"}
+    port["appProtocol"] = tls.scheme(service)
     chosen = shared_labels(service) if shared else selector(service)
     return stamped(front | {"spec": {"type": "ClusterIP", "selector": chosen, "ports": [port]}})
 

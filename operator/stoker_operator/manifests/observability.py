@@ -19,7 +19,10 @@ RULE = ("monitoring.coreos.com/v1", "PrometheusRule")
 def pod_monitor(service: InferenceService) -> Manifest:
     """Scrape every engine pod, ready or not."""
     monitor = child(service, POD_MONITOR, service.name, "metrics")
-    endpoint = {"port": "http", "path": "/metrics", "interval": "15s"}
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": "15s"}
+    if service.endpoint.pod_tls is not None:
+        # Pods are scraped by their addresses, for which no certificate is made.
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     spec = {"selector": pods_selector(service), "podMetricsEndpoints": [endpoint]}
     return stamped(monitor | {"spec": spec})
 

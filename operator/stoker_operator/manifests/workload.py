@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker_operator.manifests import adapters, copies, pod
+from stoker_operator.manifests import adapters, copies, pod, tls
 from stoker_operator.manifests.cache import (
     again_arguments,
     engine_volume,
@@ -148,9 +148,11 @@ def _engine_pod(service: InferenceService, settings: Settings, model: FetchedMod
     volumes: list[dict[str, Any]] = [
         engine_volume(service, settings, model),
         tmp,
+        *tls.volumes(service),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": service.runtime.shm_size}},
     ]
-    mounts = [pod.models_mount(read_only=True), tmp_mount, {"name": "shm", "mountPath": "/dev/shm"}]
+    mounts = [pod.models_mount(read_only=True), tmp_mount, *tls.mounts(service)]
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})
     keys = service.endpoint.api_keys
     if keys is not None:
         items = [{"key": keys.key, "path": KEYS_FILE}]
@@ -239,7 +241,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
-    arguments += _limit_arguments(service)
+    arguments += [*tls.arguments(service), *_limit_arguments(service)]
     if service.observability.otlp_endpoint:
         arguments += ["--otlp-traces-endpoint", service.observability.otlp_endpoint]
     arguments += adapters.engine_arguments(service)
@@ -265,10 +267,12 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
-        "startupProbe": _probe("/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period),
-        "readinessProbe": _probe("/ready", period=1, timeout=2, failures=3),
+        "startupProbe": _probe(
+            service, "/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period
+        ),
+        "readinessProbe": _probe(service, "/ready", period=1, timeout=2, failures=3),
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
-        "livenessProbe": _probe("/health", period=10, timeout=5, failures=6),
+        "livenessProbe": _probe(service, "/health", period=10, timeout=5, failures=6),
     }
 
 
@@ -296,9 +300,9 @@ def _threads(service: InferenceService) -> list[dict[str, str]]:
     return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.parallelism.ranks))}]
 
 
-def _probe(path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
+def _probe(service: InferenceService, path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
     return {
-        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": "http", "scheme": tls.scheme(service).upper()},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,

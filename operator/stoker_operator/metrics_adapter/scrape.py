@@ -21,7 +21,7 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import POD
 from stoker_operator.manifests.identity import COMPONENT, MANAGED_BY
 from stoker_operator.observe.gauges import Gauges, parse
-from stoker_operator.observe.pod_http import pod_address, read_at_most, url_host
+from stoker_operator.observe.pod_http import NOT_VERIFIED, pod_address, read_at_most
 from stoker_operator.observe.rollout import is_ready, is_terminating
 
 log = logging.getLogger("stoker.operator")
@@ -62,9 +62,9 @@ class Scraper:
             return when, gauges
         if address is None:
             return "", {}
-        url = f"http://{url_host(address[0])}:{address[1]}/metrics"
+        url = f"{address.url}/metrics"
         try:
-            async with self._slots, session.get(url) as answer:
+            async with self._slots, session.get(url, ssl=NOT_VERIFIED) as answer:
                 text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
                 gauges = parse(text) if answer.status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

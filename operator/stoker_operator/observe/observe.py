@@ -164,7 +164,7 @@ async def _adapters(
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    said = await asyncio.gather(*(pods.adapters(*address) for address in asked.values()))
+    said = await asyncio.gather(*(pods.adapters(address) for address in asked.values()))
     return {name: reports for name, reports in zip(asked, said, strict=True) if reports is not None}
 
 
@@ -175,7 +175,7 @@ async def pod_words(pods: PodClient, engine_pods: Iterable[Object]) -> dict[str,
     ready = [pod for pod in engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = {pod["metadata"]["name"]: pod_address(pod, "http") for pod in ready}
     asked = {name: address for name, address in addresses.items() if address is not None}
-    words = await asyncio.gather(*(pods.word(*address) for address in asked.values()))
+    words = await asyncio.gather(*(pods.word(address) for address in asked.values()))
     return dict(zip(asked, words, strict=True))
 
 
@@ -233,7 +233,7 @@ async def load(pods: PodClient, observed: Observed) -> int:
     """How many requests the ready pods have, running and queued. A pod that does not say counts as one request."""
     ready = [pod for pod in observed.engine_pods if rollout.is_ready(pod) and not rollout.is_terminating(pod)]
     addresses = [pod_address(pod, "http") for pod in ready]
-    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in addresses if address))
+    pages = await asyncio.gather(*(pods.page(address, "/metrics") for address in addresses if address))
     return sum(map(_requests, pages)) + addresses.count(None)
 
 
@@ -243,7 +243,7 @@ async def counters(pods: PodClient, engine_pods: Sequence[Object]) -> dict[str, 
     live = sorted(live, key=lambda pod: str(pod["metadata"]["name"]))[:SAMPLED_PODS]
     addresses = {str(pod["metadata"]["uid"]): pod_address(pod, "http") for pod in live}
     asked = {uid: address for uid, address in addresses.items() if address is not None}
-    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in asked.values()))
+    pages = await asyncio.gather(*(pods.page(address, "/metrics") for address in asked.values()))
     found = {uid: read_counters(page) for uid, page in zip(asked, pages, strict=True)}
     return {uid: said for uid, said in found.items() if said is not None}
 
@@ -255,7 +255,7 @@ async def idle(pods: PodClient, observed: Observed) -> Idle:
     asked = {name: address for name, address in addresses.items() if address is not None}
     if not live or len(asked) < len(live):
         return Idle(0.0, "not all of its pods are ready")
-    pages = await asyncio.gather(*(pods.page(*address, "/metrics") for address in asked.values()))
+    pages = await asyncio.gather(*(pods.page(address, "/metrics") for address in asked.values()))
     said = {name: _idle(page) for name, page in zip(asked, pages, strict=True)}
     silent = next((name for name, seconds in said.items() if seconds is None), "")
     if silent:
@@ -298,7 +298,7 @@ async def _progress(
             running = pod.get("status", {}).get("phase") == "Running" and not rollout.is_terminating(pod)
             address = pod_address(pod, "progress")
             if running and address and pod["metadata"]["labels"].get(SOURCE_LABEL) == source:
-                return await pods.progress(*address)
+                return await pods.progress(address)
     return None
 
 
@@ -312,6 +312,6 @@ async def _answer(
         fresh = rollout.template_hash(pod) == state.current and not rollout.is_terminating(pod)
         address = pod_address(pod, "http")
         if fresh and rollout.is_ready(pod) and address:
-            error = await pods.complete(*address, model=service.served_names[0])
+            error = await pods.complete(address, model=service.served_names[0])
             return Answer(pod["metadata"]["name"], state.current, error)
     return None

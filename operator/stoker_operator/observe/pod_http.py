@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -18,8 +18,24 @@ from stoker_operator.observe.snapshot import AdapterReport, Progress
 
 _LARGEST_ANSWER = 1 << 20
 _LARGEST_PAGE = 4 << 20
+# A pod's certificate is for the name of its service, and made by whom the operator does not know: it reads no Secrets.
+# What is asked holds no secret, and what is answered decides about that pod alone.
+NOT_VERIFIED = False
 # /ready is answered beside all other work.
 BRIEF_SECONDS = 3.0
+
+
+class Address(NamedTuple):
+    """Where a pod answers, and how."""
+
+    ip: str
+    port: int
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        """The beginning of its URLs."""
+        return f"{self.scheme}://{url_host(self.ip)}:{self.port}"
 
 
 class PodClient:
@@ -29,29 +45,30 @@ class PodClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._brief = aiohttp.ClientTimeout(total=min(timeout, BRIEF_SECONDS))
 
-    async def progress(self, ip: str, port: int) -> Progress | None:
+    async def progress(self, address: Address) -> Progress | None:
         """What `stoker fetch` says of its progress; None when it does not answer yet or any more."""
-        status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/progress", None)
+        status, body = await self._ask("GET", f"{address.url}/progress", None)
         if status != 200:
             return None
         numbers = [body.get(key) for key in ("bytesDone", "bytesTotal", "etaSeconds")]
         done, total, eta = (int(n) if isinstance(n, int | float) else 0 for n in numbers)
         return Progress(str(body.get("phase", "")), done, total, eta)
 
-    async def complete(self, ip: str, port: int, model: str) -> str:
+    async def complete(self, address: Address, model: str) -> str:
         """Ask for one token, or for a score where the model gives none: "" when it came, else why not."""
         wanted = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        url = f"http://{url_host(ip)}:{port}/v1/completions"
+        url = f"{address.url}/v1/completions"
         status, body = await self._ask("POST", url, wanted)
         answer = "choices"
         if status == 400 and _error_code(body) == "model_does_not_generate":
             # A model that embeds or scores answers this one, whichever it does.
-            url, answer = f"http://{url_host(ip)}:{port}/v1/score", "data"
+            url, answer = f"{address.url}/v1/score", "data"
             status, body = await self._ask("POST", url, {"model": model, "text_1": "Hello", "text_2": "Hello"})
         if status == 0:
             return f"no answer from {url}: {body['error']}; does a NetworkPolicy keep the operator out?"
         if status in (401, 403):
-            # The engine keeps its keys from us. It runs, speaks HTTP, and /ready vouches for the completion.
+            # The engine keeps its keys from us, or wants a certificate. It runs, speaks HTTP, and /ready vouches for
+            # the completion.
             return ""
         if status == 429 and _error_code(body) == "rate_limit_exceeded":
             # Others have used the minute; it runs, too.
@@ -61,20 +78,20 @@ class PodClient:
         found = body.get(answer)
         return "" if isinstance(found, list) and found else f"{url} answered without {answer}"
 
-    async def word(self, ip: str, port: int) -> str | None:
+    async def word(self, address: Address) -> str | None:
         """What the engine there says is wrong, "" = nothing; None when nothing answers: an engine that hangs or is gone
         does not. Asked twice, for a lost packet.
         """
         for _ in range(2):
-            status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
+            status, body = await self._ask("GET", f"{address.url}/ready", None, self._brief)
             if status:
                 warnings = body.get("warnings")
                 return " ".join(map(str, warnings)) if isinstance(warnings, list) else ""
         return None
 
-    async def adapters(self, ip: str, port: int) -> tuple[AdapterReport, ...] | None:
+    async def adapters(self, address: Address) -> tuple[AdapterReport, ...] | None:
         """What the engine there says of the adapters of its list; None when it does not answer, or follows no list."""
-        status, body = await self._ask("GET", f"http://{url_host(ip)}:{port}/ready", None, self._brief)
+        status, body = await self._ask("GET", f"{address.url}/ready", None, self._brief)
         found = body.get("adapters")
         if status != 200 or not isinstance(found, list):
             return None
@@ -83,12 +100,12 @@ class PodClient:
             AdapterReport(*(str(each.get(key, "")) for key in keys)) for each in found if isinstance(each, dict)
         )
 
-    async def page(self, ip: str, port: int, path: str) -> str:
+    async def page(self, address: Address, path: str) -> str:
         """A page of text, as /metrics is; "" when the pod does not give it."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout) as session,
-                session.get(f"http://{url_host(ip)}:{port}{path}") as answer,
+                session.get(f"{address.url}{path}", ssl=NOT_VERIFIED) as answer,
             ):
                 text = (await read_at_most(answer, _LARGEST_PAGE)).decode("utf-8", "replace")
                 return text if answer.status == 200 else ""
@@ -101,7 +118,7 @@ class PodClient:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout or self._timeout) as session,
-                session.request(method, url, json=body) as answer,
+                session.request(method, url, json=body, ssl=NOT_VERIFIED) as answer,
             ):
                 raw = await read_at_most(answer, _LARGEST_ANSWER)
                 status = answer.status
@@ -129,13 +146,16 @@ async def read_at_most(answer: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body[:limit])
 
 
-def pod_address(pod: Mapping[str, Any], port_name: str) -> tuple[str, int] | None:
-    """(IP, port) of a container's named port; None while the pod has no address."""
+def pod_address(pod: Mapping[str, Any], port_name: str) -> Address | None:
+    """Where a container's named port answers; None while the pod has no address. A pod says itself whether it speaks
+    TLS: while a service takes it up, some of its pods do.
+    """
     ip = str(pod.get("status", {}).get("podIP") or "")
     for container in pod["spec"]["containers"]:
         for port in container.get("ports") or ():
             if port.get("name") == port_name and ip:
-                return ip, int(port["containerPort"])
+                probe = (container.get("readinessProbe") or {}).get("httpGet") or {}
+                return Address(ip, int(port["containerPort"]), str(probe.get("scheme") or "HTTP").lower())
     return None
 
 

@@ -58,7 +58,7 @@ class Pulse:
         address = pod_address(pod, "http")
         if address is None:
             return ""  # nobody could be reached there yet
-        return await self._pods.word(*address)
+        return await self._pods.word(address)
 
 
 def _counts(pod: Mapping[str, Any]) -> bool:

@@ -28,6 +28,12 @@ _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) ->")
 def forwarded(kubectl: Kubectl, service: Object) -> Iterator[str]:
     """The address on this machine under which the service answers. Raises PluginError where kubectl cannot."""
     name = service["metadata"]["name"]
+    if "podTLS" in (service["spec"].get("endpoint") or {}):
+        raise PluginError(
+            f"the pods of {name} speak TLS with a certificate for their Service's name, not for a forwarded port. "
+            f"Ask inside the cluster, or run `kubectl port-forward service/{name} LOCAL:PORT` for a client that takes "
+            "the name apart from the address (curl --connect-to)."
+        )
     port = int((service["spec"].get("endpoint") or {}).get("port", 8000))
     command = kubectl.command("port-forward", f"service/{name}", f":{port}", "--address=127.0.0.1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -77,6 +77,17 @@ NO_LIMIT = RateLimit()
 
 
 @dataclass(frozen=True, slots=True)
+class PodTls:
+    """TLS of the pods themselves: the Secret of their certificate, and of the authority of their clients' ("": none).
+
+    With an authority a client must show a certificate of it, but for probes and metrics.
+    """
+
+    secret: str
+    client_ca_secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """How clients reach the service, at `port` of its name. `api_keys`: the Secret's key holds one API key a line."""
 
@@ -87,6 +98,7 @@ class Endpoint:
     tls_secret: str = ""
     api_keys: SecretRef | None = None
     rate_limit: RateLimit = NO_LIMIT
+    pod_tls: PodTls | None = None
     network_policy: bool = True
 
 
@@ -126,6 +138,7 @@ def read_endpoint(r: Reader) -> Endpoint:
             limit.integer("requestsPerMinute", least=0, most=MOST_A_MINUTE),
             limit.integer("tokensPerMinute", least=0, most=MOST_A_MINUTE),
         ),
+        pod_tls=_pod_tls(r.mapping("podTLS")) if "podTLS" in r.raw else None,
         network_policy=r.boolean("networkPolicy", default=True),
     )
     if endpoint.ingress is not None and endpoint.http_route is not None:
@@ -134,9 +147,33 @@ def read_endpoint(r: Reader) -> Endpoint:
         r.problems.append(f"{r.path}: an Ingress knows no InferencePool; use httpRoute")
     if endpoint.tls_secret and endpoint.ingress is None:
         r.problems.append(f"{r.path}.tls: is the Ingress's; a Gateway has its own")
+    r.problems.extend(_pod_tls_problems(endpoint, r.path))
     for part in (auth, tls, limit, r):
         part.finish()
     return endpoint
+
+
+def _pod_tls(r: Reader) -> PodTls:
+    found = PodTls(
+        r.text("secretName", pattern=DNS_NAME_PATTERN, longest=253, required=True),
+        r.text("clientCASecretName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
+    )
+    r.finish()
+    return found
+
+
+def _pod_tls_problems(endpoint: Endpoint, path: str) -> list[str]:
+    """What does not go with TLS to the pods, in the CRD's words."""
+    if endpoint.pod_tls is None:
+        return []
+    found = []
+    if endpoint.http_route is not None or endpoint.inference_pool is not None:
+        found.append(f"{path}.podTLS: a Gateway would speak HTTP to the pods; leave out httpRoute and inferencePool")
+    if endpoint.pod_tls.client_ca_secret and endpoint.ingress is not None:
+        found.append(
+            f"{path}.podTLS: an Ingress shows the pods no certificate; leave out ingress or clientCASecretName"
+        )
+    return found
 
 
 def _ingress(r: Reader) -> Ingress:

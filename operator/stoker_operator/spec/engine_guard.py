@@ -18,7 +18,7 @@ from stoker_operator.spec.engine_arguments import VARIABLES, is_unknown_variable
 from stoker_operator.spec.engine_table import ALIASES, SETTINGS, SWITCHES, VLLM_UNSUPPORTED
 
 _ADAPTERS = "set model.adapters"
-_TLS = "pods speak HTTP, as their probes do; endpoint.tls is the Ingress's"
+_TLS = "set endpoint.podTLS"
 PROTECTED: Mapping[str, str] = {
     "host": "the operator sets it",
     "port": "the operator sets it; endpoint.port is clients'",
@@ -47,6 +47,7 @@ PROTECTED: Mapping[str, str] = {
     "ssl-keyfile": _TLS,
     "ssl-ca-certs": _TLS,
     "ssl-cert-reqs": _TLS,
+    "ssl-probes-without-cert": _TLS,
 }
 """Settings of the engine that are the operator's, each with what to do instead."""
 NEUTRAL: Mapping[str, str] = {
@@ -71,6 +72,7 @@ NEUTRAL: Mapping[str, str] = {
     "ssl-keyfile": "",
     "ssl-ca-certs": "",
     "ssl-cert-reqs": "0",
+    "ssl-probes-without-cert": "false",
 }
 """Those that the operator may leave unsaid, as they are then: a variable of a whole Secret or ConfigMap must not set
 them. The operator's own flags come before any variable."""

@@ -79,6 +79,7 @@ SETTINGS: frozenset[str] = frozenset({
     "ssl-certfile",
     "ssl-ciphers",
     "ssl-keyfile",
+    "ssl-probes-without-cert",
     "swap-space",
     "tensor-parallel-size",
     "tokenizer",
@@ -99,6 +100,7 @@ SWITCHES: frozenset[str] = frozenset({
     "enforce-eager",
     "log-json",
     "lora-embeddings",
+    "ssl-probes-without-cert",
     "trust-request-chat-template",
 })
 

@@ -18,7 +18,7 @@ from stoker_operator.spec.reader import Reader
 PROTECTED_LABEL_PATTERN = r"^(app\.kubernetes\.io/|stoker\.dev/|pod-template-hash$)"
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OUR_CONTAINERS = ("engine", "verify", "fetch")
-OUR_VOLUMES = ("models", "tmp", "shm", "api-keys", "adapter-list", "source")
+OUR_VOLUMES = ("models", "tmp", "shm", "api-keys", "adapter-list", "source", "pod-tls", "client-ca")
 OUR_PATHS_PATTERN = r"^/(models|tmp|dev/shm|etc/stoker)(/|$)"
 OUR_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 # What the restricted profile lets a pod mount.

@@ -241,6 +241,12 @@ POOL_NEVER_WAKES = (
 )
 
 
+TLS_NEVER_WAKES = (
+    "spec.endpoint.podTLS: the activator, which holds requests while no pod runs, speaks HTTP; it needs "
+    "autoscaling.min of at least 1"
+)
+
+
 def _cross_field_problems(service: InferenceService) -> list[str]:
     """The CRD's CEL rules that look at more than one field, in the same words."""
     model, resources = service.model, service.resources
@@ -277,6 +283,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
         if service.endpoint.inference_pool is not None and service.autoscaling.scale_to_zero is not None:
             found.append(POOL_NEVER_WAKES)
+        if service.endpoint.pod_tls is not None and service.autoscaling.scale_to_zero is not None:
+            found.append(TLS_NEVER_WAKES)
     return found
 
 

@@ -97,7 +97,11 @@ EVERYTHING: dict[str, Any] = {
         },
     },
     "drain": {"preStop": "20s", "timeout": "300s"},
-    "endpoint": {"port": 80, "rateLimit": {"requestsPerMinute": 90, "tokensPerMinute": 40000}},
+    "endpoint": {
+        "port": 80,
+        "rateLimit": {"requestsPerMinute": 90, "tokensPerMinute": 40000},
+        "podTLS": {"secretName": "demo-tls", "clientCASecretName": "callers"},
+    },
     "observability": {"otlpEndpoint": "https://traces.example/v1/traces"},
 }
 
@@ -153,6 +157,21 @@ def test_adapters(service: Build, settings: Settings, model: FetchedModel, golde
         for each in built.model.adapters or ()
     ]
     golden("adapters", [manifests.adapter_list(built, listed), *jobs, deployment(built, settings, model)])
+
+
+def test_an_ingress_speaks_tls_to_pods_that_do(service: Build) -> None:
+    built = service(endpoint={"podTLS": {"secretName": "c"}, "ingress": {"host": "a.b"}})
+    assert built.endpoint.ingress is not None
+    front = manifests.ingress(built, built.endpoint.ingress)
+    assert front["metadata"]["annotations"]["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
+    assert (manifests.public_url(built), manifests.service_url(built)) == (
+        "http://a.b/v1",
+        "https://demo.default.svc:8000/v1",
+    )
+    assert manifests.web_service(built)["spec"]["ports"][0]["appProtocol"] == "https"
+    assert "stoker.dev/models" not in manifests.web_service(built)["metadata"]["annotations"], "a gateway speaks HTTP"
+    monitor = manifests.pod_monitor(built)["spec"]["podMetricsEndpoints"][0]
+    assert (monitor["scheme"], monitor["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
 
 
 def test_kv_pages_in_host_memory(service: Build, settings: Settings, model: FetchedModel, golden: Any) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from stoker_operator.observe.observe import load
-from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.pod_http import Address, PodClient, pod_address
 from stoker_operator.observe.snapshot import AdapterReport, Observed, Progress
 
+TLS_FILES = Path(__file__).parents[2] / "api" / "serve" / "tls"
 ANSWERS: dict[str, tuple[int, Any]] = {
     "good": (200, {"choices": [{"text": "!"}]}),
     "empty": (200, {"choices": []}),
@@ -73,7 +76,7 @@ async def port() -> AsyncIterator[int]:
     ],
 )
 async def test_completions(port: int, model: str, error: str) -> None:
-    found = await PodClient(0.5).complete("127.0.0.1", port, model)
+    found = await PodClient(0.5).complete(Address("127.0.0.1", port), model)
     assert error in found
     assert bool(found) == bool(error)
 
@@ -82,12 +85,12 @@ async def test_a_pod_nobody_can_reach_is_an_answer_too() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         closed = free.getsockname()[1]
-    assert "NetworkPolicy" in await PodClient(0.5).complete("127.0.0.1", closed, "m")
-    assert await PodClient(0.5).progress("127.0.0.1", closed) is None
+    assert "NetworkPolicy" in await PodClient(0.5).complete(Address("127.0.0.1", closed), "m")
+    assert await PodClient(0.5).progress(Address("127.0.0.1", closed)) is None
 
 
 async def test_progress(port: int) -> None:
-    assert await PodClient(0.5).progress("127.0.0.1", port) == Progress("download", 3, 10, 2)
+    assert await PodClient(0.5).progress(Address("127.0.0.1", port)) == Progress("download", 3, 10, 2)
 
 
 async def test_a_page_that_comes_in_pieces_is_read_to_its_end() -> None:
@@ -106,11 +109,48 @@ async def test_a_page_that_comes_in_pieces_is_read_to_its_end() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         port = runner.addresses[0][1]
-        assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == "series_0 1\nseries_1 1\nseries_2 1\n"
-        assert await PodClient(5.0).page("127.0.0.1", port, "/nothing") == ""
+        assert (
+            await PodClient(5.0).page(Address("127.0.0.1", port), "/metrics") == "series_0 1\nseries_1 1\nseries_2 1\n"
+        )
+        assert await PodClient(5.0).page(Address("127.0.0.1", port), "/nothing") == ""
     finally:
         await runner.cleanup()
-    assert await PodClient(5.0).page("127.0.0.1", port, "/metrics") == ""
+    assert await PodClient(5.0).page(Address("127.0.0.1", port), "/metrics") == ""
+
+
+async def test_a_pod_that_speaks_tls_is_asked_by_tls() -> None:
+    """Its certificate is for a name and by an authority that nobody told the operator of."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS_FILES / "server.pem", TLS_FILES / "server.key")
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.secure
+        if request.path == "/metrics":
+            return web.Response(text=gauges(2, 3))
+        said: dict[str, Any] = {"choices": [1]} if request.method == "POST" else {"warnings": ["a word"]}
+        return web.json_response(said)
+
+    app.add_routes([web.get("/ready", answer), web.get("/metrics", answer), web.post("/v1/completions", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    pod = engine_pod("127.0.0.1")
+    container = pod["spec"]["containers"][0]
+    container["ports"][0]["containerPort"] = runner.addresses[0][1]
+    container["readinessProbe"] = {"httpGet": {"path": "/ready", "port": "http", "scheme": "HTTPS"}}
+    try:
+        address = pod_address(pod, "http")
+        assert address is not None
+        assert await PodClient(5.0).word(address) == "a word"
+        assert await PodClient(5.0).complete(address, "m") == ""
+        assert await load(PodClient(5.0), Observed(engine_pods=(pod,))) == 5
+        del container["readinessProbe"]
+        plain = pod_address(pod, "http")
+        assert plain is not None
+        assert await PodClient(5.0).page(plain, "/metrics") == ""
+    finally:
+        await runner.cleanup()
 
 
 def engine_pod(ip: str, *, ready: bool = True, going: bool = False) -> dict[str, Any]:
@@ -126,9 +166,9 @@ class Pages(PodClient):
     def __init__(self, pages: dict[str, str]) -> None:
         self.pages = pages
 
-    async def page(self, ip: str, port: int, path: str) -> str:
-        assert (port, path) == (8000, "/metrics")
-        return self.pages[ip]
+    async def page(self, address: Address, path: str) -> str:
+        assert (address.port, path) == (8000, "/metrics")
+        return self.pages[address.ip]
 
 
 def gauges(running: int, waiting: int) -> str:
@@ -166,12 +206,14 @@ async def test_what_a_pod_says_of_its_adapters() -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        assert await PodClient(5.0).adapters("127.0.0.1", port) == (AdapterReport("sql", "sha256:a", "loaded"),)
+        assert await PodClient(5.0).adapters(Address("127.0.0.1", port)) == (
+            AdapterReport("sql", "sha256:a", "loaded"),
+        )
         body.clear()
-        assert await PodClient(5.0).adapters("127.0.0.1", port) is None, "it follows no list"
+        assert await PodClient(5.0).adapters(Address("127.0.0.1", port)) is None, "it follows no list"
     finally:
         await runner.cleanup()
-    assert await PodClient(5.0).adapters("127.0.0.1", port) is None
+    assert await PodClient(5.0).adapters(Address("127.0.0.1", port)) is None
 
 
 WORDS: dict[str, tuple[int, Any, str | None]] = {
@@ -198,7 +240,7 @@ async def test_what_a_pod_says_of_itself(case: tuple[int, Any, str | None]) -> N
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
     try:
-        assert await PodClient(5.0).word("127.0.0.1", port) == expected
+        assert await PodClient(5.0).word(Address("127.0.0.1", port)) == expected
     finally:
         await runner.cleanup()
-    assert await PodClient(5.0).word("127.0.0.1", port) is None
+    assert await PodClient(5.0).word(Address("127.0.0.1", port)) is None

@@ -9,7 +9,7 @@ import pytest
 
 from stoker_operator.observe import pulse as pulse_module
 from stoker_operator.observe.mirror import Mirror
-from stoker_operator.observe.pod_http import PodClient
+from stoker_operator.observe.pod_http import Address, PodClient
 from stoker_operator.observe.pulse import Pulse
 
 Object = dict[str, Any]
@@ -38,9 +38,9 @@ class World:
     def known(self, kind: Any) -> Iterator[Object]:
         return iter(tuple(self.pods))
 
-    async def word(self, ip: str, port: int) -> str | None:
-        self.asked.append(ip)
-        return None if ip in self.dead else self.words.get(ip, "")
+    async def word(self, address: Address) -> str | None:
+        self.asked.append(address.ip)
+        return None if address.ip in self.dead else self.words.get(address.ip, "")
 
     async def add(self, key: tuple[str, str]) -> None:
         self.told.append(key)
