@@ -20,7 +20,7 @@ FOLDERS: dict[str, Files] = {
     "sql": adapter(1),
     "law": adapter(2, rank=7, layers=11),
     "dora": adapter(3, use_dora=True),
-    "wide": adapter(4, rank=99, layers=1),
+    "wide": adapter(4, rank=33, layers=1),
     "other": adapter(5, hidden=640, layers=3),
     "empty": {"adapter_config.json": adapter(6)["adapter_config.json"]},
 }
@@ -98,7 +98,7 @@ def test_adapters_come_and_go_while_streams_run(place: Kube, adapters: stoker.Hu
         streams.wait_more(2)
     found = {each["name"]: each["message"] for each in place.get("infsvc", "model")["status"]["adapters"]}
     assert "use_dora" in found["dora"]
-    assert "its rank is 99" in found["wide"]
+    assert "its rank is 33" in found["wide"]
     assert "--max-lora-rank" in found["wide"]
     assert "[2, 640]" in found["other"]
     assert "adapter_model.safetensors" in found["empty"]
