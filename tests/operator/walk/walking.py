@@ -157,7 +157,9 @@ async def correct(world: World) -> None:
     await STEPS["strangers_leave"].act(world, 0)
     there = await world.service()
     spec = world.good | {"runtime": GOOD["runtime"] | {"args": ["--seed", "424242"]}}
-    await world.mirror.replace(kinds.INFERENCE_SERVICE, there | {"spec": spec})
+    world.mirror.take_over(
+        kinds.INFERENCE_SERVICE, await world.mirror.replace(kinds.INFERENCE_SERVICE, there | {"spec": spec})
+    )
     world.said.append("--- corrected")
     for _ in range(6):
         await world.settle()
