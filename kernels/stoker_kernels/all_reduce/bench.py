@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from stoker_kernels.all_reduce.op import PeerSums, peer_sums
+from stoker_kernels.all_reduce.peer_sums import PeerSums, peer_sums
 from stoker_kernels.all_reduce.rule import shots_for
 
 HIDDEN = 4096
