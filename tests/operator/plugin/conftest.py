@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.operator.reconcile.conftest import engine, gauges, look, node, serve
+from tests.operator.reconcile.conftest import engine, gauges, look, node, ready, serve
 
 __all__ = ["engine", "gauges", "look", "node", "serve"]
 SCRIPTS = {"kubectl-stoker": "main", "kubectl_complete-stoker": "complete"}

@@ -219,7 +219,6 @@ def test_a_wrong_or_missing_token_says_so_and_keeps_it_secret(fetch: Fetch, hub:
         ({"sha256": {SHARD: "0" * 64}}, ChecksumMismatch, "the order asks for 000"),
         ({"endpoint": "ftp://hub"}, BadRequest, "http"),
         ({"uri": "file:///no/such/folder"}, ModelNotFound, "/no/such/folder"),
-        ({"uri": "modelscope://org/name"}, BadRequest, "not supported yet"),
     ],
 )
 def test_an_impossible_order_names_itself(
