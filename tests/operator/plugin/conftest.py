@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.operator.reconcile.conftest import engine, gauges, look, node, ready, serve
 
-__all__ = ["engine", "gauges", "look", "node", "serve"]
+__all__ = ["engine", "gauges", "look", "node", "ready", "serve"]
 SCRIPTS = {"kubectl-stoker": "main", "kubectl_complete-stoker": "complete"}
 Plugin = Callable[..., "subprocess.CompletedProcess[str]"]
 
