@@ -99,6 +99,8 @@ async def adapter(release: tuple[Cluster, Settings], monkeypatch: pytest.MonkeyP
     serving.start()
     yield serving
     await serving.close()
+    # A TLS connection ends when both sides said so, for which the loop has to live.
+    await asyncio.sleep(1)
 
 
 @pytest.fixture
