@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -238,13 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.write_logs(settings.log_level)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     process.spare_garbage()
-
-    async def until_signal() -> int:
-        stop = asyncio.Event()
-        process.take_signals(stop)
-        return await run(settings, stop)
-
-    return asyncio.run(until_signal())
+    return process.until_signal(functools.partial(run, settings))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every process of the operator's image does the same way: its logs, its signals, its health endpoint.
+"""What every process of the operator's image does the same way: its logs, its signals, its health endpoint, its end.
 
 Invariants: logs go to stderr; /healthz is 500 and /readyz 503 while something is wrong, each with the reason.
 Knows nothing of what a process is for.
@@ -11,7 +11,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -27,6 +28,37 @@ def take_signals(stop: asyncio.Event) -> None:
     """SIGINT and SIGTERM set `stop`."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+def until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
+    """Run `main` with an event that SIGINT and SIGTERM set; its exit status."""
+
+    async def with_signals() -> int:
+        stop = asyncio.Event()
+        take_signals(stop)
+        return await main(stop)
+
+    return asyncio.run(with_signals())
+
+
+async def work_until(
+    stop: asyncio.Event, *work: Coroutine[Any, Any, None], leave: Callable[[], Awaitable[None]]
+) -> None:
+    """Do all of `work` until `stop` is set, and on while `leave` runs; then cancel it.
+
+    Raises what a piece of the work raises, at once; nothing of it is left running.
+    """
+    tasks = [asyncio.create_task(each) for each in work]
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        await leave()
+    finally:
+        for task in (*tasks, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
 def spare_garbage() -> None:

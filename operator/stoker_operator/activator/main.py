@@ -9,6 +9,7 @@ Knows nothing of what becomes of a request.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -54,17 +55,11 @@ class Activator:
             handler = Handler(self._by_port, session, bodies, settings.heartbeat_seconds)
             self.doors = Doors(handler.handle, settings.http_host)
             health = await self._serve_health()
-            work = [asyncio.create_task(self.doors.run()), asyncio.create_task(self.directory.run())]
-            stopping = asyncio.create_task(stop.wait())
             try:
-                done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                await self._leave(handler)
+                leave = functools.partial(self._leave, handler)
+                await process.work_until(stop, self.doors.run(), self.directory.run(), leave=leave)
             finally:
-                for task in (*work, stopping):
-                    task.cancel()
-                await asyncio.gather(*work, self._waker.close(), return_exceptions=True)
+                await self._waker.close()
                 await health.cleanup()
 
     async def _leave(self, handler: Handler) -> None:
@@ -110,14 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     process.write_logs(settings.log_level)
 
-    async def until_signal() -> None:
-        stop = asyncio.Event()
-        process.take_signals(stop)
+    async def run(stop: asyncio.Event) -> int:
         cluster = await Cluster.connect(_API_REQUESTS)
         try:
             await Activator(cluster, settings).run(stop)
         finally:
             await cluster.close()
+        return 0
 
-    asyncio.run(until_signal())
-    return 0
+    return process.until_signal(run)

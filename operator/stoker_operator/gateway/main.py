@@ -57,17 +57,9 @@ class Gateway:
             self._keys.read()
         prepare(self._settings, self._files)
         health = await self._serve_health()
-        work = [asyncio.create_task(self.directory.run()), asyncio.create_task(self._tell())]
-        stopping = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([*work, stopping], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            await self._leave()
+            await process.work_until(stop, self.directory.run(), self._tell(), leave=self._leave)
         finally:
-            for task in (*work, stopping):
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
             await health.cleanup()
 
     async def _tell(self) -> None:
@@ -140,18 +132,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare(settings, Files(Path(settings.folder)))
         return 0
 
-    async def until_signal() -> None:
-        stop = asyncio.Event()
-        process.take_signals(stop)
+    async def run(stop: asyncio.Event) -> int:
         cluster = await Cluster.connect(_API_REQUESTS)
         try:
             await Gateway(cluster, settings).run(stop)
         finally:
             await cluster.close()
+        return 0
 
     try:
-        asyncio.run(until_signal())
+        return process.until_signal(run)
     except KeysError as error:
         log.error("%s", error)
         return 1
-    return 0

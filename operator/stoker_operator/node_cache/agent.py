@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ log = logging.getLogger("stoker.node-cache")
 FIELD_MANAGER = "stoker-node-cache"
 # While something waits, or is being brought: nothing tells when a fetch has published.
 WAITING_SECONDS = 2.0
+# A look asks the API server some dozen times, each answered or given up within half a minute, and walks a disk.
+HANGING_SECONDS = 900.0
 Object = Mapping[str, Any]
 
 
@@ -43,18 +46,25 @@ class Agent:
         self._disk = disk
         self._mirror = Mirror(cluster, (), self._claim_changed)
         self._changed = asyncio.Event()
+        self._looking_since: float | None = None
         self.synced = False
+
+    def hangs(self) -> bool:
+        """Whether a look has been under way for longer than any can take."""
+        return self._looking_since is not None and time.monotonic() - self._looking_since > HANGING_SECONDS
 
     async def run(self) -> None:
         """Look again and again; an API server that does not answer, and a disk that fails, are tried again."""
         try:
             while True:
                 waiting = False
+                self._looking_since = time.monotonic()
                 try:
                     waiting = await self.look()
                     self.synced = True
                 except (ApiError, OSError) as error:
                     log.warning("the look was not finished: %s", error)
+                self._looking_since = None
                 seconds = WAITING_SECONDS if waiting or not self.synced else self._settings.look_seconds
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), seconds)

@@ -1,6 +1,6 @@
 """The node cache agent's process: settings → health endpoint → the loop. `stoker node-cache`.
 
-Invariants: it is ready after its first whole look, and ill when it has finished none for minutes.
+Invariants: it is ready after its first whole look, and ill while a look hangs; one that fails is tried again.
 Exit status: 0 after a signal, 1 when its folder cannot be used, 2 for a bad setting.
 Knows nothing of what the loop does.
 """
@@ -8,6 +8,7 @@ Knows nothing of what the loop does.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 from collections.abc import Sequence
@@ -35,20 +36,21 @@ async def run(settings: NodeCacheSettings, stop: asyncio.Event) -> int:
     cluster = await Cluster.connect(_API_REQUESTS)
     agent = Agent(cluster, settings, disk)
     runner = await process.serve_health(
-        settings.http_host or None, settings.http_port, sick=str, unready=lambda: "" if agent.synced else "starting"
+        settings.http_host or None,
+        settings.http_port,
+        sick=lambda: "a look at the node hangs" if agent.hangs() else "",
+        unready=lambda: "" if agent.synced else "starting",
     )
-    looking, stopping = asyncio.create_task(agent.run()), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([looking, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if looking.done():
-            looking.result()
+        await process.work_until(stop, agent.run(), leave=_at_once)
     finally:
-        for task in (looking, stopping):
-            task.cancel()
-        await asyncio.gather(looking, stopping, return_exceptions=True)
         await runner.cleanup()
         await cluster.close()
     return 0
+
+
+async def _at_once() -> None:
+    """Nobody is led here: there is nothing to wait for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,10 +61,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"stoker node-cache: {error}\n")
         return 2
     process.write_logs(settings.log_level)
-
-    async def until_signal() -> int:
-        stop = asyncio.Event()
-        process.take_signals(stop)
-        return await run(settings, stop)
-
-    return asyncio.run(until_signal())
+    return process.until_signal(functools.partial(run, settings))
