@@ -127,21 +127,29 @@ def _waiting(service: InferenceService, observed: Observed, model: FetchedModel)
     found: dict[str, str] = {}
     for claim in _claims(service, observed, copies.READER):
         notes = claim["metadata"].get("annotations") or {}
-        if notes.get(copies.DIGEST) == model.digest and notes.get(copies.SELECTED_NODE):
+        if _is_read(notes, model):
             found.setdefault(notes[copies.SELECTED_NODE], str(claim["metadata"]["name"]))
     return dict(sorted(found.items()))
 
 
 def _claims(service: InferenceService, observed: Observed, component: str) -> list[Object]:
     """The claims of this service's pods that no agent has served."""
+    return [claim for claim in _asked(service, observed, component) if not _is_served(claim)]
+
+
+def _asked(service: InferenceService, observed: Observed, component: str) -> list[Object]:
+    """The claims of this service's pods."""
     return [
         claim
         for claim in observed.claims
         if (claim["metadata"].get("labels") or {}).get(COMPONENT) == component
         and claim["metadata"]["labels"].get(INSTANCE) == service.name
-        and not (claim.get("spec") or {}).get("volumeName")
         and "deletionTimestamp" not in claim["metadata"]
     ]
+
+
+def _is_served(claim: Object) -> bool:
+    return bool((claim.get("spec") or {}).get("volumeName"))
 
 
 def _broken(observed: Observed, model: FetchedModel, jobs: list[Object]) -> dict[str, str]:
@@ -157,13 +165,25 @@ def _broken(observed: Observed, model: FetchedModel, jobs: list[Object]) -> dict
 
 
 def _having(service: InferenceService, observed: Observed, model: FetchedModel) -> frozenset[str] | None:
-    """The nodes that have the copy, as their agents label them; None where nobody tells of nodes."""
+    """The nodes that have the copy, as their agents label them and serve claims; None where nobody tells of nodes.
+
+    Labels come a moment after the claim of the first pod is served, and no watch tells of them; an agent serves a
+    reader's claim only where the copy is whole, and keeps it for as long as the claim is there.
+    """
     if observed.nodes is None:
         return None
     label = copies.copy_label(service.namespace, model.digest)
-    return frozenset(
+    labelled = {
         str(node["metadata"]["name"]) for node in observed.nodes if label in (node["metadata"].get("labels") or {})
-    )
+    }
+    asked = [claim["metadata"] for claim in _asked(service, observed, copies.READER) if _is_served(claim)]
+    notes = [meta.get("annotations") or {} for meta in asked]
+    return frozenset(labelled | {str(note[copies.SELECTED_NODE]) for note in notes if _is_read(note, model)})
+
+
+def _is_read(notes: Mapping[str, Any], model: FetchedModel) -> bool:
+    """Whether a pod's claim is for the copy that a node has of this model."""
+    return notes.get(copies.DIGEST) == model.digest and bool(notes.get(copies.SELECTED_NODE))
 
 
 def _cold(service: InferenceService, observed: Observed, have: frozenset[str], waiting: Mapping[str, str]) -> list[str]:
