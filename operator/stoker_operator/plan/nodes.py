@@ -127,7 +127,7 @@ def _waiting(service: InferenceService, observed: Observed, model: FetchedModel)
     found: dict[str, str] = {}
     for claim in _claims(service, observed, copies.READER):
         notes = claim["metadata"].get("annotations") or {}
-        if _is_read(notes, model):
+        if _is_of(notes, model):
             found.setdefault(notes[copies.SELECTED_NODE], str(claim["metadata"]["name"]))
     return dict(sorted(found.items()))
 
@@ -178,10 +178,10 @@ def _having(service: InferenceService, observed: Observed, model: FetchedModel) 
     }
     asked = [claim["metadata"] for claim in _asked(service, observed, copies.READER) if _is_served(claim)]
     notes = [meta.get("annotations") or {} for meta in asked]
-    return frozenset(labelled | {str(note[copies.SELECTED_NODE]) for note in notes if _is_read(note, model)})
+    return frozenset(labelled | {str(note[copies.SELECTED_NODE]) for note in notes if _is_of(note, model)})
 
 
-def _is_read(notes: Mapping[str, Any], model: FetchedModel) -> bool:
+def _is_of(notes: Mapping[str, Any], model: FetchedModel) -> bool:
     """Whether a pod's claim is for the copy that a node has of this model."""
     return notes.get(copies.DIGEST) == model.digest and bool(notes.get(copies.SELECTED_NODE))
 
