@@ -24,7 +24,7 @@ from stoker_operator.manifests.copies import COPY_PREFIX, FULL, SELECTED_NODE, S
 from stoker_operator.node_cache.disk import Disk
 from stoker_operator.node_cache.room import Bounds, Stored, give_up
 from stoker_operator.node_cache.settings import NodeCacheSettings
-from stoker_operator.node_cache.wishes import Lent, Wish, mine, read_lent, read_wish, volume
+from stoker_operator.node_cache.wishes import Lent, Wish, mine, pod_of, read_lent, read_wish, volume
 from stoker_operator.observe.mirror import OURS, Mirror
 from stoker_operator.spec.quantity import human_bytes
 
@@ -171,19 +171,25 @@ class Agent:
         return True
 
     async def _promised(self, lent: list[Lent]) -> tuple[dict[tuple[str, str], int], set[str]]:
-        """(bytes promised to fetches that have not published yet, by folder and source; the folders with a fetch)."""
-        promised: dict[tuple[str, str], int] = {}
-        filling = set()
-        for each in (each for each in lent if each.fills):
-            filling.add(each.folder)
-            if each.digest:
-                done = await asyncio.to_thread(self._disk.has, each.folder, each.digest)
-            else:
-                done = await asyncio.to_thread(self._disk.published_since, each.folder, each.made)
-            key = each.folder, each.source
-            if not done:
-                promised[key] = max(promised.get(key, 0), each.bytes)
-        return promised, filling
+        """(bytes promised to fetches that are not over yet, by folder and source; the folders with a fetch)."""
+        fillers = sorted((each for each in lent if each.fills), key=lambda each: each.made)
+        promised = {(each.folder, each.source): each.bytes for each in sorted(fillers, key=lambda each: each.bytes)}
+        # The latest try decides: those that failed before it are there as long as their Job is.
+        for key, each in {(each.folder, each.source): each for each in fillers}.items():
+            there = bool(each.digest) and await asyncio.to_thread(self._disk.has, each.folder, each.digest)
+            if there or await self._is_over(each):
+                del promised[key]
+        return promised, {each.folder for each in fillers}
+
+    async def _is_over(self, lent: Lent) -> bool:
+        """Whether the pod that was to bring something has: perhaps nothing, where all of it was there already. One that
+        failed is followed by another, which goes on where it was.
+        """
+        namespace, name, uid = lent.claim
+        claim = await self._cluster.get(kinds.CLAIM, namespace, name)
+        pod = pod_of(claim) if claim is not None and claim["metadata"]["uid"] == uid else ""
+        found = await self._cluster.get(kinds.POD, namespace, pod) if pod else None
+        return found is not None and (found.get("status") or {}).get("phase") == "Succeeded"
 
     async def _tell_full(self, wish: Wish, taken: int, bounds: Bounds) -> None:
         """Say on the claim why it waits: the operator puts it into the service's status."""

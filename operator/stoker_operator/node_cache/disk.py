@@ -69,14 +69,6 @@ class Disk:
                 found.append(Stored(folder.name, item.name, _size(item), item.lstat().st_mtime, digest))
         return found
 
-    def published_since(self, folder: str, since: float) -> bool:
-        """Whether a copy became whole there after a time in seconds since 1970."""
-        for item in _entries(self._root / folder):
-            with suppress(FileNotFoundError):
-                if _COPY.fullmatch(item.name) and (item / _MANIFEST).lstat().st_mtime >= since:
-                    return True
-        return False
-
     def touch(self, folder: str, digest: str) -> None:
         """Note that a copy is used now."""
         with suppress(FileNotFoundError):

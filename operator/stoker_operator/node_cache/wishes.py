@@ -122,6 +122,12 @@ def volume(wish: Wish, node: Object, folder: Path, storage_class: str) -> dict[s
     }
 
 
+def pod_of(claim: Object) -> str:
+    """The pod that a claim is for; "" where it is none of a pod's own."""
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return next((str(owner["name"]) for owner in owners if owner["kind"] == "Pod"), "")
+
+
 def read_lent(found: Object) -> Lent:
     """A volume of an agent's, as it stands in the cluster."""
     meta = found["metadata"]

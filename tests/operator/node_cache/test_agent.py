@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -59,7 +61,21 @@ class Place:
             "storageClassName": "copies",
         }
         manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+        pod = await self._pod(str(meta["name"]), namespace)
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": pod["metadata"]["uid"]}
+        meta["ownerReferences"] = [owner]
         return await self.cluster.create(kinds.CLAIM, manifest)
+
+    async def _pod(self, name: str, namespace: str) -> Object:
+        spec = {"schedulerName": "nobody", "containers": [{"name": "fetch", "image": "i"}]}
+        head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}}
+        return await self.cluster.create(kinds.POD, head | {"spec": spec})
+
+    async def ends(self, claim: Object, phase: str) -> None:
+        """The pod of a claim is over, and stays with its Job."""
+        meta = claim["metadata"]
+        head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": meta["name"], "namespace": meta["namespace"]}}
+        await self.cluster.apply(kinds.POD, head | {"status": {"phase": phase}}, "status", "kubelet")
 
     async def volumes(self) -> dict[str, Object]:
         """Those that are not being ended, by the names of their claims."""
@@ -130,6 +146,13 @@ async def place(
             kubectl("delete", item["kind"], item["metadata"]["name"], "--ignore-not-found")
 
 
+async def a_second() -> None:
+    """Until another one: objects say no more of when they were made."""
+    began = int(time.time())
+    while int(time.time()) == began:
+        await asyncio.sleep(0.05)
+
+
 async def seen(place: Place, claim: Object, eventually: Callable[..., Any], *, gone: bool = False) -> None:
     """Look until the agent's watch has told it of a claim, or of its end, and it has answered."""
 
@@ -155,6 +178,8 @@ async def test_a_copy_is_brought_read_and_given_up(place: Place, eventually: Cal
     assert term["values"] == [f"host-of-{place.node['metadata']['name']}"]
     assert volumes[filler["metadata"]["name"]]["metadata"]["ownerReferences"][0]["uid"] == place.node["metadata"]["uid"]
 
+    await place.ends(filler, "Failed")
+    await a_second()
     again = await place.claim(copies.FILLER, "6Ki", source="one")
     await seen(place, again, eventually)
     assert again["metadata"]["name"] in await place.volumes(), "another try has the room of the first one"
@@ -167,10 +192,17 @@ async def test_a_copy_is_brought_read_and_given_up(place: Place, eventually: Cal
     assert early["metadata"]["name"] in await place.volumes()
     await place.agent.look()
     assert await place.copies() == {copies.copy_label(place.folder.partition(".")[0], digest)}
+    assert other["metadata"]["name"] not in await place.volumes(), "its fetch is not over"
+    await place.ends(again, "Succeeded")
+    await place.agent.look()
     assert other["metadata"]["name"] in await place.volumes(), "what was promised was brought, and was less"
+    await place.ends(other, "Succeeded")
+    fourth = await place.claim(copies.FILLER, "6Ki", source="four")
+    await seen(place, fourth, eventually)
+    assert fourth["metadata"]["name"] in await place.volumes(), "what brought nothing, all being there, has no room"
 
     large = await place.claim(copies.FILLER, "9Ki", source="three")
-    for claim in (filler, again, other):
+    for claim in (filler, again, other, fourth):
         await place.end(claim)
         await seen(place, claim, eventually, gone=True)
     await seen(place, large, eventually)
