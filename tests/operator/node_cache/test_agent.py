@@ -49,7 +49,7 @@ class Place:
     async def claim(self, component: str, size: str, *, digest: str = "", source: str = "") -> Object:
         namespace = self.folder.partition(".")[0]
         notes = {copies.SELECTED_NODE: self.node["metadata"]["name"], copies.DIGEST: digest, SOURCE_LABEL: source}
-        meta = {
+        meta: Object = {
             "name": f"pod-{uuid.uuid4().hex[:8]}",
             "namespace": namespace,
             "labels": {MANAGED_BY: "stoker", COMPONENT: component},
