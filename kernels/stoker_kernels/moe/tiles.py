@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# So few tokens are chosen for, counted and sorted by one program, if their pairs × experts are few enough to count at
-# once, too. None of their experts has more than one tile.
+# So few tokens are chosen for and sorted by one program, if their pairs are few enough to compare each with each, too.
+# None of their experts has more than one tile.
 FEW_TOKENS = 16
-_FEW_COUNTS = 1 << 15
+_FEW_PAIRS = 64
+# Tokens of a program that chooses, a warp each; where there are more, the last.
+ROUTE_TOKENS = (1, 4, 16)
+_MANY_ROUTE_TOKENS = 4
+SORT_BLOCKS = (512, 4096)  # pairs that the sort of many reads at once
 TOKEN_TILES = (16, 32, 64, 128)
 # A tile should hold half as many tokens again as an expert gets in the mean, so that few experts need a second one,
 # which would read the weights again.
@@ -34,9 +38,19 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def in_one_program(tokens: int, top_k: int, experts: int) -> bool:
+def in_one_program(tokens: int, top_k: int) -> bool:
     """Whether one program chooses and sorts for all tokens."""
-    return tokens <= FEW_TOKENS and FEW_TOKENS * power_of_two(top_k) * power_of_two(experts) <= _FEW_COUNTS
+    return tokens <= FEW_TOKENS and route_tokens(tokens) * power_of_two(top_k) <= _FEW_PAIRS
+
+
+def route_tokens(tokens: int) -> int:
+    """For how many tokens a program chooses."""
+    return next((rows for rows in ROUTE_TOKENS if rows >= tokens), _MANY_ROUTE_TOKENS)
+
+
+def sort_block(pairs: int) -> int:
+    """How many pairs a program of the sort reads at once."""
+    return next((block for block in SORT_BLOCKS if block >= pairs), SORT_BLOCKS[-1])
 
 
 def token_tile(tokens: int, top_k: int, experts: int) -> int:
@@ -50,14 +64,14 @@ def token_tile(tokens: int, top_k: int, experts: int) -> int:
 def most_tiles(tokens: int, top_k: int, experts: int) -> int:
     """Tiles that the plan of a step has room for."""
     pairs = tokens * top_k
-    if in_one_program(tokens, top_k, experts):
+    if in_one_program(tokens, top_k):
         return min(pairs, experts)
     return pairs // token_tile(tokens, top_k, experts) + experts
 
 
-def most_in_one(top_k: int, experts: int) -> int:
-    """Tiles that one program lays out at most, as a power of two."""
-    return max(2, power_of_two(min(FEW_TOKENS * top_k, experts)))
+def most_in_one(tokens: int, top_k: int, experts: int) -> int:
+    """Tiles that one program lays out at most for so many tokens, as a power of two."""
+    return max(2, power_of_two(min(tokens * top_k, experts)))
 
 
 def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:

@@ -1,8 +1,10 @@
 """Choosing experts and sorting tokens by them, in Triton: one small kernel for few tokens, two for many.
 
-A program of the first kind chooses for 16 tokens; where those are all, it sorts their pairs and lays out tiles, too.
-The sort of many is a program an expert, which counts the pairs of those before it and writes its own: no atomics, so
-the order is the tokens'.
+A program of the first kind chooses for a few tokens, a warp each; where those are all, it sorts their pairs and lays
+out tiles, too. The sort of many is a program an expert, which counts the pairs of those before it and writes its own:
+no atomics, so the order is the tokens'.
+Between two layers the weights of experts go through the L2 and take the kernel's code out of it, so what counts is how
+many instructions there are: loops stay loops, and pairs are compared with pairs, not with experts.
 Invariants: `plan.order` lists an expert's pairs in the order of tokens; an entry of `plan.tiles` is written by exactly
 one program, also where it stays empty.
 Knows nothing of what experts compute.
@@ -19,18 +21,18 @@ from torch import Tensor
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.moe.tiles import (
-    FEW_TOKENS,
     in_one_program,
     most_in_one,
     most_tiles,
     power_of_two,
+    route_tokens,
+    sort_block,
     token_tile,
 )
 from stoker_kernels.moe.types import Plan, Routes, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
-SORT_BLOCK, SORT_WARPS = 4096, 8
-ROUTE_WARPS = 4
+SORT_WARPS = 8
 
 
 @triton.jit
@@ -40,15 +42,14 @@ def _best_groups(choice, expert, group_size, GROUPS: tl.constexpr, TOP_GROUPS: t
     WIDTH: tl.constexpr = triton.next_power_of_2(GROUPS)
     column = tl.arange(0, WIDTH)
     worth = tl.full((choice.shape[0], WIDTH), float("-inf"), tl.float32)
-    for each in tl.static_range(GROUPS):
+    for each in tl.range(GROUPS, loop_unroll_factor=1):
         inside = tl.where((group == each)[None, :], choice, float("-inf"))
-        best = tl.max(inside, axis=1)
+        best, first = tl.max(inside, axis=1, return_indices=True)
         if TOP2:
-            first = tl.argmax(inside, axis=1)
             best += tl.max(tl.where(expert[None, :] == first[:, None], float("-inf"), inside), axis=1)
         worth = tl.where(column[None, :] == each, best[:, None], worth)
     kept = tl.zeros(choice.shape, tl.int32)
-    for _ in tl.static_range(TOP_GROUPS):
+    for _ in tl.range(TOP_GROUPS, loop_unroll_factor=1):
         chosen = tl.argmax(worth, axis=1)
         kept += (group[None, :] == chosen[:, None]).to(tl.int32)
         worth = tl.where(column[None, :] == chosen[:, None], float("-inf"), worth)
@@ -64,8 +65,9 @@ def _choose(
     """fp32 logits [tokens, experts], −inf outside → ids and weights [tokens, CHOICES]."""
     top = tl.max(logits, axis=1)
     if SCORING == 0:
-        scores = tl.exp(logits - top[:, None])
-        scores = scores / tl.sum(scores, axis=1)[:, None]
+        powers = tl.exp(logits - top[:, None])
+        total = tl.sum(powers, axis=1)
+        scores = powers / total[:, None]
         choice = logits
     elif SCORING == 1:
         scores = 1.0 / (1.0 + tl.exp(-logits))
@@ -81,14 +83,15 @@ def _choose(
     column = tl.arange(0, CHOICES)
     ids = tl.full((logits.shape[0], CHOICES), -1, tl.int32)
     weights = tl.zeros((logits.shape[0], CHOICES), tl.float32)
-    for each in tl.static_range(TOP_K):
-        best = tl.max(choice, axis=1)
-        chosen = tl.argmax(choice, axis=1).to(tl.int32)
+    for each in tl.range(TOP_K, loop_unroll_factor=1):
+        best, chosen = tl.max(choice, axis=1, return_indices=True)
         here = expert[None, :] == chosen[:, None]
         if SCORING == 2:
             bound = tl.maximum(tl.abs(logits), best[:, None])
             near = (best[:, None] - logits) / bound <= 2.0 * jitter
             weight = 1.0 / tl.sum(tl.where(near, tl.exp(choice - best[:, None]), 0.0), axis=1)
+        elif SCORING == 0 and bias is None:
+            weight = tl.exp(best - top) / total
         else:
             weight = tl.sum(tl.where(here, scores, 0.0), axis=1)
         ids = tl.where(column[None, :] == each, chosen[:, None], ids)
@@ -130,24 +133,26 @@ def route_kernel(
     tl.store(ids + pair, chosen, mask=inside)
     tl.store(weights + pair, weight, mask=inside)
     if ALL:
-        flat = tl.reshape(chosen, (TOKENS * CHOICES,))
-        hit = (flat[:, None] == expert[None, :]).to(tl.int32)
-        count = tl.sum(hit, axis=0)
-        start = tl.cumsum(count, axis=0) - count
-        before = tl.cumsum(hit, axis=0) - hit
-        place = tl.sum(tl.where(hit > 0, start[None, :] + before, 0), axis=1)
-        tl.store(order + place, tl.reshape(pair, (TOKENS * CHOICES,)), mask=flat >= 0)
-        used = (count > 0).to(tl.int32)
-        tile = tl.cumsum(used, axis=0) - used
-        tl.store(tiles + tile * 3, expert, mask=used > 0)
-        tl.store(tiles + tile * 3 + 1, start, mask=used > 0)
-        tl.store(tiles + tile * 3 + 2, start + count, mask=used > 0)
+        index = tl.arange(0, TOKENS * CHOICES)
+        mine = tl.reshape(chosen, (TOKENS * CHOICES,))
+        there, pairs = mine >= 0, tl.reshape(pair, (TOKENS * CHOICES,))
+        same = mine[:, None] == mine[None, :]
+        smaller = there[None, :] & (mine[None, :] < mine[:, None])
+        earlier = (same & (index[None, :] < index[:, None])).to(tl.int32)
+        place = tl.sum((smaller | (earlier > 0)).to(tl.int32), axis=1)
+        tl.store(order + place, pairs, mask=there)
+        first = there & (tl.sum(earlier, axis=1) == 0)
+        tile = tl.sum((first[None, :] & smaller).to(tl.int32), axis=1)
+        tl.store(tiles + tile * 3, mine, mask=first)
+        tl.store(tiles + tile * 3 + 1, place, mask=first)
+        tl.store(tiles + tile * 3 + 2, place + tl.sum(same.to(tl.int32), axis=1), mask=first)
         unused = tl.arange(0, TILES)
-        spare = (unused >= tl.sum(used, axis=0)) & (unused < most)
+        spare = (unused >= tl.sum(first.to(tl.int32), axis=0)) & (unused < most)
         tl.store(tiles + unused * 3, 0, mask=spare)
         tl.store(tiles + unused * 3 + 1, 0, mask=spare)
         tl.store(tiles + unused * 3 + 2, 0, mask=spare)
         if counts is not None:
+            count = tl.sum((expert[:, None] == mine[None, :]).to(tl.int32), axis=1)
             tl.store(counts + expert, count, mask=expert < num_experts)
 
 
@@ -206,18 +211,19 @@ def route(
     plan = Plan(order, tiles, token_tile(tokens, top_k, num_experts))
     if tokens == 0:
         return Routes(ids, weights, plan)
-    alone = in_one_program(tokens, top_k, num_experts)
-    route_kernel[(triton.cdiv(tokens, FEW_TOKENS),)](
+    alone = in_one_program(tokens, top_k)
+    rows = route_tokens(tokens)
+    route_kernel[(triton.cdiv(tokens, rows),)](
         logits, bias, slot_mapping, ids, weights, order, tiles, counts if alone else None,
         tokens, num_experts, logits.stride(0), num_experts // routing.groups, routing.scale, routing.jitter, most,
-        TOKENS=FEW_TOKENS, EXPERTS=max(2, power_of_two(num_experts)), TOP_K=top_k, CHOICES=max(2, power_of_two(top_k)),
+        TOKENS=rows, EXPERTS=max(2, power_of_two(num_experts)), TOP_K=top_k, CHOICES=max(2, power_of_two(top_k)),
         SCORING=SCORINGS[routing.scoring], RENORMALIZE=routing.renormalize, GROUPS=routing.groups,
         TOP_GROUPS=routing.top_groups, TOP2=routing.groups > 1 and routing.group_score == "top2", ALL=alone,
-        TILES=most_in_one(top_k, num_experts) if alone else 1, num_warps=ROUTE_WARPS, **launch_options(device),
+        TILES=most_in_one(rows, top_k, num_experts) if alone else 1, num_warps=rows, **launch_options(device),
     )  # fmt: skip
     if not alone:
         sort_kernel[(num_experts,)](
-            ids, order, tiles, counts, tokens * top_k, most, TILE=plan.tokens, BLOCK=SORT_BLOCK,
+            ids, order, tiles, counts, tokens * top_k, most, TILE=plan.tokens, BLOCK=sort_block(tokens * top_k),
             num_warps=SORT_WARPS, **launch_options(device),
         )  # fmt: skip
     return Routes(ids, weights, plan)

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
-from stoker_kernels.moe.tiles import FEW_TOKENS, TOKEN_TILES, RowTile, in_one_program, most_in_one, power_of_two
+from stoker_kernels.moe.tiles import (
+    ROUTE_TOKENS,
+    SORT_BLOCKS,
+    TOKEN_TILES,
+    RowTile,
+    in_one_program,
+    most_in_one,
+    power_of_two,
+    route_tokens,
+)
 
 # Experts, choices, renormalized, sigmoid with a bias, groups and best groups of published models, as in their configs.
 PUBLISHED = (
@@ -41,12 +50,14 @@ def _register_routes() -> None:
     seen = set()
     for experts, top_k, renormalize, sigmoid, groups, top_groups in PUBLISHED:
         width, choices = power_of_two(experts), power_of_two(top_k)
-        ways = [(False, 1)]
-        if in_one_program(FEW_TOKENS, top_k, experts):
-            ways.append((True, most_in_one(top_k, experts)))
-        for alone, tiles in ways:
+        many = route_tokens(1 << 20)
+        ways = [(many, False, 1)]
+        for tokens in ROUTE_TOKENS:
+            alone = in_one_program(tokens, top_k)
+            ways.append((tokens, alone, most_in_one(tokens, top_k, experts) if alone else 1))
+        for tokens, alone, tiles in ways:
             constants = {
-                "TOKENS": FEW_TOKENS, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": int(sigmoid),
+                "TOKENS": tokens, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": int(sigmoid),
                 "RENORMALIZE": renormalize, "GROUPS": groups, "TOP_GROUPS": top_groups, "TOP2": sigmoid and groups > 1,
                 "ALL": alone, "TILES": tiles,
             } | ({} if sigmoid else {"bias": None}) | ({} if alone else {"counts": None})  # fmt: skip
@@ -59,7 +70,7 @@ def _register_routes() -> None:
             types |= dict.fromkeys(("tokens", "num_experts", "logits_stride", "group_size", "most"), I32)
             register_aot(
                 triton_route.route_kernel, types | {"scale": FP32, "jitter": FP32}, [constants],
-                options={"num_warps": triton_route.ROUTE_WARPS}, min_sm=80, compact=experts == 8 and not alone,
+                options={"num_warps": tokens}, min_sm=80, compact=experts == 8 and not alone,
             )  # fmt: skip
 
 
@@ -67,7 +78,7 @@ def _register_sort() -> None:
     types = dict.fromkeys(("ids", "order", "tiles", "counts"), f"*{I32}") | {"pairs": I32, "most": I32}
     register_aot(
         triton_route.sort_kernel, types,
-        [{"TILE": tile, "BLOCK": triton_route.SORT_BLOCK} for tile in TOKEN_TILES],
+        [{"TILE": tile, "BLOCK": block} for tile in TOKEN_TILES for block in SORT_BLOCKS],
         options={"num_warps": triton_route.SORT_WARPS}, min_sm=80,
     )  # fmt: skip
 

@@ -123,7 +123,7 @@ def test_experts_give_the_weighted_sum(
     slots = torch.arange(tokens, device=device)
     slots[1::7] = -1
     found = triton_route.route(logits, Routing(top_k, renormalize=True), slot_mapping=slots)
-    assert in_one_program(tokens, top_k, experts) == (tokens <= 16)
+    assert in_one_program(tokens, top_k) == (tokens <= 16)
     kind: ExpertActivation = "clamped" if clamped else "silu"
     out = torch.full_like(x, float("nan"))
     got = triton_experts.experts(

@@ -22,9 +22,11 @@ def test_a_plan_has_room_for_any_routing() -> None:
                 counts[expert] += 1
         needed = sum(-(-count // tile) for count in counts)
         assert needed <= tiles.most_tiles(tokens, top_k, experts)
-        if tiles.in_one_program(tokens, top_k, experts):
+        if tiles.in_one_program(tokens, top_k):
             assert max(counts) <= tile
-            assert tiles.most_tiles(tokens, top_k, experts) <= tiles.most_in_one(top_k, experts)
+            rows = tiles.route_tokens(tokens)
+            assert tokens <= rows
+            assert tiles.most_tiles(tokens, top_k, experts) <= tiles.most_in_one(rows, top_k, experts)
 
 
 def test_every_tile_of_the_rule_is_compiled_ahead() -> None:

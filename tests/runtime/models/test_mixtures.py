@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.models.test_zoo import ROWS, _checkpoint
+from tests.runtime.models.test_zoo import ROWS, save_random
 from torch import Tensor
 
 from stoker_kernels.moe import Routes, experts
@@ -85,7 +85,7 @@ def prompt(vocab: int, length: int = 43) -> list[int]:
     "name", ["Qwen2MoeForCausalLM", "PhimoeForCausalLM-long", "Glm4MoeForCausalLM", "GptOssForCausalLM"]
 )
 def test_the_benchmark_s_reference_is_the_model(name: str, tmp_path: Path) -> None:
-    theirs = _checkpoint(name, tmp_path)
+    theirs = save_random(name, tmp_path)
     spec = build_spec(read_source(str(tmp_path)))
     weights = load_weights(str(tmp_path), spec, CPU, torch.float32)
     ids = prompt(spec.vocab)
@@ -103,7 +103,7 @@ def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path, paged_model:
         **sizes, "num_experts_per_tok": 2, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2,
         "sliding_window": 8,
     })  # fmt: skip
-    theirs = _checkpoint("packed", tmp_path / "plain")
+    theirs = save_random("packed", tmp_path / "plain")
     del ROWS["packed"]
     generator = torch.Generator().manual_seed(8)
 
@@ -233,7 +233,7 @@ def test_padding_is_counted_by_no_expert(qwen: Path, paged_model: Any) -> None:
 
 def test_layers_that_only_draft_are_left_out(qwen: Path, tmp_path: Path) -> None:
     glm = tmp_path / "glm"
-    _checkpoint("Glm4MoeForCausalLM", glm)
+    save_random("Glm4MoeForCausalLM", glm)
 
     def draft(tensors: Tensors, config: dict[str, Any]) -> Tensors:
         config["num_nextn_predict_layers"] = 1

@@ -58,7 +58,7 @@ def test_a_cut_model_of_another_kind_gives_the_tokens_of_the_whole(
     row = test_zoo.ROWS[name]
     changed = test_zoo.Row(row.config, lambda rng: row.changes(rng) | sizes, row.published, row.settings)
     monkeypatch.setitem(test_zoo.ROWS, name, changed)
-    test_zoo._checkpoint(name, tmp_path)
+    test_zoo.save_random(name, tmp_path)
     rng = random.Random(test_zoo.SEED)
     prompts = [[rng.randrange(3, 90) for _ in range(count)] for count in (37, 3)]
     params = [SamplingParams(max_tokens=12, ignore_eos=True), SamplingParams(max_tokens=12, temperature=1.0, seed=5)]
@@ -72,7 +72,7 @@ def test_a_cut_model_of_another_kind_gives_the_tokens_of_the_whole(
 def test_each_architecture_is_cut_or_refused_by_name(name: str, tmp_path: Path) -> None:
     """What is cut loads on every rank: names, shapes and windows of its files are right."""
     print(f"seed {test_zoo.SEED}")
-    test_zoo._checkpoint(name, tmp_path)
+    test_zoo.save_random(name, tmp_path)
     source = read_source(str(tmp_path))
     whole = build_spec(source)
     refused = []

@@ -1,0 +1,46 @@
+"""Every architecture of the table on a GPU, against the same engine on the CPU, whose oracle is `test_zoo.py`'s."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.models.latent_rows import LATENTS
+from tests.runtime.models.mixture_rows import MIXTURES
+from tests.runtime.models.test_zoo import ROWS, SEED, save_random
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        pytest.param(name, kv_dtype, id=f"{name}-{'fp8' if kv_dtype else 'wide'}-kv")
+        for name in ROWS
+        for kv_dtype in (None, torch.float8_e4m3fn)
+        if kv_dtype is None or name not in LATENTS  # latents are kept in 16 bits, which a start says
+    ],
+)
+def test_a_gpu_gives_the_logits_of_the_reference(
+    name: str, kv_dtype: torch.dtype | None, tmp_path: Path, paged_model: Any
+) -> None:
+    """Every kind of layer through the kernels: whole prompts, decodes, and chunks among decodes.
+
+    In bf16; mixtures in fp32, as rounding decides between experts that a random router holds for equal, and another
+    expert is another result.
+    """
+    print(f"seed {SEED}")
+    save_random(name, tmp_path)
+    rng = random.Random(SEED)
+    dtype = torch.float32 if name in MIXTURES or name in LATENTS else torch.bfloat16
+    gpu, host = (
+        paged_model(str(tmp_path), dtype=dtype, kv_dtype=kv_dtype, device=torch.device(device))
+        for device in ("cuda", "cpu")
+    )
+    prompts = [[rng.randrange(3, 90) for _ in range(count)] for count in (40, 1, 150)]
+    tolerance = 0.2 if kv_dtype is not None else 0.1 if dtype is torch.bfloat16 else 0.02
+    for work in (list(enumerate(prompts)), [(0, [5]), (1, [6]), (2, [7])], [(0, [8]), (2, prompts[0])]):
+        for ours, expected in zip(gpu.step(work), host.step(work), strict=True):
+            assert (ours.cpu().float() - expected.float()).norm() < tolerance * expected.float().norm()
