@@ -100,13 +100,13 @@ class _Shelf:
         return packer.compress(text) + packer.flush()
 
     def remove(self, meta: Mapping[str, Any], version: str) -> None:
-        """Take an object out, and remember that it is gone since `version`."""
+        """Take an object out, and remember that it is gone since `version`; one that came back since stays."""
         place = (meta["namespace"], meta["name"])
         self.deleted[meta["uid"]] = int(version)
         while len(self.deleted) > _MOST_TOMBSTONES:
             del self.deleted[next(iter(self.deleted))]
         known = self.entries.get(place)
-        if known is not None and known.uid == meta["uid"]:
+        if known is not None and known.uid == meta["uid"] and known.version <= int(version):
             self._forget(place, known)
 
     def forget_all(self) -> None:

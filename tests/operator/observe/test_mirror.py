@@ -130,6 +130,15 @@ async def test_an_object_that_lost_its_label_comes_back_with_it(followed: Follow
     assert await followed.names() == ["a"]
 
 
+async def test_what_was_given_its_label_back_stays_when_its_loss_is_told_late(followed: Followed) -> None:
+    assert await followed.names() == ["a"]
+    followed.take_over(kinds.SERVICE, service(9))  # the answer to the write that gave it back
+    await followed.stream(("DELETED", service(8)))
+    assert await followed.names() == ["a"]
+    await followed.stream(("ADDED", service(9)), ("DELETED", service(12)))
+    assert await followed.names() == []
+
+
 async def test_a_reader_cannot_change_what_the_next_one_reads(followed: Followed) -> None:
     [item] = await followed.list_all(kinds.SERVICE, "ns", SELECTOR)
     item["metadata"]["labels"].clear()
