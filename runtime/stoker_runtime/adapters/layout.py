@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.spec import ModelSpec, Parameter, Role
+from stoker_runtime.models.parameter import Parameter, Role
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, stored_form, tensor_names
 
 ALIGNMENT = 16

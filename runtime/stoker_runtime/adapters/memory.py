@@ -14,7 +14,8 @@ from stoker_kernels.lora import LoraTarget, plan_tile, plan_tiles, scratch_eleme
 from stoker_runtime.adapters.files import HostAdapter, read_adapter
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+from stoker_runtime.models.parameter import ITEM_BYTES
+from stoker_runtime.models.spec import ModelSpec
 
 
 class AdapterMemory:

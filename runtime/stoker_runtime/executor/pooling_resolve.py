@@ -19,8 +19,9 @@ from stoker_runtime.executor.resolve import (
     resolve_quantization,
 )
 from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.pooling import PoolingSpec
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.block_plan import KEPT
 
 # cuBLAS's workspace and what Triton's kernels take.

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
+from stoker_runtime.models.parameter import ITEM_BYTES, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.schemes import is_packed
-from stoker_runtime.models.spec import ITEM_BYTES, ModelSpec, stored_kind
+from stoker_runtime.models.spec import ModelSpec
 
 GIB = 1024**3
 # What loaded kernels, cuBLAS and small tensors take beside what is counted below: 250 MiB after a start, 400 when

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker_runtime.models.spec import Parameter, Role, stored_bytes
+from stoker_runtime.models.parameter import Parameter, Role, stored_bytes
 
 Named = tuple[Parameter, tuple[str, ...]]
 """A final tensor, and the names of its pieces in a checkpoint, stacked by rows in this order."""

@@ -20,7 +20,8 @@ from stoker_runtime.checkpoint.gguf_header import BLOCK_SIZES
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.spec import ModelSpec, Parameter
+from stoker_runtime.models.parameter import Parameter
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.mixture import cut_stacked, stacked_axis
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.split import (

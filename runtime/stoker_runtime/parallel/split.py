@@ -20,9 +20,10 @@ from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.parameter import BLOCK, ITEM_BYTES, QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
-from stoker_runtime.models.spec import BLOCK, ITEM_BYTES, QUANTIZED, ModelSpec, Parameter, Part, QkNorm, Role
+from stoker_runtime.models.spec import ModelSpec, Part, QkNorm
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.mixture import check_whole_experts, part_of
 from stoker_runtime.parallel.place import Place

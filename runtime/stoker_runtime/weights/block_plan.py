@@ -17,7 +17,8 @@ from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.config_source import ModelSource, SourceKind
-from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.models.parameter import Role
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import Route, Vocabulary, route
 
 KEPT = "gguf"

@@ -18,7 +18,7 @@ from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.encoder_spec import EncoderSpec
-from stoker_runtime.models.spec import Parameter, aligned
+from stoker_runtime.models.parameter import Parameter, aligned
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.upload_ahead import UploadAhead
 

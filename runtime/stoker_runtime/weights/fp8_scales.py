@@ -21,8 +21,9 @@ from torch import Tensor
 from stoker_kernels.quant import BLOCK, LinearWeight, dequantize, scale_shape
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
-from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Route, Vocabulary, is_harmless

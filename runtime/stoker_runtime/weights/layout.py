@@ -31,10 +31,11 @@ from stoker_kernels.quant import (
     scale_shape,
 )
 from stoker_runtime.models.decoder_weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights
+from stoker_runtime.models.parameter import Parameter, aligned, stored_kind, stored_scheme
 from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
-from stoker_runtime.models.spec import ModelSpec, Parameter, aligned, stored_kind, stored_scheme
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.

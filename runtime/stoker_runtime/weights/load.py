@@ -25,11 +25,12 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
-from stoker_runtime.models.spec import ModelSpec, Parameter, stored_kind
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights import mxfp4
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_runtime.models.spec import Parameter, Role, stored_kind
+from stoker_runtime.models.parameter import Parameter, Role, stored_kind
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.rank_cut import RankCut
 

@@ -16,7 +16,8 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, Names
 from stoker_runtime.models.architectures.row import Stored
-from stoker_runtime.models.spec import ModelSpec, Parameter, Role
+from stoker_runtime.models.parameter import Parameter, Role
+from stoker_runtime.models.spec import ModelSpec
 
 MXFP4_BLOCK = 32  # numbers that share a scale
 GGUF_LAYERS = "blk."

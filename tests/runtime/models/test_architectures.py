@@ -13,8 +13,9 @@ import pytest
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
+from stoker_runtime.models.parameter import ALIGNMENT
 from stoker_runtime.models.shapes import SHAPES
-from stoker_runtime.models.spec import ALIGNMENT, ModelSpec, QkNorm
+from stoker_runtime.models.spec import ModelSpec, QkNorm
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

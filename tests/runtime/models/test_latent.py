@@ -21,7 +21,7 @@ from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import GIB, DeviceMemory, activation_bytes, plan_memory, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.spec import ITEM_BYTES
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.split import split_spec
 from stoker_runtime.weights.layout import WeightArena

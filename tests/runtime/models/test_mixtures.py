@@ -25,7 +25,7 @@ from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import activation_bytes, resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.spec import ITEM_BYTES
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 

@@ -20,10 +20,11 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.moe_spec import MoeSpec
+from stoker_runtime.models.parameter import Role
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint, Packing
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.shapes import SHAPES
-from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel import mixture
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut

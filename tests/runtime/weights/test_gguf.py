@@ -17,7 +17,8 @@ from stoker_runtime.checkpoint.gguf_header import TENSOR_TYPES, read_gguf_header
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.spec import ModelSpec, Role
+from stoker_runtime.models.parameter import Role
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights import copy_lanes
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.routing import Vocabulary, tensor_names

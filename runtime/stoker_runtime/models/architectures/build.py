@@ -16,9 +16,10 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource
+from stoker_runtime.models.parameter import QUANTIZED, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
-from stoker_runtime.models.spec import QUANTIZED, ModelSpec, Role
+from stoker_runtime.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 TABLE = "stoker_runtime/models/architectures"
