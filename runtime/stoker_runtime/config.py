@@ -21,6 +21,7 @@ DEVICES = ("auto", "cuda", "cpu")
 # quantized by, which has to be that.
 CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt")
 QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
+QUANTIZED_HEADS = ("none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 GENERATION_CONFIGS = ("auto", "none")
@@ -79,6 +80,7 @@ class EngineConfig:
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
     prefixes; 0: none.
     `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
+    `quantize_head` is what the output head becomes at load, tied or not.
     `kernels` pins implementations: {"linear": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
@@ -101,6 +103,7 @@ class EngineConfig:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
+    quantize_head: str = "none"
     device: str = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0
@@ -152,6 +155,7 @@ class EngineConfig:
             ("dtype", self.dtype, DTYPES),
             ("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES),
             ("quantization", self.quantization, QUANTIZATIONS),
+            ("quantize_head", self.quantize_head, QUANTIZED_HEADS),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),
             ("runner", self.runner, RUNNERS),
@@ -159,23 +163,12 @@ class EngineConfig:
         for name, value, allowed in choices:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.", param=name)
-        at_least = [
-            ("max_model_len", self.max_model_len, 0),
-            ("max_num_seqs", self.max_num_seqs, 0),
-            ("max_num_batched_tokens", self.max_num_batched_tokens, 0),
-            ("max_queued", self.max_queued, 1),
-            ("num_gpu_blocks", self.num_gpu_blocks, 0),
-            ("num_cpu_blocks", self.num_cpu_blocks, 0),
-            ("swap_space", self.swap_space, 0),
-            ("cpu_threads", self.cpu_threads, 0),
-            ("gpu_memory_reserve_gb", self.gpu_memory_reserve_gb, 0),
-            ("tensor_parallel_size", self.tensor_parallel_size, 1),
-            ("pipeline_parallel_size", self.pipeline_parallel_size, 1),
-            ("data_parallel_size", self.data_parallel_size, 1),
-        ]
-        for name, number, least in at_least:
-            if number < least:
-                raise ConfigError(f"{name} is {number}; it must be at least {least}.", param=name)
+        sizes = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "num_cpu_blocks",
+                 "swap_space", "cpu_threads", "gpu_memory_reserve_gb")  # fmt: skip
+        counts = ("max_queued", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        for name, least in (*((name, 0) for name in sizes), *((name, 1) for name in counts)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.", param=name)
         if not 0 <= self.data_parallel_rank < self.data_parallel_size:
             raise ConfigError(
                 f"data_parallel_rank is {self.data_parallel_rank} of {self.data_parallel_size} engines.",
@@ -197,6 +190,12 @@ class EngineConfig:
                 "enable_expert_parallel shares experts among the ranks of tensor_parallel_size, which is 1; set it to "
                 "2 or more, or leave --enable-expert-parallel out.",
                 param="enable_expert_parallel",
+            )
+        if self.quantize_head != "none" and self.quantization == "gguf":
+            raise ConfigError(
+                f"quantize_head is {self.quantize_head}, but quantization gguf keeps the head in the file's blocks; "
+                "leave one of them out.",
+                param="quantize_head",
             )
         self._validate_lora()
         if self.publishes_kv_events and self.data_parallel_size > 1:

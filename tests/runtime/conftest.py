@@ -19,6 +19,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.quantization.quantized_head import with_head
 from stoker_runtime.weights.block_plan import keep_blocks
 from stoker_runtime.weights.load import load_weights
 
@@ -152,6 +153,7 @@ class PagedModel:
         model: str,
         *,
         quantization: str = "none",
+        head: str = "none",
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
         layers: int | None = None,
@@ -160,7 +162,7 @@ class PagedModel:
         device: torch.device = CPU,
     ) -> None:
         source = read_source(model)
-        self.spec = keep_blocks(build_spec(source), source, quantization, device.type)
+        self.spec = keep_blocks(with_head(build_spec(source), head), source, quantization, device.type)
         if layers is not None:
             self.spec = self.spec.of_layers([layer % self.spec.num_layers for layer in range(layers)])
         weights = load_weights(source, self.spec, device, dtype, quantization)

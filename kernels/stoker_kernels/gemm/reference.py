@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels.quant import FP8, LinearWeight, Quantized, dequantize, quantize_fp8
+from stoker_kernels.quant import BLOCK, FP8, LinearWeight, Quantized, dequantize, quantize_fp8
 
 # Parts of |x| · |w|, a row of each as a vector: no sum of their products exceeds it, and most stay below its 1/√K.
 # wgmma adds 32 products of e4m3 at a time to a sum of which it keeps 13 bits behind the leading one. At K = 18,944 that
 # is cut 592 times, by 2^-14 of itself: all to one side, 2^-11.9 of |x| · |w|. Of bf16 it keeps about all of fp32.
 SUM_ERROR = {FP8: 2.0**-11, torch.bfloat16: 2.0**-16}
+# Values of a weight that are widened to fp32 together: 256 MiB.
+WIDENED_AT_ONCE = 1 << 26
 SILU_SLOPE = 1.1  # the most that silu's derivative reaches
 
 
@@ -40,10 +42,19 @@ def linear(
         return y if out is None else out.copy_(y)
     dtype = x.dtype if isinstance(x, torch.Tensor) else torch.bfloat16
     quantized = quantize_fp8(x) if isinstance(x, torch.Tensor) else x
-    y = dequantize_activations(quantized) @ dequantize(weight).float().T
+    y = _product(dequantize_activations(quantized), weight)
     if bias is not None:
         y += bias.float()
     return y.to(dtype) if out is None else out.copy_(y)
+
+
+def _product(values: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """values · weightᵀ in fp32; of a weight as large as an output head, some rows are widened at a time."""
+    rows = WIDENED_AT_ONCE // weight.in_features // BLOCK * BLOCK
+    if weight.kind != "fp8_channel" or weight.scale is None or weight.out_features <= rows:
+        return values @ dequantize(weight).float().T
+    pieces = zip(weight.data.split(rows), weight.scale.split(rows), strict=True)
+    return torch.cat([values @ dequantize(LinearWeight(*piece, "fp8_channel")).T for piece in pieces], dim=1)
 
 
 def linear_silu_mul(x: torch.Tensor | Quantized, weight: LinearWeight) -> torch.Tensor | Quantized:

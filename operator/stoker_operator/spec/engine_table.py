@@ -63,6 +63,7 @@ SETTINGS: frozenset[str] = frozenset({
     "pooler-config",
     "port",
     "quantization",
+    "quantize-head",
     "rate-limit-requests-per-minute",
     "rate-limit-tokens-per-minute",
     "reasoning-parser",

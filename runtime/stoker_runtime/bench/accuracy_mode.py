@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("model", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--other", default="", help="of the second run: the same model in another file")
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
+    flags.add_argument("--quantize-head", default="none", help="of the second run, e.g. fp8")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")
     flags.add_argument("--device", default="auto")
@@ -133,8 +134,11 @@ def _scored(output: RequestOutput) -> list[TokenLogprobs]:
 
 def run(args: argparse.Namespace) -> Accuracy:
     """Both runs. Raises ConfigError when the flags change nothing, or name sizes that cannot be."""
-    if args.quantization in ("auto", "none") and args.kv_cache_dtype == "auto" and not args.other:
-        raise ConfigError("Name what to measure: --quantization, --kv-cache-dtype or --other.", param="quantization")
+    unchanged = args.quantization in ("auto", "none") and args.quantize_head == "none" and args.kv_cache_dtype == "auto"
+    if unchanged and not args.other:
+        raise ConfigError(
+            "Name what to measure: --quantization, --quantize-head, --kv-cache-dtype or --other.", param="quantization"
+        )
     if args.window < 2 or args.tokens < 2:
         raise ConfigError("--window and --tokens must be at least 2.", param="window")
     text = read_text(args.text)
@@ -147,7 +151,12 @@ def run(args: argparse.Namespace) -> Accuracy:
         quantization="none",
     )
     plain = located(plain, say=lambda text: print(f"# {text}", flush=True))
-    changed = replace(plain, quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype)
+    changed = replace(
+        plain,
+        quantization=args.quantization,
+        quantize_head=args.quantize_head,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
     if args.other:
         changed = located(replace(changed, model=args.other), say=lambda text: print(f"# {text}", flush=True))
     (ids, one), (other_ids, two) = (score(each.validate(), text, args.tokens, args.window) for each in (plain, changed))
@@ -159,6 +168,7 @@ def run(args: argparse.Namespace) -> Accuracy:
 def print_table(found: Accuracy, args: argparse.Namespace) -> None:
     """The figures, one a line, on standard output."""
     named = f"quantization {args.quantization}, KV cache {args.kv_cache_dtype}"
+    named = named if args.quantize_head == "none" else f"{named}, head {args.quantize_head}"
     named = f"{args.other}, {named}" if args.other else named
     lines = [
         ("positions", f"{found.positions:,}"),

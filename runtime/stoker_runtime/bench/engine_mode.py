@@ -24,6 +24,7 @@ from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, print_table
 from stoker_runtime.bench.verify import (
     TOLERANCE_BF16,
     TOLERANCE_FP8,
+    TOLERANCE_FP8_HEAD,
     TOLERANCE_FP8_KV,
     Tolerance,
     Verdict,
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         flags.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     flags.add_argument("--dtype", default="auto")
     flags.add_argument("--quantization", default="auto")
+    flags.add_argument("--quantize-head", default="none")
     flags.add_argument("--kv-cache-dtype", default="auto")
     flags.add_argument("--device", default="auto")
     flags.add_argument("--max-num-seqs", type=int, default=0)
@@ -103,6 +105,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         revision=args.revision,
         dtype=args.dtype,
         quantization=args.quantization,
+        quantize_head=args.quantize_head,
         kv_cache_dtype=args.kv_cache_dtype,
         device=args.device,
         max_num_seqs=args.max_num_seqs,
@@ -123,6 +126,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
     """The group of peers.json that these flags measure: shape/precision/work."""
     work = f"uniform-{args.uniform}" if args.uniform else f"{args.input_len}x{args.output_len}"
     precision = config.dtype if config.quantization == "none" else config.quantization
+    if config.quantize_head != "none":
+        precision = f"{precision}-head-{config.quantize_head}"
     if config.kv_cache_dtype == "fp8":
         precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
     sampled = "/sampled" if args.temperature else ""  # of which peers.json has no row
@@ -133,7 +138,9 @@ def default_tolerance(config: EngineConfig) -> Tolerance:
     """What rounding may cost a right engine at this precision; see verify.py."""
     if config.quantization == "fp8":
         return TOLERANCE_FP8
-    return TOLERANCE_FP8_KV if config.kv_cache_dtype == "fp8" else TOLERANCE_BF16
+    if config.kv_cache_dtype == "fp8":
+        return TOLERANCE_FP8_KV
+    return TOLERANCE_BF16 if config.quantize_head == "none" else TOLERANCE_FP8_HEAD
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

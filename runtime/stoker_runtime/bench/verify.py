@@ -34,6 +34,7 @@ class Tolerance:
 # token's lead, five logits and more, at every position. Keys and values alone in 8 bits lie between: 1.2 at worst, 0.15
 # on average.
 TOLERANCE_BF16 = Tolerance(0.4, 0.05)
+TOLERANCE_FP8_HEAD = Tolerance(1.0, 0.125)
 TOLERANCE_FP8_KV = Tolerance(2.0, 0.25)
 TOLERANCE_FP8 = Tolerance(3.5, 0.7)
 

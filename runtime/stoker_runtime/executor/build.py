@@ -24,6 +24,7 @@ from stoker_runtime.executor.device import (
     open_rank_device,
     phase,
     pin_kernels,
+    refuse_head,
     use_threads,
 )
 from stoker_runtime.executor.executor import Executor
@@ -37,6 +38,8 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
+from stoker_runtime.models.quantization.quantized_head import head_and_table, with_head
+from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
 from stoker_runtime.weights.block_plan import keep_blocks
@@ -100,7 +103,7 @@ def _build(
     rank: Rank | None = None,
     make: Callable[..., Executor] = Executor,
 ) -> Executor:
-    whole = build_spec(source)
+    whole = with_head(build_spec(source), config.quantize_head)
     cut = rank.cut(whole) if rank else None
     spec = cut.spec if cut else whole
     with phase("device", seconds):
@@ -113,6 +116,7 @@ def _build(
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
+    refuse_head(config, device)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.all_ranks)
@@ -156,6 +160,8 @@ def _build(
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
         plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.overhead / GIB,
     )  # fmt: skip
+    if spec.head_kind:
+        log_head(config, spec)
     if weights.kv_scales is not None:
         _log_kv_scales(config.kv_cache_dtype)
     if config.drafting is not None:
@@ -175,6 +181,14 @@ def warn_without_bytecode() -> None:
             "unset PYTHONDONTWRITEBYTECODE, or run: python -m compileall %s",
             Path(torch.__file__).parent,
         )
+
+
+def log_head(config: EngineConfig, spec: ModelSpec) -> None:
+    """Say what the output head has become, and what a tied one no longer shares."""
+    head, table = head_and_table(spec, config.dtype, config.quantization)
+    kept = f"; the embedding that it was tied to keeps {table / GIB:.2f} GiB for lookups" if table else ""
+    if head:
+        log.info("weights: the output head in %s, %.2f GiB%s", config.quantize_head, head / GIB, kept)
 
 
 def _log_kv_scales(kv_dtype: str) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from stoker_kernels.launch import dispatch
 from stoker_kernels.launch.pdl import enable_pdl
+from stoker_kernels.quant import FP8
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.processors import compute_threads
@@ -81,6 +82,20 @@ def device_memory(device: torch.device, lent: int = 0) -> DeviceMemory:
 def multiplies_bf16() -> bool:
     """Whether this processor multiplies bf16 faster than float32: by AVX-512 BF16, or AMX."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def refuse_head(config: EngineConfig, device: torch.device) -> None:
+    """Raises ConfigError where the device does not multiply what `quantize_head` makes of the output head."""
+    if config.quantize_head == "none":
+        return
+    try:
+        dispatch.require(device, FP8, ("linear",))
+    except dispatch.KernelUnavailable as error:
+        raise ConfigError(
+            f"quantize_head is {config.quantize_head}, which this device does not multiply: {error}. FP8 products want "
+            "Ada, Hopper or newer; leave --quantize-head out.",
+            param="quantize_head",
+        ) from error
 
 
 def use_threads(config: EngineConfig, weights: int, ranks: int = 1) -> None:

@@ -279,6 +279,7 @@ class Executor:
             "dtype": self.config.dtype,
             "kv_cache_dtype": self.config.kv_cache_dtype,
             "quantization": self.config.quantization,
+            **({"output_head": self.config.quantize_head} if self.config.quantize_head != "none" else {}),
             "pages": str(self.num_pages),
             "page_size": str(self.page_size),
             "host_pages": str(self.host_pages),

@@ -48,6 +48,8 @@ def resolve_pooling(
             raise ConfigError(
                 f"A model that pools keeps no KV cache; leave --{name.replace('_', '-')} out.", param=name
             )
+    if config.quantize_head != "none":
+        raise ConfigError("A model that pools has no output head; leave --quantize-head out.", param="quantize_head")
     encoder = isinstance(spec, EncoderSpec)
     if config.quantization == KEPT:
         raise ConfigError(

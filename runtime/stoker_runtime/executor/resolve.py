@@ -242,13 +242,24 @@ def gather_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:
     return rows * columns * ITEM_BYTES[config.dtype]
 
 
+def head_bytes(config: EngineConfig, spec: ModelSpec, rows: int) -> int:
+    """What a head in 8 bits takes beside the logits of `rows`: the states in 8 bits with their scales, and sums in
+    bfloat16 where the model's type is another.
+    """
+    if not spec.head_kind:
+        return 0
+    sums = 0 if config.dtype == "bfloat16" else spec.vocab_rows * ITEM_BYTES["bfloat16"]
+    return rows * (spec.hidden + ITEM_BYTES["float32"] + sums)
+
+
 def workspace_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak of the largest step without a graph, which may want log-probabilities: of its prompt tokens, a few rows of
     logits at a time, or of what it samples, for which the rows that ask are copied.
     """
     scored = SCORED_ROWS * spec.vocab * (ITEM_BYTES[config.dtype] + ITEM_BYTES["float32"])
-    scored += gather_bytes(config, spec, SCORED_ROWS)
+    scored += gather_bytes(config, spec, SCORED_ROWS) + head_bytes(config, spec, SCORED_ROWS)
     sampled = max(logits_bytes(config, spec), gather_bytes(config, spec, config.max_num_seqs))
+    sampled += head_bytes(config, spec, sampled_rows(config))
     return max(activation_bytes(config, spec, config.max_num_batched_tokens), sampled) + scored
 
 
@@ -256,7 +267,7 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Peak of the largest step that is a CUDA graph; graphs never run at the same time, so they share it."""
     if config.device == "cpu" or config.enforce_eager:
         return 0
-    gathered = gather_bytes(config, spec, config.max_num_seqs)
+    gathered = gather_bytes(config, spec, config.max_num_seqs) + head_bytes(config, spec, sampled_rows(config))
     return max(activation_bytes(config, spec, step_shapes(config, spec).most_graphed), gathered)
 
 

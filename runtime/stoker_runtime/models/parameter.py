@@ -48,7 +48,8 @@ class Parameter:
 
     `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
     to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int8_channel; or int4,
-    int8, nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it.
+    int8, nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it. `at_load` is what it becomes at load, by a
+    setting of its own.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Parameter:
     scheme: Scheme | None = None
     dtype: str = ""
     blocks: tuple[BlockPart, ...] = ()
+    at_load: str = ""
 
     @property
     def elements(self) -> int:
@@ -68,10 +70,10 @@ class Parameter:
 def stored_kind(parameter: Parameter, quantization: str) -> str:
     """How this parameter rests in memory: dense, a kind that a checkpoint has, or what it becomes at load.
 
-    Embedding and output head keep 16 bits.
+    Embedding and output head keep 16 bits, unless the latter is to be quantized by itself.
     """
-    if parameter.kind:
-        return parameter.kind
+    if parameter.kind or parameter.at_load:
+        return parameter.kind or parameter.at_load
     if parameter.role not in QUANTIZED:
         return "dense"
     return {"fp8": "fp8_channel", "w4": IN_SITU.kind}.get(quantization, "dense")

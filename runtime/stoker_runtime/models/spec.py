@@ -75,6 +75,7 @@ class ModelSpec:
     mixture of experts. `draft_layers` stand behind the last one in checkpoints, and are not loaded.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
     of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
+    `head_kind`: what the output head becomes at load; "": it stays as wide as the rest.
     `part`: of a rank among several, whose layers, heads and feed-forward are those of this spec.
     """
 
@@ -124,6 +125,12 @@ class ModelSpec:
     dense_parameters: frozenset[str] = frozenset()
     blocks: Mapping[str, tuple[BlockPart, ...]] = dataclasses.field(default_factory=dict, hash=False)
     part: Part | None = None
+    head_kind: str = ""
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether the output head is the embedding's own memory: a tied one that is quantized is not."""
+        return self.tie_embeddings and not self.head_kind
 
     @property
     def vocab_rows(self) -> int:
@@ -261,7 +268,7 @@ class ModelSpec:
     def _unkept(self) -> Iterator[Parameter]:
         """Every final tensor as if none stayed in blocks."""
         begins, ends = (self.part.begins, self.part.ends) if self.part else (True, True)
-        if begins or (ends and self.tie_embeddings):
+        if begins or (ends and self.shares_table):
             yield Parameter("embed", (self.vocab_rows, self.hidden), Role.EMBEDDING)
         if self.learned_positions and begins:
             yield Parameter("positions", (self.max_position, self.hidden), Role.EMBEDDING)
@@ -274,8 +281,8 @@ class ModelSpec:
         yield self._parameter("final_norm", (self.hidden,), Role.NORM)
         if self.norm_bias:
             yield Parameter("final_norm_bias", (self.hidden,), Role.BIAS)
-        if not self.tie_embeddings:
-            yield Parameter("head", (self.vocab_rows, self.hidden), Role.HEAD)
+        if not self.shares_table:
+            yield Parameter("head", (self.vocab_rows, self.hidden), Role.HEAD, at_load=self.head_kind)
         if self.head_bias:
             yield Parameter("head_bias", (self.vocab_rows,), Role.BIAS)
 
@@ -290,7 +297,7 @@ class ModelSpec:
         if self.moe is None:
             return self.parameter_bytes(dtype, quantization)
         read = {Role.EXPERTS: self.moe.top_k / self.moe.experts}
-        if not self.tie_embeddings:
+        if not self.shares_table:
             read[Role.EMBEDDING] = 0.0
         parts = ((stored_bytes(each, dtype, quantization), each.role) for each in self.parameters())
         return round(sum(size * read.get(role, 1.0) for size, role in parts))

@@ -94,9 +94,10 @@ class Cut:
 
     def _is_mine(self, name: str, vocabulary: Vocabulary) -> bool:
         """Whether a tensor of no layer belongs to this rank's stage; those of its layers do."""
-        ends = (each.name for each in self._parameters.values() if layer_of(each.name) < 0)
-        theirs = {end for end in ends if end not in self._local}
-        return not any(name in tensor_names(self.whole, end, vocabulary) for end in theirs)
+        ends = [each.name for each in self._parameters.values() if layer_of(each.name) < 0]
+        named = [end for end in ends if name in tensor_names(self.whole, end, vocabulary)]
+        # A tied head that stands apart is made of the embedding's tensor.
+        return not named or any(end in self._local for end in named)
 
     def _own_names(self, entries: Entries, vocabulary: Vocabulary) -> dict[str, TensorEntry]:
         """All entries, those of this rank's layers counted from its first, without those of others' layers."""

@@ -100,7 +100,7 @@ SAME_FIELDS = {
     "qkv_bias", "output_bias", "ffn_bias", "head_bias", "gated", "norm", "norm_bias", "norm_offset", "pre_norms",
     "post_norms", "parallel", "shared_norm", "qk_norm", "local_rope", "learned_positions", "embedding_multiplier",
     "residual_multiplier", "attention_multiplier", "attention_softcap", "logit_scale", "logit_softcap", "dtype",
-    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent",
+    "eos_token_ids", "checkpoint", "sinks", "draft_layers", "latent", "head_kind",
 }  # fmt: skip
 
 

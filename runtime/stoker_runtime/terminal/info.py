@@ -106,11 +106,12 @@ def device_lines(device: torch.device) -> list[Line]:
 
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
-    from stoker_runtime.executor.device import device_memory, multiplies_bf16
+    from stoker_runtime.executor.device import device_memory, multiplies_bf16, refuse_head
     from stoker_runtime.executor.resolve import resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
+    from stoker_runtime.models.quantization.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
 
@@ -118,7 +119,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     pooling = read_pooling(source, config)
     if pooling is not None:
         return pooling_lines(source, pooling, config, device)
-    spec = build_spec(source)
+    refuse_head(config, device)
+    spec = with_head(build_spec(source), config.quantize_head)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     several = config.data_parallel_size
@@ -189,6 +191,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         ),
         ("dtype", f"{config.dtype}{quantized}, {config.kv_cache_dtype} KV"),
         ("weights", gib(plan.weights)),
+        *head_lines(spec, config),
         *mixture_lines(spec, config),
         ("workspace", gib(plan.overhead)),
         ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
@@ -197,6 +200,17 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         ("host pool", describe_host(host, config.page_size)),
         ("fits", shortage or f"{tokens / config.max_model_len:.1f} sequences of {config.max_model_len:,} tokens"),
     ]
+
+
+def head_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
+    """Of an output head that is quantized by itself what it takes, and what a tied one no longer shares."""
+    from stoker_runtime.models.quantization.quantized_head import head_and_table
+
+    head, table = head_and_table(spec, config.dtype, config.quantization)
+    if not spec.head_kind or not head:
+        return []
+    kept = f"; the embedding that it was tied to keeps {gib(table)} for lookups" if table else ""
+    return [("output head", f"{config.quantize_head}, {gib(head)} of the weights{kept}")]
 
 
 def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:

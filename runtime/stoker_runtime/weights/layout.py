@@ -258,13 +258,12 @@ class WeightArena:
         """The views as the decoder takes them."""
         # Of several ranks, those in the middle have neither end of the model.
         absent = torch.empty((0, self.spec.hidden), dtype=self.dtype, device=self.device)
-        head = "embed" if self.spec.tie_embeddings else "head"
-        here = head in self.dense or head in self.blocks
+        head = "embed" if self.spec.shares_table else "head"
         return DecoderWeights(
             embed=self.blocks["embed"] if "embed" in self.blocks else self.dense.get("embed", absent),
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             final_norm=self.dense.get("final_norm", absent),
-            head=self._linear(head) if here else LinearWeight(absent, None, "dense"),
+            head=self._linear(head) if self._holds(head) else LinearWeight(absent, None, "dense"),
             positions=self.dense.get("positions"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),

@@ -8,6 +8,7 @@ Knows nothing of checkpoints.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from stoker_runtime.models.parameter import Parameter, Role, stored_kind
 from stoker_runtime.weights.layout import WeightArena
@@ -31,6 +32,9 @@ def fill_random(arena: WeightArena, seed: int, cut: RankCut | None = None) -> No
             continue
         std = _deviation(parameter, arena.spec.num_layers)
         if stored_kind(parameter, arena.quantization) != "dense":
+            if parameter.name == "head" and arena.spec.tie_embeddings:
+                arena.quantize("head", arena.dense["embed"])
+                continue
             weight = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
             arena.quantize(parameter.name, weight.normal_(0.0, std, generator=generator))
         else:
@@ -38,6 +42,7 @@ def fill_random(arena: WeightArena, seed: int, cut: RankCut | None = None) -> No
 
 
 def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> None:
+    table: Tensor | None = None
     for parameter in cut.whole.parameters():
         name = cut.local_name(parameter.name)
         if parameter.role is Role.NORM:
@@ -45,8 +50,13 @@ def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> 
                 arena.dense[name].fill_(1.0)
             continue
         # Drawn whole, and also where it is another rank's: what follows depends on how much was drawn.
-        whole = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
-        whole.normal_(0.0, _deviation(parameter, cut.whole.num_layers), generator=generator)
+        if parameter.name == "head" and table is not None:
+            whole = table
+        else:
+            whole = torch.empty(parameter.shape, dtype=arena.dtype, device=arena.device)
+            whole.normal_(0.0, _deviation(parameter, cut.whole.num_layers), generator=generator)
+        if parameter.name == "embed" and cut.whole.tie_embeddings:
+            table = whole
         if name is None:
             continue
         if stored_kind(parameter, arena.quantization) != "dense":

@@ -174,6 +174,9 @@ def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stor
 
 def _names(spec: ModelSpec, parameter: str) -> Names:
     row = ARCHITECTURES[spec.architecture]
+    if parameter == "head" and spec.tie_embeddings:
+        # Which stands apart where it is quantized.
+        parameter = "embed"
     if not parameter.startswith("layers."):
         return row.top_names[parameter]
     return row.names_of(spec, parameter.rpartition(".")[2])
@@ -182,7 +185,7 @@ def _names(spec: ModelSpec, parameter: str) -> Names:
 def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tuple[str, ...]:
     """The checkpoint's names of a final tensor's pieces, in row order."""
     names = _names(spec, parameter)
-    spoken = names.hf if vocabulary is Vocabulary.HF else names.gguf
+    spoken = _spoken(names, vocabulary)
     if not parameter.startswith("layers."):
         return spoken
     prefix = ARCHITECTURES[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
@@ -190,6 +193,10 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
     if names.stored is Stored.BY_EXPERT and spec.moe is not None:
         spoken = tuple(name.format(expert=expert) for expert in spec.moe.here for name in spoken)
     return tuple(f"{prefix}{layer}.{name}" for name in spoken)
+
+
+def _spoken(names: Names, vocabulary: Vocabulary) -> tuple[str, ...]:
+    return names.hf if vocabulary is Vocabulary.HF else names.gguf
 
 
 def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int, ...]:
@@ -211,8 +218,9 @@ def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> in
 def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
     """Whether a tensor of a checkpoint says nothing that the decoder needs."""
     # A tied checkpoint may still carry its copy of the embedding as output head, and pooling needs no head.
-    heads = [each for each in ("head", "head_bias") if each in ARCHITECTURES[spec.architecture].top_names]
-    if spec.tie_embeddings and any(name in tensor_names(spec, each, vocabulary) for each in heads):
+    top = ARCHITECTURES[spec.architecture].top_names
+    heads = [top[each] for each in ("head", "head_bias") if each in top]
+    if spec.tie_embeddings and any(name in _spoken(each, vocabulary) for each in heads):
         return True
     draft = re.match(re.escape(ARCHITECTURES[spec.architecture].layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:

@@ -40,6 +40,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.layers import mixture as mixture_module
+from stoker_runtime.models.quantization.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams
@@ -166,13 +167,13 @@ def make_spec(model: str) -> ModelSpec:
 
 
 def make_body(
-    model: str, page: int, quantization: str, kv: str, **adapters: Any
+    model: str, page: int, quantization: str, kv: str, head: str = "none", **adapters: Any
 ) -> tuple[StepBody, ShapeTable]:
     """`adapters` are settings of a server that serves some."""
-    spec = make_spec(model)
+    spec = with_head(make_spec(model), head)
     asked = EngineConfig(
         model="shape:traced", device="cuda", dtype=spec.dtype, page_size=page, quantization=quantization,
-        kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
+        quantize_head=head, kv_cache_dtype="auto" if spec.latent else kv, max_model_len=spec.max_position, **adapters,
     )  # fmt: skip
     config = resolve(asked, spec, "cuda")
     device, dtype = torch.device("cpu"), TORCH_DTYPES[config.dtype]
@@ -245,6 +246,17 @@ def test_every_launch_has_a_precompiled_variant(
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
     assert len(recorder.wanted) > 20
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize(("model", "quantization"), [("Danube3-4B", "none"), ("Falcon3-1B", "fp8")])
+def test_a_head_in_8_bits_is_precompiled_too(model: str, quantization: str, recorder: Recorder, index: Index) -> None:
+    body, table = make_body(model, 64, quantization, "auto", head="fp8")
+    assert body.decoder.weights.head.kind == "fp8_channel"
+    run_everything(body, table)
+    launched = recorder.wanted.values()
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    assert {"quantize_fp8_kernel", "scale_kernel"} <= {wanted.kernel.rpartition(".")[2] for wanted in launched}
     assert not missing, "\n".join(sorted(missing))
 
 

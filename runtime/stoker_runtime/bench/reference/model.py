@@ -17,7 +17,7 @@ from stoker_kernels.quant import AnyWeight
 from stoker_runtime.bench.reference.latent import latent_heads
 from stoker_runtime.bench.reference.mixture import mixture
 from stoker_runtime.bench.reference.rotary import rotations
-from stoker_runtime.bench.reference.weights import as_read, values_of
+from stoker_runtime.bench.reference.weights import as_read, parts_of, values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.spec import ModelSpec, Norm, QkNorm
@@ -32,7 +32,7 @@ def reference_logits(
 
     `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
     """
-    table, head = values_of(weights.embed), values_of(weights.head)
+    table = values_of(weights.embed)
     device = table.device
     tokens = torch.tensor(ids, device=device)
     hidden = table[tokens].float() * spec.embedding_multiplier
@@ -45,7 +45,8 @@ def reference_logits(
             tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
         hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index])
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
-    rows = [hidden @ head[at : at + HEAD_ROWS].float().t() for at in range(0, head.shape[0], HEAD_ROWS)]
+    read = as_read(hidden, weights.head)
+    rows = [read @ part.float().t() for part in parts_of(weights.head, HEAD_ROWS)]
     logits = torch.cat(rows, dim=1)
     if weights.head_bias is not None:
         logits = logits + weights.head_bias.float()

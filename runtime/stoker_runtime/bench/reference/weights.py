@@ -7,6 +7,8 @@ Knows nothing of products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as decode_gguf
@@ -33,6 +35,15 @@ def values_of(weight: Tensor | AnyWeight) -> Tensor:
     if isinstance(weight, Int8Weight):
         return weight.data.float() * weight.scale
     return weight.data if weight.kind == "dense" else fp8_values(weight)
+
+
+def parts_of(weight: AnyWeight, rows: int) -> Iterator[Tensor]:
+    """`values_of` of so many rows after the other: of an FP8 weight no more are widened at a time."""
+    if not isinstance(weight, LinearWeight) or weight.scale is None or weight.kind != "fp8_channel":
+        yield from values_of(weight).split(rows)
+        return
+    for data, scale in zip(weight.data.split(rows), weight.scale.split(rows), strict=True):
+        yield fp8_values(LinearWeight(data, scale, "fp8_channel"))
 
 
 def fp8_values(weight: LinearWeight) -> Tensor:
