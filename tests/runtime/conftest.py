@@ -19,7 +19,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
-from stoker_runtime.models.quantization.quantized_head import with_head
+from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.weights.block_plan import keep_blocks
 from stoker_runtime.weights.load import load_weights
 

@@ -38,7 +38,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.pooling import read_pooling
-from stoker_runtime.models.quantization.quantized_head import head_and_table, with_head
+from stoker_runtime.models.quantized_head import head_and_table, with_head
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age

@@ -111,7 +111,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
-    from stoker_runtime.models.quantization.quantized_head import with_head
+    from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
 
@@ -204,7 +204,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
 
 def head_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
     """Of an output head that is quantized by itself what it takes, and what a tied one no longer shares."""
-    from stoker_runtime.models.quantization.quantized_head import head_and_table
+    from stoker_runtime.models.quantized_head import head_and_table
 
     head, table = head_and_table(spec, config.dtype, config.quantization)
     if not spec.head_kind or not head:

@@ -40,7 +40,7 @@ from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.layers import mixture as mixture_module
-from stoker_runtime.models.quantization.quantized_head import with_head
+from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.request import SamplingParams

@@ -26,7 +26,7 @@ from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.resolve import head_bytes, resolve, workspace_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.quantization.quantized_head import with_head
+from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.place import places
 from stoker_runtime.terminal.info import describe_model
