@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.walk.late import LateMirror
 
 from stoker_operator.cluster import kinds
 from stoker_operator.cluster.api import Cluster
@@ -23,6 +25,8 @@ from stoker_operator.observe.mirror import OURS, Mirror
 from stoker_operator.observe.observe import CHILDREN
 from stoker_operator.process import spare_garbage
 
+# So late watches are at most; 0 = as they are.
+LATE_SECONDS = float(os.environ.get("STOKER_WALK_LATE") or "0")
 NAMESPACE = kinds.Kind("v1", "Namespace", "namespaces")
 
 
@@ -41,7 +45,8 @@ class Arena:
         self.cluster, self._runner = cluster, runner
         self.touched: dict[str, Touch] = {}
         self.dead = dead
-        self.mirror = Mirror(cluster, (), self._changed, self._changed)
+        told = (cluster, (), self._changed, self._changed)
+        self.mirror = LateMirror(*told, longest=LATE_SECONDS) if LATE_SECONDS else Mirror(*told)
         self._patch = pytest.MonkeyPatch()
         self._garbage = gc.get_threshold()
         # As in the operator's process: a third of what a walk computes was to look for cycles.
