@@ -66,9 +66,27 @@ def _isolates(policy: Object, pod: Object, direction: str) -> bool:
 
 
 def _selects(selector: Object, labels: Mapping[str, str]) -> bool:
-    if unknown := set(selector) - {"matchLabels"}:
+    if unknown := set(selector) - {"matchLabels", "matchExpressions"}:
         raise Unsupported(f"a selector with {', '.join(sorted(unknown))}")
-    return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
+    wanted = selector.get("matchLabels") or {}
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(term, labels) for term in selector.get("matchExpressions") or ()
+    )
+
+
+def _holds(term: Object, labels: Mapping[str, str]) -> bool:
+    """Whether labels meet one of a selector's expressions."""
+    value, values = labels.get(str(term["key"])), term.get("values") or ()
+    match term["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    raise Unsupported(f"an expression with the operator {term['operator']}")
 
 
 def _allowed(

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from e2e.cluster.policy import TABLE, Unsupported, rules
 
+from stoker_operator.manifests.edge import network_policy
+from stoker_operator.spec.service import parse
+
 Object = dict[str, Any]
 NAMESPACES = [{"metadata": {"name": name, "labels": {"name": name}}} for name in ("a", "b")]
 
@@ -55,9 +58,37 @@ def test_peers_of_another_namespace_and_ports_by_name() -> None:
     assert not any("10.0.0.1 tcp" in line for line in found)
 
 
+@pytest.mark.parametrize(
+    ("expression", "selected"),
+    [
+        ({"key": "app", "operator": "In", "values": ["w", "x"]}, ["10.0.0.1"]),
+        ({"key": "app", "operator": "In", "values": ["w"]}, []),
+        ({"key": "app", "operator": "NotIn", "values": ["x", "y"]}, ["10.0.0.2"]),
+        ({"key": "app", "operator": "Exists"}, ["10.0.0.1"]),
+        ({"key": "app", "operator": "DoesNotExist"}, ["10.0.0.2"]),
+    ],
+)
+def test_pods_are_chosen_by_expressions(expression: Object, selected: list[str]) -> None:
+    found = lines(policy("a", podSelector={"matchExpressions": [expression]}))
+    assert [line.split()[2] for line in found if "jump" in line] == selected
+
+
+@pytest.mark.parametrize("component", ["engine", "canary", "fetch"])
+def test_a_services_own_policy_is_translated(component: str) -> None:
+    spec = {"model": {"uri": "hf://org/model"}, "resources": {"gpus": 0}}
+    head = {"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceService"}
+    service = parse(head | {"metadata": {"name": "demo", "namespace": "a", "uid": "u", "generation": 1}, "spec": spec})
+    chosen = pod("pod", "a", "10.0.0.9", **{"app.kubernetes.io/component": component})
+    chosen["metadata"]["labels"] |= {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "demo"}
+    found = rules([network_policy(service)], [*PODS, chosen], NAMESPACES)
+    assert ("ip saddr 10.0.0.9 jump" in found) == (component != "fetch"), "answers clients, and so is isolated"
+
+
 def test_what_is_not_translated_is_refused() -> None:
-    with pytest.raises(Unsupported, match="matchExpressions"):
-        lines(policy("a", podSelector={"matchExpressions": []}))
+    with pytest.raises(Unsupported, match="matchFields"):
+        lines(policy("a", podSelector={"matchFields": []}))
+    with pytest.raises(Unsupported, match="Gt"):
+        lines(policy("a", podSelector={"matchExpressions": [{"key": "app", "operator": "Gt", "values": ["1"]}]}))
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import CalledProcessError
 
 import pytest
 from e2e.cluster import policy
@@ -35,7 +36,8 @@ REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv
 @contextmanager
 def enforced(kube: Kube) -> Iterator[None]:
     """Every policy of the cluster, from now on, followed as pods come and go."""
-    over, failed = threading.Event(), []
+    over = threading.Event()
+    failed: list[Exception] = []
 
     def follow() -> None:
         while not over.wait(0.3):
@@ -43,7 +45,7 @@ def enforced(kube: Kube) -> Iterator[None]:
                 kinds = ("networkpolicies", "pods", "namespaces")
                 found = [json.loads(kube.kubectl("get", kind, "-A", "-o", "json"))["items"] for kind in kinds]
                 policy.enforce(*found)
-            except (CommandFailed, OSError) as error:
+            except (CommandFailed, OSError, policy.Unsupported, CalledProcessError) as error:
                 failed.append(error)
 
     follower = threading.Thread(target=follow, daemon=True)
