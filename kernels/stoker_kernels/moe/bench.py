@@ -31,7 +31,8 @@ BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read
 LAYERS = {"qwen3-30b-a3b": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 2880), "mixtral": (8, 2, 14336, 4096)}
 TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 SETS = 5  # of tokens, by turns
-BOUNDS = {"dense": 8e-3, "fp8_channel": 2e-2, "fp8_block": 2e-2}
+# Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
+BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2}
 
 
 @dataclass(frozen=True, slots=True)

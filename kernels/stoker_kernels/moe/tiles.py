@@ -12,9 +12,9 @@ from typing import NamedTuple
 # None of their experts has more than one tile.
 FEW_TOKENS = 16
 _FEW_PAIRS = 64
-# Tokens of a program that chooses, a warp each; where there are more, the last.
+# Tokens of a program that chooses, a warp each: of all tokens, where it sorts them too, or of some of them.
 ROUTE_TOKENS = (1, 4, 16)
-_MANY_ROUTE_TOKENS = 4
+SOME_TOKENS = 4
 SORT_BLOCKS = (512, 4096)  # pairs that the sort of many reads at once
 TOKEN_TILES = (16, 32, 64, 128)
 # A tile should hold half as many tokens again as an expert gets in the mean, so that few experts need a second one,
@@ -40,12 +40,16 @@ def power_of_two(count: int) -> int:
 
 def in_one_program(tokens: int, top_k: int) -> bool:
     """Whether one program chooses and sorts for all tokens."""
-    return tokens <= FEW_TOKENS and route_tokens(tokens) * power_of_two(top_k) <= _FEW_PAIRS
+    return tokens <= FEW_TOKENS and _least_tokens(tokens) * power_of_two(top_k) <= _FEW_PAIRS
 
 
-def route_tokens(tokens: int) -> int:
+def route_tokens(tokens: int, top_k: int) -> int:
     """For how many tokens a program chooses."""
-    return next((rows for rows in ROUTE_TOKENS if rows >= tokens), _MANY_ROUTE_TOKENS)
+    return _least_tokens(tokens) if in_one_program(tokens, top_k) else SOME_TOKENS
+
+
+def _least_tokens(tokens: int) -> int:
+    return next(rows for rows in ROUTE_TOKENS if rows >= tokens)
 
 
 def sort_block(pairs: int) -> int:

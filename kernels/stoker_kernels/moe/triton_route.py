@@ -212,7 +212,7 @@ def route(
     if tokens == 0:
         return Routes(ids, weights, plan)
     alone = in_one_program(tokens, top_k)
-    rows = route_tokens(tokens)
+    rows = route_tokens(tokens, top_k)
     route_kernel[(triton.cdiv(tokens, rows),)](
         logits, bias, slot_mapping, ids, weights, order, tiles, counts if alone else None,
         tokens, num_experts, logits.stride(0), num_experts // routing.groups, routing.scale, routing.jitter, most,

@@ -11,13 +11,13 @@ from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, r
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import (
     ROUTE_TOKENS,
+    SOME_TOKENS,
     SORT_BLOCKS,
     TOKEN_TILES,
     RowTile,
     in_one_program,
     most_in_one,
     power_of_two,
-    route_tokens,
 )
 
 # Experts, choices, renormalized, sigmoid with a bias, groups and best groups of published models, as in their configs.
@@ -50,11 +50,10 @@ def _register_routes() -> None:
     seen = set()
     for experts, top_k, renormalize, sigmoid, groups, top_groups in PUBLISHED:
         width, choices = power_of_two(experts), power_of_two(top_k)
-        many = route_tokens(1 << 20)
-        ways = [(many, False, 1)]
+        ways = [(SOME_TOKENS, False, 1)]
         for tokens in ROUTE_TOKENS:
-            alone = in_one_program(tokens, top_k)
-            ways.append((tokens, alone, most_in_one(tokens, top_k, experts) if alone else 1))
+            if in_one_program(tokens, top_k):
+                ways.append((tokens, True, most_in_one(tokens, top_k, experts)))
         for tokens, alone, tiles in ways:
             constants = {
                 "TOKENS": tokens, "EXPERTS": width, "TOP_K": top_k, "CHOICES": choices, "SCORING": int(sigmoid),

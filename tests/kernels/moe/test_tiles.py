@@ -24,7 +24,7 @@ def test_a_plan_has_room_for_any_routing() -> None:
         assert needed <= tiles.most_tiles(tokens, top_k, experts)
         if tiles.in_one_program(tokens, top_k):
             assert max(counts) <= tile
-            rows = tiles.route_tokens(tokens)
+            rows = tiles.route_tokens(tokens, top_k)
             assert tokens <= rows
             assert tiles.most_tiles(tokens, top_k, experts) <= tiles.most_in_one(rows, top_k, experts)
 
