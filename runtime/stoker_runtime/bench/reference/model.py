@@ -26,11 +26,18 @@ HEAD_ROWS = 16384
 
 
 def reference_logits(
-    spec: ModelSpec, weights: DecoderWeights, ids: list[int], first: int, *, longest: int = 0
+    spec: ModelSpec,
+    weights: DecoderWeights,
+    ids: list[int],
+    first: int,
+    *,
+    longest: int = 0,
+    rounded: torch.dtype = torch.float32,
 ) -> Tensor:
     """Logits `[len(ids) - first, V]` fp32 of positions `first…` of one sequence.
 
     `longest`: the longest context that the model runs with, by which some rotary scalings choose; 0: this one.
+    `rounded`: what the residual stream is rounded to after each layer: how far rounding alone moves the result.
     """
     table = values_of(weights.embed)
     device = table.device
@@ -43,7 +50,7 @@ def reference_logits(
         rope = spec.rope_of(index)
         if rope not in tables:
             tables[rope] = rotations(rope, len(ids), longest or len(ids), device)
-        hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index])
+        hidden = _layer(spec, layer, hidden, tables[rope], spec.windows[index]).to(rounded).float()
     hidden = _norm(spec, hidden[first:], weights.final_norm, weights.final_norm_bias)
     read = as_read(hidden, weights.head)
     rows = [read @ part.float().t() for part in parts_of(weights.head, HEAD_ROWS)]
