@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker_kernels.gemm import reference as gemm_reference
 from stoker_kernels.launch import dispatch
 from stoker_kernels.quant import LinearWeight, quantize_weight
 from stoker_runtime.bench.engine_mode import default_tolerance
@@ -107,13 +106,6 @@ def test_ranks_have_their_rows_of_the_same_head(tied: bool, stages: int, tiny_ch
             # A last stage looks nothing up: of a tied head that stands apart it needs no table.
             assert len(mine.embed) == (head.out_features if place.is_first else 0)
         assert at == spec.vocab
-
-
-def test_a_large_head_is_widened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = quantize_weight(torch.randn(700, 48), "fp8_channel"), torch.randn(3, 48)
-    whole = gemm_reference.linear(x, weight)
-    monkeypatch.setattr(gemm_reference, "WIDENED_AT_ONCE", 48 * 300)
-    torch.testing.assert_close(gemm_reference.linear(x, weight), whole)
 
 
 def test_what_is_said_of_it() -> None:
