@@ -19,7 +19,7 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
 # What weights are quantized to at load, "gguf" to keep a file's blocks on a CPU, or the method that a checkpoint was
 # quantized by, which has to be that.
-CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt")
+CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "mxfp4")
 QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
 QUANTIZED_HEADS = ("none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")

@@ -174,6 +174,7 @@ def test_weights_that_stay_where_they_lie(service: Build, settings: Settings, mo
         ({"quantization": "W4"}, "w4", "auto"),
         ({"quantization": "CompressedTensors"}, "compressed-tensors", "auto"),
         ({"quantization": "ModelOpt"}, "modelopt", "auto"),
+        ({"quantization": "MXFP4"}, "mxfp4", "auto"),
     ],
 )
 def test_types_are_the_engines(

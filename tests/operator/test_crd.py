@@ -76,6 +76,7 @@ GOOD: list[dict[str, Any]] = [
     {"drain": {"preStop": "0s", "timeout": "24h"}},
     {"model": {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}},
     {"model": {"uri": "hf://a/b", "quantization": "ModelOpt"}},
+    {"model": {"uri": "hf://a/b", "quantization": "MXFP4"}},
     {
         "runtime": {
             "envFrom": [{"secretRef": {"name": "s", "optional": True}}, {"prefix": "A_", "configMapRef": {"name": "c"}}]

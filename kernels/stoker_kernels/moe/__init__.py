@@ -1,11 +1,12 @@
 """Mixtures of experts: choosing each token's experts (`route`), and running them (`experts`).
 
-`triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's, `triton_experts.py` multiplies, `tiles.py`
-holds their sizes by rule, `variants.py` what of it is compiled ahead, `reference.py` is the oracle, `bench.py` checks
-and times.
+`triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's, `triton_experts.py` multiplies, with
+`triton_mxfp4.py` what `mxfp4_layout.py` lays out; `tiles.py` holds their sizes by rule, `variants.py` what of it is
+compiled ahead, `reference.py` is the oracle, `bench.py` checks and times.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 
+from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4, scale_bytes
 from stoker_kernels.moe.op import experts, keep_experts, route
 from stoker_kernels.moe.types import (
     ExpertActivation,
@@ -30,6 +31,9 @@ __all__ = [
     "expert_scale_shapes",
     "experts",
     "keep_experts",
+    "pack_mxfp4",
     "quantize_experts",
+    "quantize_mxfp4",
     "route",
+    "scale_bytes",
 ]

@@ -32,7 +32,7 @@ LAYERS = {"qwen3-30b-a3b": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 288
 TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
-BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2}
+BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,11 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
     generator, complaints = random.Random(seed), []
     for _ in range(cases):
         count, top_k = generator.choice([4, 9, 16, 60]), generator.choice([1, 2, 4])
-        ffn, hidden = 16 * generator.randrange(4, 30), 16 * generator.randrange(4, 40)
         tokens = generator.choice([1, 3, 16, 17, 40, 100, 333, 1500])
-        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block"]
+        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
         kind = generator.choice(kinds)
+        unit = 32 if kind == "mxfp4" else 16
+        ffn, hidden = unit * generator.randrange(4, 30), unit * generator.randrange(4, 40)
         weights = quantize_experts(random_experts(count, ffn, hidden, device), kind)
         x = torch.randn(tokens, hidden, device=device).bfloat16()
         logits = torch.randn(tokens, count, device=device) * generator.choice([0.0, 1.0, 10.0])
@@ -128,7 +129,8 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     def sums(i: int) -> Tensor:
         return sum_pairs(given[i % SETS], plans[i % SETS], summed)
 
-    moved = distinct * 3 * ffn * hidden * weights.down.element_size()
+    stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
+    moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
@@ -147,7 +149,9 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default=",".join(LAYERS), help="which shapes (default: %(default)s)")
-    parser.add_argument("--kinds", default="dense,fp8_channel,fp8_block", help="of weights (default: %(default)s)")
+    parser.add_argument(
+        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4", help="of weights (default: %(default)s)"
+    )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=40, help="random mixtures to check first (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))

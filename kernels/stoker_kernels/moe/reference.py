@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
+from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import BLOCK, Quantized
 
@@ -130,11 +131,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tens
 
 
 def _matrices(weights: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
-    """Gate-up and down of an expert; of one in FP8 their values in fp32."""
+    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32."""
     gate_up, down = weights.gate_up[expert], weights.down[expert]
     if weights.gate_up_scale is None or weights.down_scale is None:
         return gate_up, down
     gate_up_scale, down_scale = weights.gate_up_scale[expert], weights.down_scale[expert]
+    if weights.kind == "mxfp4":
+        return unpack_mxfp4(gate_up, gate_up_scale), unpack_mxfp4(down, down_scale)
     if weights.kind == "fp8_channel":
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
     halves = zip(gate_up.chunk(2), gate_up_scale.chunk(2), strict=True)

@@ -19,12 +19,13 @@ from torch import Tensor
 from stoker_kernels.launch.dispatch import interpreting, sm_count
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.moe.tiles import row_tile
-from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Plan, Routes
+from stoker_kernels.moe import triton_mxfp4
+from stoker_kernels.moe.tiles import RowTile, packed_row_tile, row_tile
+from stoker_kernels.moe.types import ExpertActivation, ExpertKind, ExpertWeights, Plan, Routes
 from stoker_kernels.quant import BLOCK, quantize_fp8
 
-DENSE, CHANNEL, BLOCKED = 0, 1, 2
-KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED}
+DENSE, CHANNEL, BLOCKED, MXFP4 = 0, 1, 2, 3
+KINDS = {"dense": DENSE, "fp8_channel": CHANNEL, "fp8_block": BLOCKED, "mxfp4": MXFP4}
 SUM_COLUMNS, SUM_WARPS = 1024, 4
 
 
@@ -88,7 +89,7 @@ def _settled(sums, scale, x_scale, bias, row, rows, source, inside, KIND: tl.con
     """The sums with what was left out: channels' and tokens' scales, and the bias."""
     if KIND == 1:
         sums *= tl.load(scale + row, mask=row < rows, other=0.0)[:, None]
-    if KIND > 0:
+    if KIND == 1 or KIND == 2:
         sums *= tl.load(x_scale + source, mask=inside, other=0.0)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
@@ -111,7 +112,10 @@ def gate_up_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     source = (tl.load(order + place, mask=inside, other=0) // top_k).to(tl.int64)
-    weight += expert * 2 * ffn * hidden
+    if KIND == 3:
+        weight += expert * 2 * ffn * (hidden // 8)
+    else:
+        weight += expert * 2 * ffn * hidden
     gate_scale, up_scale = scale, scale
     if KIND == 1:
         gate_scale += expert * 2 * ffn
@@ -120,14 +124,23 @@ def gate_up_kernel(
         wide, high = tl.cdiv(ffn, 128), tl.cdiv(hidden, 128)
         gate_scale += (expert * 2 * wide + tl.program_id(0) * ROWS // 128) * high
         up_scale = gate_scale + wide * high
+    elif KIND == 3:
+        gate_scale += expert * triton_mxfp4.steps_of(hidden) * 2 * ffn
+        up_scale = gate_scale + ffn
     gate_bias, up_bias = bias, bias
     if bias is not None:
         gate_bias += expert * 2 * ffn
         up_bias = gate_bias + ffn
-    gate, up = _both(
-        weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, hidden, x_stride, inside,
-        K, KIND == 2, WIDEN,
-    )  # fmt: skip
+    if KIND == 3:
+        gate, up = triton_mxfp4.both(
+            weight, gate_scale, weight + ffn.to(tl.int64) * (hidden // 8), up_scale, x, row, source, ffn, 2 * ffn,
+            hidden, x_stride, inside, WIDEN,
+        )  # fmt: skip
+    else:
+        gate, up = _both(
+            weight, gate_scale, weight + ffn.to(tl.int64) * hidden, up_scale, x, row, source, ffn, hidden, x_stride,
+            inside, K, KIND == 2, WIDEN,
+        )  # fmt: skip
     gate = _settled(gate, gate_scale, x_scale, gate_bias, row, ffn, source, inside, KIND)
     up = _settled(up, up_scale, x_scale, up_bias, row, ffn, source, inside, KIND)
     if CLAMPED:
@@ -156,7 +169,11 @@ def down_kernel(
     place = begin + tl.arange(0, TOKENS)
     inside = place < end
     pair = tl.load(order + place, mask=inside, other=0).to(tl.int64)
-    weight += expert * hidden * ffn
+    if KIND == 3:
+        weight += expert * hidden * (ffn // 8)
+        scale += expert * triton_mxfp4.steps_of(ffn) * hidden
+    else:
+        weight += expert * hidden * ffn
     if KIND == 1:
         scale += expert * hidden
     elif KIND == 2:
@@ -164,7 +181,10 @@ def down_kernel(
     if bias is not None:
         bias += expert * hidden
     source = place.to(tl.int64)
-    sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
+    if KIND == 3:
+        sums = triton_mxfp4.part(weight, scale, x, row, source, hidden, hidden, ffn, ffn, inside, WIDEN)
+    else:
+        sums = _part(weight, scale, x, row, source, hidden, ffn, ffn, inside, K, KIND == 2, WIDEN)
     sums = _settled(sums, scale, x_scale, bias, row, hidden, source, inside, KIND)
     target = out + pair[None, :] * hidden + row[:, None]
     tl.store(target, sums.to(out.dtype.element_ty), mask=inside[None, :] & (row[:, None] < hidden))
@@ -247,10 +267,10 @@ def _gate_up(
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
     data, scale = _read(x, weights)
     tiles = plan.tiles.shape[0]
-    shape = row_tile(plan.tokens, tiles, ffn, sm_count(device), gated=True)
+    shape = _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
-        data, scale, weights.gate_up, weights.gate_up_scale, weights.gate_up_bias, plan.order, plan.tiles, inner,
-        ffn, weights.hidden, data.stride(0), top_k, limit, CLAMPED_SLOPE,
+        data, scale, *_words(weights.kind, weights.gate_up, weights.gate_up_scale), weights.gate_up_bias, plan.order,
+        plan.tiles, inner, ffn, weights.hidden, data.stride(0), top_k, limit, CLAMPED_SLOPE,
         TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
         CLAMPED=activation == "clamped", WIDEN=interpreting() and x.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
@@ -264,10 +284,10 @@ def _down(inner: Tensor, plan: Plan, weights: ExpertWeights) -> Tensor:
     rows = torch.empty((inner.shape[0], hidden), dtype=inner.dtype, device=device)
     data, scale = _read(inner, weights)
     tiles = plan.tiles.shape[0]
-    shape = row_tile(plan.tokens, tiles, hidden, sm_count(device), gated=False)
+    shape = _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
-        data, scale, weights.down, weights.down_scale, weights.down_bias, plan.order, plan.tiles, rows,
-        hidden, weights.ffn,
+        data, scale, *_words(weights.kind, weights.down, weights.down_scale), weights.down_bias, plan.order,
+        plan.tiles, rows, hidden, weights.ffn,
         TOKENS=plan.tokens, ROWS=shape.rows, K=_step(weights, shape.columns), KIND=KINDS[weights.kind],
         WIDEN=interpreting() and inner.device.type == "cpu",
         num_warps=shape.warps, num_stages=shape.stages, **launch_options(device),
@@ -283,8 +303,22 @@ def _read(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor | None]:
     return quantized.data, quantized.scale
 
 
+def _words(kind: ExpertKind, data: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What kernels read: of MXFP4 eight codes, and the scales of eight, as one number."""
+    return (data.view(torch.int32), scale.view(torch.int64)) if kind == "mxfp4" and scale is not None else (data, scale)
+
+
+def _row_tile(
+    weights: ExpertWeights, tokens: int, tiles: int, rows: int, device: torch.device, *, gated: bool
+) -> RowTile:
+    rule = packed_row_tile if weights.kind == "mxfp4" else row_tile
+    return rule(tokens, tiles, rows, sm_count(device), gated=gated)
+
+
 def _step(weights: ExpertWeights, columns: int) -> int:
     """Columns a step: of weights with blocks exactly one block, else the bytes of `columns` in 16 bits, or fewer."""
+    if weights.kind == "mxfp4":
+        return columns
     if weights.kind == "fp8_block":
         return BLOCK
     return min(BLOCK, columns * 2 // weights.down.element_size())

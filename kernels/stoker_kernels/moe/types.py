@@ -12,11 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from stoker_kernels.moe.mxfp4_layout import PLACES, pack_mxfp4, quantize_mxfp4, steps_of
 from stoker_kernels.quant import BLOCK, FP8
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["max", "top2"]
-ExpertKind = Literal["dense", "fp8_channel", "fp8_block"]
+ExpertKind = Literal["dense", "fp8_channel", "fp8_block", "mxfp4"]
 # "clamped": gate up to `limit`, up within ±limit, (up + 1) · gate · sigmoid(1.702 · gate).
 ExpertActivation = Literal["silu", "clamped"]
 CLAMPED_SLOPE = 1.702
@@ -85,7 +86,8 @@ class ExpertWeights:
 
     gate_up: [E, 2F, H], gate rows first; down: [E, H, F]; contiguous, of a float dtype, or e4m3 with fp32 scales:
     fp8_channel [E, 2F] and [E, H]; fp8_block [E, 2·⌈F/128⌉, ⌈H/128⌉] (gate and up blocked apart) and
-    [E, ⌈H/128⌉, ⌈F/128⌉]. Biases: [E, 2F] and [E, H] or None.
+    [E, ⌈H/128⌉, ⌈F/128⌉]. mxfp4: uint8 [E, 2F, H/2] and [E, H, F/2] with uint8 scales [E, steps of H, 2F, 8] and
+    [E, steps of F, H, 8], as `mxfp4_layout` says. Biases: [E, 2F] and [E, H] or None.
     Raises ValueError where they do not fit together.
     """
 
@@ -98,20 +100,26 @@ class ExpertWeights:
     down_bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        experts, hidden, ffn = self.down.shape
-        if tuple(self.gate_up.shape) != (experts, 2 * ffn, hidden):
+        experts, hidden, ffn = self.experts, self.hidden, self.ffn
+        if tuple(self.gate_up.shape) != (experts, 2 * ffn, hidden // self._per_item):
             raise ValueError(f"gate_up is {tuple(self.gate_up.shape)}, down [E, H, F] = {tuple(self.down.shape)}")
         if not (self.gate_up.is_contiguous() and self.down.is_contiguous()):
             raise ValueError("the weights of experts are contiguous")
         expected = expert_scale_shapes(self.kind, experts, ffn, hidden)
         got = tuple(None if each is None else tuple(each.shape) for each in (self.gate_up_scale, self.down_scale))
-        if got != expected or (self.kind != "dense") != (self.gate_up.dtype == FP8):
+        fits = {"dense": self.gate_up.is_floating_point(), "mxfp4": self.gate_up.dtype == torch.uint8}
+        if got != expected or not fits.get(self.kind, self.gate_up.dtype == FP8):
             raise ValueError(f"{self.kind} experts of {self.gate_up.dtype} have scales {expected}, not {got}")
 
     @property
     def takes_quantized(self) -> bool:
         """Whether products read activations in FP8."""
-        return self.kind != "dense"
+        return self.kind in ("fp8_channel", "fp8_block")
+
+    @property
+    def _per_item(self) -> int:
+        """Numbers in an item of the data."""
+        return 2 if self.kind == "mxfp4" else 1
 
     @property
     def experts(self) -> int:
@@ -126,7 +134,7 @@ class ExpertWeights:
     @property
     def ffn(self) -> int:
         """F."""
-        return self.down.shape[2]
+        return self.down.shape[2] * self._per_item
 
 
 def expert_scale_shapes(
@@ -137,16 +145,22 @@ def expert_scale_shapes(
         return None, None
     if kind == "fp8_channel":
         return (experts, 2 * ffn), (experts, hidden)
+    if kind == "mxfp4":
+        up, down = (len(steps_of(columns)) for columns in (hidden, ffn))
+        return (experts, up, 2 * ffn, PLACES), (experts, down, hidden, PLACES)
     wide, high = -(-ffn // BLOCK), -(-hidden // BLOCK)
     return (experts, 2 * wide, high), (experts, high, wide)
 
 
 def quantize_experts(weights: ExpertWeights, kind: ExpertKind) -> ExpertWeights:
-    """Dense experts in FP8, by the definition of `quantize_weight`: each of gate, up and down by itself."""
+    """Dense experts in FP8, each of gate, up and down by itself as `quantize_weight` does it, or in MXFP4."""
     from stoker_kernels.quant import quantize_weight
 
     if kind == "dense":
         return weights
+    if kind == "mxfp4":
+        (up, up_scale), (down, down_scale) = (_in_mxfp4(each) for each in (weights.gate_up, weights.down))
+        return ExpertWeights(up, down, kind, up_scale, down_scale, weights.gate_up_bias, weights.down_bias)
     gate_ups, downs = [], []
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
         gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(2)])
@@ -158,6 +172,11 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind) -> ExpertWeights:
         data, torch.stack([each.data for each in downs]), kind, scales, down_scales,
         weights.gate_up_bias, weights.down_bias,
     )  # fmt: skip
+
+
+def _in_mxfp4(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    data, scales = zip(*(pack_mxfp4(*quantize_mxfp4(each)) for each in matrices), strict=True)
+    return torch.stack(data), torch.stack(scales)
 
 
 def _scale(scale: Tensor | None, kind: ExpertKind) -> Tensor:

@@ -1,13 +1,13 @@
 """What of the mixture-of-experts kernels is compiled ahead: by the ways that published models choose, and by tile.
 
-Invariants: `tiles.row_tile` gives no other tiles than `_ROW_TILES` lists. What stands here for no model, such as other
+Invariants: the rules of `tiles` give no other tiles than the tables list. What stands here for no model, such as other
 numbers of choices or of experts, is compiled at its first start.
 Knows nothing of compiling.
 """
 
 from __future__ import annotations
 
-from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import (
     ROUTE_TOKENS,
@@ -44,6 +44,15 @@ _TILE_CHOICES = {
 _DOWN_CHOICES = _TILE_CHOICES | {
     tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)) for tile in (16, 32)
 }
+
+# Of weights in four bits, by whether gate and up are multiplied together.
+_PACKED_CHOICES = {
+    gated: {16: tuple(RowTile(rows, 256, rows // 16, 4 if gated and rows == 32 else 6) for rows in few)}
+    | {32: tuple(RowTile(rows, 256, rows // 16, 4) for rows in few)}
+    | {64: (RowTile(64, 256, 4, 3),), 128: (RowTile(128, 256, 8, 2),)}
+    for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
+}
+PACKED = 3
 
 
 def _register_routes() -> None:
@@ -100,6 +109,12 @@ def _register_products() -> None:
             bias: dict[str, object] = {} if biased else {"bias": None}
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
+    packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
+    for gated, table in _PACKED_CHOICES.items():
+        # A rank that is not the first leaves the bias of down to it.
+        for biased in (True,) if gated else (True, False):
+            absent: dict[str, object] = {"x_scale": None} if biased else {"x_scale": None, "bias": None}
+            _register_product(gated, table, PACKED, 80, packed, absent)
 
 
 def _register_product(
@@ -113,7 +128,7 @@ def _register_product(
         constants = constants | {"CLAMPED": biased}
     for tokens, shapes in table.items():
         for shape in shapes:
-            columns = shape.columns if kind == 0 else 128
+            columns = shape.columns if kind in (0, PACKED) else 128
             register_aot(
                 triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],

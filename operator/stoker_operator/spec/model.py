@@ -27,7 +27,7 @@ SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # As the spec says it: as `stoker serve` does.
 QUANTIZATIONS = {
     "Auto": "auto", "None": "none", "FP8": "fp8", "W4": "w4", "AWQ": "awq", "GPTQ": "gptq",
-    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt",
+    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt", "MXFP4": "mxfp4",
 }  # fmt: skip
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
 

@@ -138,11 +138,13 @@ def _gpu_dtype(spec: ModelSpec) -> str:
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
     """ "none", "fp8" or "w4" for weights to be quantized at load, "gguf" for those that stay in blocks, "fp8" or the
-    method's name for a quantized checkpoint.
+    method's name for a quantized checkpoint, "mxfp4" for one with experts in it.
 
     Raises ConfigError where the checkpoint is not what was asked for.
     """
     checkpoint = spec.checkpoint
+    if spec.moe is not None and spec.moe.packing:
+        return _packed_experts(asked, spec.moe.packing)
     if spec.moe is not None and asked == "w4":
         raise ConfigError(
             "quantization is w4, but experts are not multiplied in four bits; use fp8, or leave --quantization out.",
@@ -163,6 +165,17 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
             param="quantization",
         )
     return "fp8" if floats else checkpoint.method
+
+
+def _packed_experts(asked: str, packing: str) -> str:
+    """Of a model whose experts are in four bits: its own name, "none" to bring them to 16, "fp8" for what is in 16."""
+    if asked not in ("auto", packing, "none", "fp8"):
+        raise ConfigError(
+            f"quantization is {asked}, but the checkpoint's experts are in {packing.upper()}; leave --quantization "
+            "out, or give it as fp8 for the other layers, or as none for experts in 16 bits.",
+            param="quantization",
+        )
+    return packing if asked == "auto" else asked
 
 
 def step_shapes(config: EngineConfig, spec: ModelSpec) -> ShapeTable:

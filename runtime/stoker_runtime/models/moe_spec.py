@@ -18,7 +18,7 @@ class MoeSpec:
     and jitter say how they are chosen; `correction_bias` moves the choice and not the weights.
     Beside them runs an expert of width `shared_ffn` (0: none) for every token, times a gate where `shared_gate`.
     limit: 0 is SwiGLU with SiLU; else SwiGLU clamped to it. packing "mxfp4": checkpoints hold experts in four bits,
-    which become 16 when they are loaded.
+    and so do kernels, unless `quantization` is none.
     held: of a rank among several that has whole experts, those; None: all.
     """
 

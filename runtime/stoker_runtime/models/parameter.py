@@ -12,6 +12,7 @@ from enum import StrEnum
 from math import prod
 
 from stoker_runtime.models.block_parts import BlockPart
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, experts_sizes
 from stoker_runtime.models.quantization.integer_scheme import IN_SITU
 from stoker_runtime.models.quantization.schemes import Scheme, is_packed
 
@@ -48,8 +49,8 @@ class Parameter:
 
     `dtype` is its own where it is not the model's. `kind` is how the checkpoint stores a linear: "" in 16 or 32 bits,
     to be quantized or not; "dense" likewise, never to be quantized; or fp8_channel, fp8_block, int8_channel; or int4,
-    int8, nvfp4, mxfp4, with their `scheme`; or blocks, with the parts of it. `at_load` is what it becomes at load, by a
-    setting of its own.
+    int8, nvfp4, mxfp4, with their `scheme`; or mxfp4_experts; or blocks, with the parts of it. `at_load` is what it
+    becomes at load, by a setting of its own.
     """
 
     name: str
@@ -70,8 +71,11 @@ class Parameter:
 def stored_kind(parameter: Parameter, quantization: str) -> str:
     """How this parameter rests in memory: dense, a kind that a checkpoint has, or what it becomes at load.
 
-    Embedding and output head keep 16 bits, unless the latter is to be quantized by itself.
+    Embedding and output head keep 16 bits, unless the latter is to be quantized by itself. Experts in MXFP4 stay so,
+    unless nothing shall be quantized.
     """
+    if parameter.kind == EXPERTS_KIND and quantization == "none":
+        return "dense"
     if parameter.kind or parameter.at_load:
         return parameter.kind or parameter.at_load
     if parameter.role not in QUANTIZED:
@@ -102,6 +106,8 @@ def stored_bytes(parameter: Parameter, dtype: str, quantization: str) -> int:
         return aligned(parameter.elements * ITEM_BYTES[parameter.dtype or dtype])
     if kind == "blocks":
         return sum(aligned(part.num_bytes) for part in parameter.blocks)
+    if kind == EXPERTS_KIND:
+        return sum(map(aligned, experts_sizes(parameter.shape)))
     if is_packed(kind):
         n, k = parameter.shape
         return sum(map(aligned, stored_scheme(parameter).sizes(n, k, ITEM_BYTES[dtype])))

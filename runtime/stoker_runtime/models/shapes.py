@@ -149,6 +149,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "eos_token_id": [200002, 199999],
         "dtype": "bfloat16",
+        "quantization_config": {"quant_method": "mxfp4"},
     },
     # Small enough for a CPU test: 256 bytes and a few special ids as vocabulary.
     "tiny": {

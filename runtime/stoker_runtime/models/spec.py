@@ -17,6 +17,7 @@ from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import EXACT, ITEM_BYTES, QUANTIZED, Parameter, Role, stored_bytes
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.quantization.schemes import is_packed
 
@@ -243,7 +244,7 @@ class ModelSpec:
         ]
 
     def _parameter(self, name: str, shape: tuple[int, ...], role: Role) -> Parameter:
-        kind = self._stored_kind(name) if role in QUANTIZED else ""
+        kind = self._stored_kind(name, role) if role in QUANTIZED else ""
         scheme = self.checkpoint.scheme if self.checkpoint is not None and is_packed(kind) else None
         # 1 + w keeps fewer digits of w in 16 bits than the checkpoint has.
         dtype = "float32" if role is Role.NORM and self.norm_offset else ""
@@ -255,7 +256,9 @@ class ModelSpec:
         shapes = {QkNorm.LAYER: (heads, self.head_dim), QkNorm.WHOLE: (heads * self.head_dim,)}
         return shapes.get(self.qk_norm, (self.head_dim,))
 
-    def _stored_kind(self, name: str) -> str:
+    def _stored_kind(self, name: str, role: Role) -> str:
+        if role is Role.EXPERTS and self.moe is not None and self.moe.packing:
+            return EXPERTS_KIND
         if self.checkpoint is None:
             return ""
         return "dense" if name in self.dense_parameters else self.checkpoint.kind

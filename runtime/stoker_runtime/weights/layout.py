@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
-from stoker_kernels.moe import ExpertKind, ExpertWeights
+from stoker_kernels.moe import ExpertKind, ExpertWeights, pack_mxfp4, quantize_mxfp4
 from stoker_kernels.quant import (
     WEIGHT_KINDS,
     AnyWeight,
@@ -32,7 +32,7 @@ from stoker_kernels.quant import (
 )
 from stoker_runtime.models.decoder_weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights
 from stoker_runtime.models.parameter import Parameter, aligned, stored_kind, stored_scheme
-from stoker_runtime.models.quantization.fp4_scheme import Fp4Scheme
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme, experts_sizes
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
@@ -48,7 +48,8 @@ class WeightArena:
 
     Dense parameters are read and written through `dense[name]`; quantized ones through `quantized[name]`, which
     holds fp8 or int8 data `[N, K]` and fp32 scales: `[N, 1]`, or one for each 128×128 block; or through
-    `integers[name]`, `fp4[name]` or, as a GGUF file has them, `blocks[name]`.
+    `integers[name]`, `fp4[name]` or, as a GGUF file has them, `blocks[name]`. `experts[name]` are codes
+    [E, rows, K / 2] and scales [E, steps, rows, 8] of experts in MXFP4.
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
@@ -62,6 +63,7 @@ class WeightArena:
         self.integers: dict[str, IntegerWeight] = {}
         self.fp4: dict[str, Fp4Weight] = {}
         self.blocks: dict[str, BlockWeight] = {}
+        self.experts: dict[str, tuple[Tensor, Tensor]] = {}
         dtype_name = str(dtype).removeprefix("torch.")
         self._storage = torch.empty(spec.parameter_bytes(dtype_name, quantization), dtype=torch.uint8, device=device)
         self._used = 0
@@ -75,6 +77,11 @@ class WeightArena:
 
     def quantize(self, name: str, whole: Tensor) -> None:
         """Quantize a 16- or 32-bit matrix [N, K] to its place."""
+        if name in self.experts:
+            count = self.experts[name][0].shape[0]
+            for expert, rows in enumerate(whole.chunk(count)):
+                self.store_expert(name, expert, *quantize_mxfp4(rows))
+            return
         if name not in self.integers:
             for first in range(0, whole.shape[0], max(1, QUANTIZED_AT_ONCE // whole.shape[1])):
                 self._quantize_rows(name, first, whole[first : first + max(1, QUANTIZED_AT_ONCE // whole.shape[1])])
@@ -121,6 +128,16 @@ class WeightArena:
         if place.factor is not None and factor is not None:
             place.factor[rows] = factor
 
+    def store_expert(self, name: str, expert: int, blocks: Tensor, scales: Tensor) -> None:
+        """Lay out an expert in MXFP4 as files have it: codes uint8 [rows, K / 2], exponents uint8 [rows, K / 32].
+
+        Raises ValueError for a scale that is too large.
+        """
+        data, scale = self.experts[name]
+        packed = pack_mxfp4(blocks, scales)
+        data[expert].copy_(packed[0])
+        scale[expert].copy_(packed[1])
+
     def _take(self, shape: tuple[int, ...], dtype: torch.dtype, num_bytes: int) -> Tensor:
         view = self._storage[self._used : self._used + num_bytes].view(dtype).view(shape)
         self._used += aligned(num_bytes)
@@ -133,6 +150,9 @@ class WeightArena:
             views = (self._take((part.rows, part.row_bytes), torch.uint8, part.num_bytes) for part in parts)
             rows = tuple(BlockRows(part.format, view) for part, view in zip(parts, views, strict=True))
             self.blocks[parameter.name] = BlockWeight(rows, parameter.shape[1])
+            return
+        if stored == EXPERTS_KIND:
+            self.experts[parameter.name] = self._place_experts(parameter)
             return
         if is_packed(stored):
             scheme = stored_scheme(parameter)
@@ -156,6 +176,13 @@ class WeightArena:
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
         scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
         self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind=kind)
+
+    def _place_experts(self, parameter: Parameter) -> tuple[Tensor, Tensor]:
+        assert self.spec.moe is not None, "experts are of a mixture"
+        (n, k), count = parameter.shape, len(self.spec.moe.here)
+        codes, scales = experts_sizes(parameter.shape)
+        data = self._take((count, n // count, k // 2), torch.uint8, codes)
+        return data, self._take((count, scales // (n * 8), n // count, 8), torch.uint8, scales)
 
     def _place_fp4(self, parameter: Parameter, scheme: Fp4Scheme) -> Fp4Weight:
         n, k = parameter.shape
@@ -234,6 +261,8 @@ class WeightArena:
             bias = None if bias is None else bias.view(experts, -1)
             if name in self.dense:
                 return self.dense[name].view(experts, -1, self.dense[name].shape[1]), None, "dense", bias
+            if name in self.experts:
+                return *self.experts[name], "mxfp4", bias
             weight = self.quantized[name]
             assert weight.scale is not None, "a weight in FP8 has a scale"
             blocks = weight.kind == "fp8_block"

@@ -27,6 +27,7 @@ from stoker_runtime.models.config_source import ModelSource, SourceKind, read_so
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
@@ -45,6 +46,7 @@ from stoker_runtime.weights.fp8_scales import (
 from stoker_runtime.weights.gguf_decode import make_decoder
 from stoker_runtime.weights.kv_scales import KvScales, read_kv_scales, split_kv_scales
 from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.packed_experts import check_experts, load_experts
 from stoker_runtime.weights.packed_load import PackedRoute, load_packed, plan_packed, taken_names
 from stoker_runtime.weights.random import fill_random
 from stoker_runtime.weights.rank_cut import RankCut
@@ -94,8 +96,10 @@ def load_weights(
     arena = WeightArena(spec, device, dtype, quantization)
     if spec.checkpoint is not None:
         _announce(spec.checkpoint, arena)
+    _announce_experts(arena)
     with CopyLanes(device, ahead) as lanes:
         _fill(arena, routes, scales, lanes)
+        load_experts(arena, routes, lanes)
         load_packed(arena, integers, lanes)
     return replace(_settled(arena), kv_scales=calibrated)
 
@@ -123,6 +127,18 @@ def _announce(checkpoint: QuantizedCheckpoint, arena: WeightArena) -> None:
         "weights: in FP8 as the checkpoint has them (%s, %s); activations are quantized per token%s",
         checkpoint.method, checkpoint.kind, aside,
     )  # fmt: skip
+
+
+def _announce_experts(arena: WeightArena) -> None:
+    if arena.spec.moe is None or not arena.spec.moe.packing:
+        return
+    dtype = str(arena.dtype).removeprefix("torch.")
+    if not arena.experts:
+        log.info("weights: experts in MXFP4 become %s, of four times the memory", dtype)
+    elif arena.device.type == "cuda":
+        log.info("weights: experts in MXFP4 as the checkpoint has them; activations keep %s", dtype)
+    else:
+        log.info("weights: experts in MXFP4 as the checkpoint has them; each step decodes those that it chooses")
 
 
 def _settled(arena: WeightArena) -> DecoderWeights:
@@ -155,6 +171,7 @@ def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary
     taken = taken_names(spec, integers, found)
     entries, scale_entries = split_scales(spec, {name: entry for name, entry in found.items() if name not in taken})
     routes = with_scales(spec, route(spec, entries, Vocabulary.HF), scale_entries)
+    check_experts(spec, routes)
     scales = plan_scales(spec, routes, scale_entries)
     for parameter, pieces in routes.items():
         for piece in () if parameter in scales else pieces:
@@ -181,7 +198,8 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
     pending_bytes = 0
     for parameter in arena.spec.parameters():
-        if parameter.scheme is not None:
+        stored = stored_kind(parameter, arena.quantization)
+        if parameter.scheme is not None or stored == EXPERTS_KIND:
             continue
         if parameter.blocks:
             kept = arena.blocks[parameter.name].pieces
@@ -196,7 +214,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
             assert place.scale is not None, "a weight in FP8 has a scale"
             copies += futures + scale_copies.submit(scales[parameter.name], place.kind, place.scale)
             continue
-        if stored_kind(parameter, arena.quantization) == "dense":
+        if stored == "dense":
             copies += futures
             continue
         pending.append((parameter.name, target, futures))

@@ -93,3 +93,11 @@ def random_experts(
         gate_up_bias=draw(experts, 2 * ffn, spread=0.3) if bias else None,
         down_bias=draw(experts, hidden, spread=0.3) if bias else None,
     )
+
+
+def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Numbers of codes uint8 [R, K / 2], the lower column in the lower half, and exponents uint8 [R, K / 32]: fp64."""
+    spoken = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64, device=blocks.device)
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1).long()
+    numbers = spoken[codes & 7] * (1 - 2 * (codes >> 3))
+    return numbers * torch.pow(2.0, scales.double() - 127).repeat_interleave(32, dim=1)

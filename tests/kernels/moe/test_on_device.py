@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from tests.kernels.moe.oracle import chosen, mixed, random_experts
+from tests.kernels.moe.oracle import chosen, mixed, mxfp4_numbers, random_experts
 from tests.kernels.moe.routings import ROUTINGS, draw
 
 from stoker_kernels.launch.dispatch import interpreting
@@ -15,7 +15,9 @@ from stoker_kernels.moe import (
     ExpertWeights,
     Routes,
     Routing,
+    pack_mxfp4,
     quantize_experts,
+    quantize_mxfp4,
     reference,
     triton_experts,
     triton_keep,
@@ -148,6 +150,67 @@ def test_quantized_experts_equal_the_reference(tokens: int, experts: int, kind: 
     got = triton_experts.experts(x, found, weights)
     # A value on the edge between two e4m3 numbers may fall either way.
     assert ((got - expected).norm() / expected.norm()).item() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ffn", "hidden", "biased", "dtype"),
+    [
+        # Widths of a step and a short one, of short ones alone, and of one block.
+        (3, 64, 288, True, torch.bfloat16),
+        (37, 32, 224, False, torch.float32),
+        (70, 32, 96, True, torch.float16),
+    ],
+)
+def test_experts_in_four_bits_are_those_of_their_numbers(
+    tokens: int, ffn: int, hidden: int, biased: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    dense = random_experts(4, ffn, hidden, torch.float32, device, bias=biased, seed=tokens)
+    weights = quantize_experts(dense, "mxfp4")
+    up, down = (
+        torch.stack([mxfp4_numbers(*quantize_mxfp4(each)) for each in matrices]).float()
+        for matrices in (dense.gate_up, dense.down)
+    )
+    wide = ExpertWeights(up, down, gate_up_bias=dense.gate_up_bias, down_bias=dense.down_bias)
+    x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(tokens)).to(device, dtype)
+    slots = torch.arange(tokens, device=device)
+    slots[1::7] = -1
+    logits = distributed(tokens, 2, 4, "any").to(device)
+    found = triton_route.route(logits, Routing(2, renormalize=True), slot_mapping=slots)
+    got = triton_experts.experts(x, found, weights, activation="clamped", limit=0.8)
+    expected = mixed(x, found.ids, found.weights, wide, "clamped", 0.8)
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 64, 130, 256, 1000, 4096])
+def test_experts_in_four_bits_match_at_real_sizes(tokens: int, device: torch.device) -> None:
+    """The shape of gpt-oss-20b, with its bias; scales from 2^-14 on; twice for equal bits."""
+    dense = random_experts(32, 2880, 2880, torch.bfloat16, device, bias=True)
+    weights = quantize_experts(dense, "mxfp4")
+    x = torch.randn(tokens, 2880, device=device).bfloat16()
+    found = triton_route.route(torch.randn(tokens, 32, device=device).bfloat16(), Routing(4, renormalize=True))
+    got, again = (triton_experts.experts(x, found, weights, activation="clamped", limit=7.0) for _ in range(2))
+    assert torch.equal(got, again)
+    expected = reference.experts(x.float(), found, weights, activation="clamped", limit=7.0)
+    assert ((got.float() - expected).norm() / expected.norm()).item() < 8e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("power", [-60, -8, 0, 33])
+def test_codes_are_exact_under_any_scale(power: int, device: torch.device) -> None:
+    """As bits of bf16 the codes of 0 and ½ are subnormal; scales go from small to the largest that is taken."""
+    blocks = torch.randint(0, 256, (128, 64), dtype=torch.uint8, device=device)
+    scales = torch.full((128, 4), power + 127, dtype=torch.uint8, device=device)
+    data, moved = (each[None] for each in pack_mxfp4(blocks, scales))
+    weights = ExpertWeights(torch.cat([data, data], 1), data, "mxfp4", torch.cat([moved, moved], 2), moved)
+    x = torch.eye(128, device=device).bfloat16() * 2.0**-power
+    found = triton_route.route(torch.zeros(128, 1, device=device), Routing(1))
+    got = triton_experts.pair_rows(x, found, weights).double() / 2.0**power
+    numbers = mxfp4_numbers(blocks, scales) / 2.0**power
+    inner = (numbers * torch.sigmoid(numbers) * numbers).bfloat16().double()
+    expected = inner.t() @ numbers.t()
+    assert ((got - expected).norm() / expected.norm()).item() < 4e-3
 
 
 def test_a_token_s_bits_do_not_depend_on_the_others(device: torch.device) -> None:

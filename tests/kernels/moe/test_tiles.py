@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from stoker_kernels.launch import aot
-from stoker_kernels.moe import tiles
+from stoker_kernels.moe import tiles, triton_experts
 
 
 def test_a_plan_has_room_for_any_routing() -> None:
@@ -31,7 +31,13 @@ def test_a_plan_has_room_for_any_routing() -> None:
 
 def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
     ahead = {
-        (each.spec.kernel.__name__, each.constants["TOKENS"], each.constants["ROWS"], *each.spec.options.values())
+        (
+            each.spec.kernel.__name__,
+            each.constants["KIND"] == triton_experts.MXFP4,
+            each.constants["TOKENS"],
+            each.constants["ROWS"],
+            *each.spec.options.values(),
+        )
         for each in aot.variants(90)
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
@@ -39,9 +45,10 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
     for _ in range(500):
         tile, rows = shuffled.choice(tiles.TOKEN_TILES), shuffled.randint(1, 20000)
         gated = shuffled.random() < 0.5
-        shape = tiles.row_tile(tile, shuffled.randint(1, 400), rows, shuffled.choice((78, 108, 132)), gated=gated)
         name = "gate_up_kernel" if gated else "down_kernel"
-        assert (name, tile, shape.rows, shape.warps, shape.stages) in ahead
+        for packed, rule in enumerate((tiles.row_tile, tiles.packed_row_tile)):
+            shape = rule(tile, shuffled.randint(1, 400), rows, shuffled.choice((78, 108, 132)), gated=gated)
+            assert (name, bool(packed), tile, shape.rows, shape.warps, shape.stages) in ahead
 
 
 def test_few_tokens_still_use_every_sm() -> None:

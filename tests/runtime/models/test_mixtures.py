@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.models.test_zoo import ROWS, save_random
+from tests.runtime.models.test_zoo import ROWS, _greedy, save_random
 from torch import Tensor
 
 from stoker_kernels.moe import Routes, experts
@@ -22,10 +22,10 @@ from stoker_runtime.bench.reference import mixture as reference_mixture
 from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
-from stoker_runtime.executor.resolve import activation_bytes, resolve
+from stoker_runtime.executor.resolve import activation_bytes, resolve, resolve_quantization
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.parameter import ITEM_BYTES
+from stoker_runtime.models.parameter import ITEM_BYTES, Role
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
 
@@ -98,7 +98,8 @@ def test_the_benchmark_s_reference_is_the_model(name: str, tmp_path: Path) -> No
 def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path, paged_model: Any) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 3, "num_hidden_layers": 2}
+    # A row of gate and up is a step and a short one, of down three short ones.
+    sizes = {"hidden_size": 288, "intermediate_size": 224, "num_local_experts": 3, "num_hidden_layers": 2}
     ROWS["packed"] = ROWS["GptOssForCausalLM"].__class__("GptOssConfig", lambda rng: {
         **sizes, "num_experts_per_tok": 2, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2,
         "sliding_window": 8,
@@ -120,18 +121,63 @@ def test_experts_in_mxfp4_are_those_of_transformers(tmp_path: Path, paged_model:
         return found
 
     packed = changed(tmp_path / "plain", tmp_path / "packed", pack)
-    ours = paged_model(str(packed))
-    ids = prompt(ours.spec.vocab)
+    spec = build_spec(read_source(str(packed)))
+    ids = prompt(spec.vocab)
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0]
+    kept = load_weights(str(packed), spec, CPU, torch.float32, resolve_quantization("auto", spec))
+    assert kept.layers[0].mixture is not None
+    assert kept.layers[0].mixture.experts.kind == "mxfp4"
+    for weights in (kept, load_weights(str(packed), spec, CPU, torch.float32, resolve_quantization("none", spec))):
+        torch.testing.assert_close(reference_logits(spec, weights, ids, 0), expected, atol=2e-4, rtol=2e-4)
+    ours = paged_model(str(packed), quantization="mxfp4")
     torch.testing.assert_close(ours.step([(0, ids)], all_logits=True)[0], expected, atol=2e-4, rtol=2e-4)
+    ours.forget()
+    assert ours.greedy([ids], 20)[0] == _greedy(theirs, ids, 20)
 
     def without_scales(tensors: Tensors, config: dict[str, Any]) -> Tensors:
         return {name: tensor for name, tensor in tensors.items() if "layers.1.mlp.experts.down_proj_sc" not in name}
 
-    broken = changed(packed, tmp_path / "broken", without_scales)
-    with pytest.raises(ModelError, match=r"lacks tensor model\.layers\.1\.mlp\.experts\.down_proj_scales"):
-        load_weights(str(broken), build_spec(read_source(str(broken))), CPU, torch.float32)
+    def too_large(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+        tensors["model.layers.1.mlp.experts.gate_up_proj_scales"][2, 5, 1] = 161
+        return tensors
+
+    def of_words(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+        name = "model.layers.0.mlp.experts.down_proj_blocks"
+        return tensors | {name: tensors[name].to(torch.int16)}
+
+    for edit, message in (
+        (without_scales, r"lacks tensor model\.layers\.1\.mlp\.experts\.down_proj_scales"),
+        (too_large, r"layers\.1\.mlp\.experts\.gate_up_proj_scales, expert 2, has a scale of 2\^34"),
+        (of_words, r"layers\.0\.mlp\.experts\.down_proj_blocks is I16; it must be U8"),
+    ):
+        broken = changed(packed, tmp_path / edit.__name__, edit)
+        with pytest.raises(ModelError, match=message):
+            load_weights(str(broken), spec, CPU, torch.float32, "mxfp4")
+
+
+def test_experts_in_mxfp4_take_their_bits_and_are_named() -> None:
+    spec = build_spec(read_source("shape:gpt-oss-20b"))
+    assert spec.moe is not None
+    names = [each.name for each in spec.parameters() if each.role is Role.EXPERTS]
+    sizes = {way: spec.parameter_bytes("bfloat16", way) for way in ("none", "mxfp4")}
+    weights = 24 * 32 * 3 * 2880 * 2880
+    # A row's last 64 columns have eight bytes of scales, too, where two would do.
+    assert len(names) == 48
+    assert (sizes["none"] - sizes["mxfp4"]) * 8 / weights == pytest.approx(16 - 4.25 - 8 * 6 / 2880, abs=1e-4)
+    small = replace(spec, num_layers=1, windows=(0,), moe=replace(spec.moe, layers=frozenset({0}), experts=2, ffn=96))
+    small = replace(small, hidden=160, heads=2, kv_heads=1, vocab=50)
+    arena = WeightArena(small, CPU, torch.bfloat16, "mxfp4")
+    assert arena.num_bytes == small.parameter_bytes("bfloat16", "mxfp4")
+    assert {tuple(data.shape) for data, _ in arena.experts.values()} == {(2, 192, 80), (2, 160, 48)}
+    assert [resolve_quantization(each, spec) for each in ("auto", "mxfp4", "none", "fp8")] == [
+        "mxfp4", "mxfp4", "none", "fp8",
+    ]  # fmt: skip
+    for asked in ("w4", "awq", "gguf"):
+        with pytest.raises(ConfigError, match=f"quantization is {asked}, but the checkpoint's experts are in MXFP4"):
+            resolve_quantization(asked, spec)
+    with pytest.raises(ConfigError, match="quantization is mxfp4, but the checkpoint is not quantized"):
+        resolve_quantization("mxfp4", build_spec(read_source("shape:qwen3-30b-a3b")))
 
 
 @pytest.mark.parametrize("form", ["tensor", "channel", "block"])
@@ -169,7 +215,7 @@ def test_experts_of_an_fp8_checkpoint_are_its_own(form: str, qwen: Path, tmp_pat
     assert spec.moe is not None
     defined = reference_mixture._expert(spec.moe, mixture.experts, 4, x)
     # The inner values are rounded to 16 bits there: some fall on the other side of an edge between two e4m3 numbers.
-    assert (got - defined).norm() < 0.02 * defined.norm()
+    assert (got - defined).norm() < 0.04 * defined.norm()
     ids = prompt(spec.vocab)
     exact = paged_model(str(qwen)).step([(0, ids)], all_logits=True)[0]
     near = paged_model(str(folder)).step([(0, ids)], all_logits=True)[0]

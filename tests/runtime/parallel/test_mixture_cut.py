@@ -20,6 +20,7 @@ from stoker_runtime.checkpoint.read_entry import SMALL_GAP, read_entry
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.executor.resolve import resolve_quantization
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder_weights import MixtureWeights
@@ -108,7 +109,8 @@ def loaded(model: str, place: Place | None = None) -> MixtureWeights:
     source = read_source(model)
     whole = build_spec(source)
     cut = Cut(whole, place) if place else None
-    weights = load_weights(source, cut.spec if cut else whole, CPU, torch.float32, "none", cut=cut)
+    kept = resolve_quantization("auto", whole)
+    weights = load_weights(source, cut.spec if cut else whole, CPU, torch.float32, kept, cut=cut)
     mixture = weights.layers[0].mixture
     assert mixture is not None
     return mixture

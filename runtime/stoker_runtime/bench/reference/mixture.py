@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker_kernels.moe import ExpertWeights
 from stoker_kernels.quant import LinearWeight
-from stoker_runtime.bench.reference.weights import as_fp8_reads, fp8_values
+from stoker_runtime.bench.reference.weights import as_fp8_reads, fp8_values, mxfp4_values
 from stoker_runtime.models.decoder_weights import MixtureWeights
 from stoker_runtime.models.moe_spec import MoeSpec
 
@@ -85,6 +85,9 @@ def expert_values(of: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
     gate_up, down = of.gate_up[expert], of.down[expert]
     if of.gate_up_scale is None or of.down_scale is None:
         return gate_up.float(), down.float()
+    if of.kind == "mxfp4":
+        up, down_scale = of.gate_up_scale[expert], of.down_scale[expert]
+        return mxfp4_values(gate_up, up), mxfp4_values(down, down_scale)
     halves = zip(gate_up.chunk(2), of.gate_up_scale[expert].chunk(2), strict=True)
     return torch.cat([_values(*half, of) for half in halves]), _values(down, of.down_scale[expert], of)
 

@@ -115,6 +115,35 @@ def _fp4(weight: Fp4Weight) -> Tensor:
     return values * spread if weight.factor is None else values * spread * weight.factor[:, None]
 
 
+def mxfp4_values(data: Tensor, scale: Tensor) -> Tensor:
+    """fp32 `[rows, K]` of an expert in MXFP4 as the kernels have it rest, number by number: the step of a column, its
+    place in it, and the bits of that place's half word.
+    """
+    columns = data.shape[1] * 2
+    starts: list[int] = []
+    sizes: list[int] = []
+    while sum(sizes) < columns:
+        left = columns - sum(sizes)
+        starts.append(sum(sizes))
+        sizes.append(256 if left >= 256 else 1 << left.bit_length() - 1)
+    device = data.device
+    step = torch.repeat_interleave(torch.tensor(sizes, device=device))
+    start, size = torch.tensor(starts, device=device)[step], torch.tensor(sizes, device=device)[step]
+    within = torch.arange(columns, device=device) - start
+    place, word = within // (size // 8), within % (size // 8)
+    byte = start // 2 + word * 4 + place % 2 * 2
+    half = data[:, byte].int() | data[:, byte + 1].int() << 8
+    field = place // 2
+    plain = half << 3 * field
+    last = field == 3
+    sign = torch.where(last, half >> 14, plain >> 15) & 1
+    exponent = torch.where(last, half >> 10, plain >> 7) & 3
+    mantissa = torch.where(last, half >> 13, plain >> 6) & 1
+    number = torch.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * 2.0 ** (exponent - 1))
+    power = scale.int()[step, :, place].t() - 94 - 127
+    return torch.ldexp(torch.where(sign == 1, -number, number), power)
+
+
 def _fragment_place(row: Tensor, column: Tensor, columns: int) -> Tensor:
     """Where the half byte of a row and a column lies: row 8q + 2t + h, column 16s + 8p + 2c + e of its block."""
     part = {

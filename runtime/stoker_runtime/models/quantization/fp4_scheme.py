@@ -12,6 +12,17 @@ from typing import Literal
 Fp4Part = Literal["data", "scale", "factor"]
 BLOCKS: dict[str, int] = {"nvfp4": 16, "mxfp4": 32}
 """Columns that share a scale, by kind."""
+EXPERTS_KIND = "mxfp4_experts"
+"""How experts rest that a checkpoint holds in MXFP4."""
+# A row of theirs is read in steps of so many columns, and of less at its end, each with so many bytes of scales.
+_STEPS, _STEP_SCALES = (256, 128, 64, 32), 8
+
+
+def experts_sizes(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes of the codes and of the scales of rows of experts in MXFP4, [n, k]."""
+    n, k = shape
+    steps = k // _STEPS[0] + sum(bool(k % _STEPS[0] & size) for size in _STEPS[1:])
+    return n * k // 2, n * steps * _STEP_SCALES
 
 
 @dataclass(frozen=True, slots=True)

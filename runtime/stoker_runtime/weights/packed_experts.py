@@ -1,0 +1,84 @@
+"""Loads experts that a checkpoint holds in MXFP4 and that stay so: read as they lie, laid out as kernels read them.
+
+Invariants: nothing is dequantized. Reading the next layer's goes on while one is laid out on the device; what of a
+layer is read rests in scratch memory as large as it. A scale that kernels do not take is a ModelError that names the
+tensor.
+Knows nothing of how products are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
+from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.copy_lanes import CopyLanes
+from stoker_runtime.weights.layout import WeightArena
+from stoker_runtime.weights.routing import Route
+
+BLOCKS, SCALES = ("U8",), ("U8", "F8_E8M0")
+"""safetensors' words for the bytes of codes, and of exponents."""
+
+Routes = Mapping[str, tuple[Route, ...]]
+# An expert's codes and exponents as they are read.
+Raw = tuple[Route, Tensor, Tensor]
+
+
+def check_experts(spec: ModelSpec, routes: Routes) -> None:
+    """Raises ModelError where codes or exponents of experts in MXFP4 are of another type than bytes."""
+    for parameter in spec.parameters():
+        if parameter.kind == EXPERTS_KIND:
+            for piece in routes[parameter.name][:1]:
+                for entry, known in ((piece.entry, BLOCKS), (piece.scales, SCALES)):
+                    if entry is not None and entry.encoding not in known:
+                        raise ModelError(
+                            f"{entry.file}: tensor {entry.name} is {entry.encoding}; it must be {', '.join(known)}."
+                        )
+
+
+def load_experts(arena: WeightArena, routes: Routes, lanes: CopyLanes) -> None:
+    """Read all experts that the arena keeps in MXFP4, and lay them out. Raises ModelError."""
+    waiting: tuple[str, list[Raw], list[Future[None]]] | None = None
+    for name in arena.experts:
+        lanes.fence()
+        raw, futures = _submit(lanes, routes[name], arena.device)
+        if waiting is not None:
+            _store(arena, lanes, *waiting)
+        waiting = (name, raw, futures)
+    if waiting is not None:
+        _store(arena, lanes, *waiting)
+
+
+def _submit(lanes: CopyLanes, pieces: tuple[Route, ...], device: torch.device) -> tuple[list[Raw], list[Future[None]]]:
+    raw: list[Raw] = []
+    futures: list[Future[None]] = []
+    for piece in pieces:
+        assert piece.scales is not None, "a weight in MXFP4 has scales"
+        blocks, scales = (
+            torch.empty(each.shape, dtype=torch.uint8, device=device) for each in (piece.entry, piece.scales)
+        )
+        futures += lanes.submit_plain(piece.entry, blocks) + lanes.submit_plain(piece.scales, scales)
+        raw.append((piece, blocks, scales))
+    return raw, futures
+
+
+def _store(arena: WeightArena, lanes: CopyLanes, name: str, raw: list[Raw], futures: list[Future[None]]) -> None:
+    lanes.join(futures)
+    for expert, (piece, blocks, scales) in enumerate(raw):
+        rows = piece.shape[0]
+        codes, exponents = (_in_order(each.view(rows, -1), paired=piece.paired) for each in (blocks, scales))
+        try:
+            arena.store_expert(name, expert, codes, exponents)
+        except ValueError as error:
+            assert piece.scales is not None, "a weight in MXFP4 has scales"
+            raise ModelError(f"{piece.scales.file}: tensor {piece.scales.name}, expert {expert}, {error}.") from error
+
+
+def _in_order(rows: Tensor, *, paired: bool) -> Tensor:
+    """Rows with those of gate before those of up, which take turns where they are `paired`."""
+    return rows.view(len(rows) // 2, 2, -1).transpose(0, 1).reshape(rows.shape) if paired else rows
