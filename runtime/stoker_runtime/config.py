@@ -21,6 +21,8 @@ DEVICES = ("auto", "cuda", "cpu")
 # quantized by, which has to be that.
 CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "mxfp4")
 QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
+# What `isq` knows: the first ones run, GGUF's blocks are multiplied as a file has them alone.
+ISQ_KINDS, ISQ_BLOCKS = ("none", "fp8", "w4"), ("q8_0", "q4k")
 QUANTIZED_HEADS = ("none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -80,7 +82,8 @@ class EngineConfig:
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted
     prefixes; 0: none.
     `cpu_threads` compute on a CPU; 0: as many as this process may run at once and its work keeps busy.
-    `quantize_head` is what the output head becomes at load, tied or not.
+    `quantize_head` is what the output head becomes at load, tied or not. `isq` is `quantization` at load with no more
+    than a few matrices in 16 bits on the device at any time.
     `kernels` pins implementations: {"linear": "cublas"}.
     `kernel_trace` logs the kernel chosen for each op.
     `runner` "auto" goes by the model's files; "pooling" makes a decoder embed. `pooler_config` is a JSON object that
@@ -104,6 +107,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
     quantize_head: str = "none"
+    isq: str = "none"
     device: str = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0
@@ -156,6 +160,7 @@ class EngineConfig:
             ("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES),
             ("quantization", self.quantization, QUANTIZATIONS),
             ("quantize_head", self.quantize_head, QUANTIZED_HEADS),
+            ("isq", self.isq, (*ISQ_KINDS, *ISQ_BLOCKS)),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),
             ("runner", self.runner, RUNNERS),
@@ -190,12 +195,6 @@ class EngineConfig:
                 "enable_expert_parallel shares experts among the ranks of tensor_parallel_size, which is 1; set it to "
                 "2 or more, or leave --enable-expert-parallel out.",
                 param="enable_expert_parallel",
-            )
-        if self.quantize_head != "none" and self.quantization == "gguf":
-            raise ConfigError(
-                f"quantize_head is {self.quantize_head}, but quantization gguf keeps the head in the file's blocks; "
-                "leave one of them out.",
-                param="quantize_head",
             )
         self._validate_lora()
         if self.publishes_kv_events and self.data_parallel_size > 1:

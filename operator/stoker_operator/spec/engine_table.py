@@ -38,6 +38,7 @@ SETTINGS: frozenset[str] = frozenset({
     "gpu-memory-reserve-gb",
     "gpu-memory-utilization",
     "host",
+    "isq",
     "kernel",
     "kv-cache-dtype",
     "kv-events-config",

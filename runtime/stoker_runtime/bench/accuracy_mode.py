@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("model", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--other", default="", help="of the second run: the same model in another file")
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
+    flags.add_argument("--isq", default="none", help="of the second run: fp8 or w4")
     flags.add_argument("--quantize-head", default="none", help="of the second run, e.g. fp8")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")
@@ -134,10 +135,17 @@ def _scored(output: RequestOutput) -> list[TokenLogprobs]:
 
 def run(args: argparse.Namespace) -> Accuracy:
     """Both runs. Raises ConfigError when the flags change nothing, or name sizes that cannot be."""
-    unchanged = args.quantization in ("auto", "none") and args.quantize_head == "none" and args.kv_cache_dtype == "auto"
+    defaults = (
+        ("quantization", ("auto", "none")),
+        ("isq", ("none",)),
+        ("quantize_head", ("none",)),
+        ("kv_cache_dtype", ("auto",)),
+    )
+    unchanged = all(getattr(args, name) in values for name, values in defaults)
     if unchanged and not args.other:
         raise ConfigError(
-            "Name what to measure: --quantization, --quantize-head, --kv-cache-dtype or --other.", param="quantization"
+            "Name what to measure: --quantization, --isq, --quantize-head, --kv-cache-dtype or --other.",
+            param="quantization",
         )
     if args.window < 2 or args.tokens < 2:
         raise ConfigError("--window and --tokens must be at least 2.", param="window")
@@ -154,6 +162,7 @@ def run(args: argparse.Namespace) -> Accuracy:
     changed = replace(
         plain,
         quantization=args.quantization,
+        isq=args.isq,
         quantize_head=args.quantize_head,
         kv_cache_dtype=args.kv_cache_dtype,
     )
@@ -168,6 +177,7 @@ def run(args: argparse.Namespace) -> Accuracy:
 def print_table(found: Accuracy, args: argparse.Namespace) -> None:
     """The figures, one a line, on standard output."""
     named = f"quantization {args.quantization}, KV cache {args.kv_cache_dtype}"
+    named = named if args.isq == "none" else f"isq {args.isq}, KV cache {args.kv_cache_dtype}"
     named = named if args.quantize_head == "none" else f"{named}, head {args.quantize_head}"
     named = f"{args.other}, {named}" if args.other else named
     lines = [

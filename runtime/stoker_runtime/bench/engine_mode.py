@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         flags.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     flags.add_argument("--dtype", default="auto")
     flags.add_argument("--quantization", default="auto")
+    flags.add_argument("--isq", default="none")
     flags.add_argument("--quantize-head", default="none")
     flags.add_argument("--kv-cache-dtype", default="auto")
     flags.add_argument("--device", default="auto")
@@ -105,6 +106,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         revision=args.revision,
         dtype=args.dtype,
         quantization=args.quantization,
+        isq=args.isq,
         quantize_head=args.quantize_head,
         kv_cache_dtype=args.kv_cache_dtype,
         device=args.device,

@@ -33,7 +33,8 @@ def begin(config: EngineConfig) -> UploadAhead | None:
         target=read_ahead, args=(weight_files(config.model),), name="stoker-read-ahead", daemon=True
     ).start()
     # Of several ranks, or engines, each reads what it needs of the files, to its own device.
-    if config.device == "cpu" or config.all_ranks > 1:
+    # In-situ quantization never has the files' 16 bits on the device.
+    if config.device == "cpu" or config.all_ranks > 1 or config.isq != "none":
         return None
     ahead = UploadAhead(uploadable(config.model), lambda free, total: upload_room(config, free, total))
     threading.Thread(target=ahead.run, args=(CudaDriver,), name="stoker-upload", daemon=True).start()

@@ -32,7 +32,7 @@ from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
-from stoker_runtime.executor.resolve import GIB, plan_memory, resolve
+from stoker_runtime.executor.resolve import GIB, plan_memory, refuse_at_load, resolve
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
@@ -63,7 +63,7 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
         ModelError: a checkpoint that cannot be used.
         KernelUnavailableError: an op without a kernel for this device and dtype.
     """
-    config.validate()
+    refuse_at_load(config.validate())
     seconds = {"import": process_age()}
     log.info("start: %-8s %6.2f s", "import", seconds["import"])
     warn_without_bytecode()
@@ -80,7 +80,7 @@ def build_rank(config: EngineConfig, rank: Rank, make: Callable[..., Executor]) 
 
     Blocks until all ranks have built theirs.
     """
-    config.validate()
+    refuse_at_load(config.validate())
     seconds = {"import": process_age()}
     with phase("model", seconds):
         source = read_source(config.model)

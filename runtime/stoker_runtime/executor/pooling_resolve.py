@@ -14,6 +14,7 @@ from stoker_runtime.executor.resolve import (
     GIB,
     DeviceMemory,
     activation_bytes,
+    asked_quantization,
     budget_bytes,
     refuse_beyond,
     resolve_quantization,
@@ -55,10 +56,8 @@ def resolve_pooling(
         raise ConfigError(
             f"quantization is {KEPT}, which keeps blocks for models that generate; leave it out.", param="quantization"
         )
-    if encoder and config.quantization not in ("auto", "none"):
-        raise ConfigError(
-            f"Encoders are not quantized; leave --quantization {config.quantization} out.", param="quantization"
-        )
+    if encoder and asked_quantization(config) not in ("auto", "none"):
+        raise ConfigError(f"Encoders are not quantized; leave {asked_quantization(config)} out.", param="quantization")
     refuse_beyond(config.max_model_len, spec.max_position)
     on_gpu = device == "cuda"
     # An encoder's values stay small, and float16's three bits more keep its vectors nearer to float32's.
@@ -76,7 +75,9 @@ def resolve_pooling(
         max_num_seqs=config.max_num_seqs or (256 if on_gpu else 64),
         max_num_batched_tokens=max(config.max_num_batched_tokens or (16384 if on_gpu else 2048), longest),
         page_size=config.page_size or (64 if on_gpu else 16),
-        quantization="none" if isinstance(spec, EncoderSpec) else resolve_quantization(config.quantization, spec),
+        quantization="none"
+        if isinstance(spec, EncoderSpec)
+        else resolve_quantization(asked_quantization(config), spec),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stoker_runtime.config import CHECKPOINT_METHODS, EngineConfig
+from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
 from stoker_runtime.models.parameter import ITEM_BYTES, stored_kind
@@ -124,7 +124,7 @@ def resolve(
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max(config.max_num_batched_tokens or most_tokens, max_seqs),
         page_size=config.page_size or (64 if on_gpu else 16),
-        quantization=resolve_quantization(config.quantization, spec),
+        quantization=resolve_quantization(asked_quantization(config), spec),
     )
 
 
@@ -134,6 +134,31 @@ def _gpu_dtype(spec: ModelSpec) -> str:
     """
     habit = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
     return "bfloat16" if spec.dtype == "float32" or habit else spec.dtype
+
+
+def refuse_at_load(config: EngineConfig) -> None:
+    """Raises ConfigError for what `isq` and `quantize_head` cannot make of weights, and for what contradicts them."""
+    if config.quantize_head != "none" and config.quantization == "gguf":
+        raise ConfigError(
+            f"quantize_head is {config.quantize_head}, but quantization gguf keeps the head in the file's blocks; "
+            "leave one of them out.",
+            param="quantize_head",
+        )
+    if config.isq in ISQ_BLOCKS:
+        raise ConfigError(
+            f"isq is {config.isq}, but blocks are multiplied as a .gguf file has them alone, on a CPU: serve such a "
+            "file with --quantization gguf, or set --isq to fp8 or w4.",
+            param="isq",
+        )
+    if config.isq != "none" and config.quantization not in ("auto", config.isq):
+        raise ConfigError(
+            f"isq is {config.isq}, but quantization is {config.quantization}; give one of them.", param="isq"
+        )
+
+
+def asked_quantization(config: EngineConfig) -> str:
+    """What `isq` says, else `quantization`."""
+    return config.quantization if config.isq == "none" else config.isq
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:

@@ -15,6 +15,8 @@ from stoker_runtime.config import (
     DEVICES,
     DTYPES,
     GENERATION_CONFIGS,
+    ISQ_BLOCKS,
+    ISQ_KINDS,
     KV_DTYPES,
     POLICIES,
     QUANTIZATIONS,
@@ -42,6 +44,14 @@ FLAGS: tuple[Flag, ...] = (
         "weights: fp8, w4 at load; gguf: keep its blocks; or METHOD it has",
         "auto|none|fp8|w4|gguf|METHOD",
         aliases=("q",),
+    ),
+    Flag(
+        "isq",
+        "isq",
+        choice((*ISQ_KINDS, *ISQ_BLOCKS)),
+        MODEL,
+        "quantize at load, a few matrices in 16 bits at a time",
+        "|".join(ISQ_KINDS),
     ),
     Flag(
         "quantize-head",

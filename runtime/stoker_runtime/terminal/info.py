@@ -107,7 +107,7 @@ def device_lines(device: torch.device) -> list[Line]:
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, multiplies_bf16, refuse_head
-    from stoker_runtime.executor.resolve import resolve
+    from stoker_runtime.executor.resolve import refuse_at_load, resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
@@ -119,6 +119,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     pooling = read_pooling(source, config)
     if pooling is not None:
         return pooling_lines(source, pooling, config, device)
+    refuse_at_load(config)
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
     memory = device_memory(device)

@@ -40,6 +40,8 @@ from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
 QUANTIZED_AT_ONCE = 1 << 28
+# The same of integers, which are rounded several ways; and what their rows may be cut at.
+ROUNDED_AT_ONCE, ROW_BLOCK = 1 << 24, 64
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -87,8 +89,10 @@ class WeightArena:
                 self._quantize_rows(name, first, whole[first : first + max(1, QUANTIZED_AT_ONCE // whole.shape[1])])
             return
         place = self.integers[name]
-        codes, scale, zero = quantize_integers(whole, place.bits, place.group)
-        self.store_integers(name, 0, codes, scale, zero)
+        rows = max(1, ROUNDED_AT_ONCE // whole.shape[1] // ROW_BLOCK) * ROW_BLOCK
+        for first in range(0, whole.shape[0], rows):
+            codes, scale, zero = quantize_integers(whole[first : first + rows], place.bits, place.group)
+            self.store_integers(name, first, codes, scale, zero)
 
     def _quantize_rows(self, name: str, first: int, rows: Tensor) -> None:
         """Channels are quantized one by one, so that those of stacked experts need not all be in fp32 at once."""

@@ -2,7 +2,7 @@
 
 Invariants: names, shapes and lengths are checked before a byte is moved; each tensor goes straight to its final
 rows. With quantization, a layer's matrix rests in scratch memory only until it is quantized, so the peak is the
-quantized model plus PENDING_BYTES and one matrix in fp32.
+quantized model plus PENDING_BYTES, or a quarter of a model that is smaller, and one matrix in fp32.
 Knows nothing of how the decoder computes.
 """
 
@@ -196,7 +196,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     copies: list[Future[None]] = []
     scale_copies = ScaleCopies(lanes, arena.device)
     pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
-    pending_bytes = 0
+    pending_bytes, most = 0, min(PENDING_BYTES, arena.num_bytes // 4)
     for parameter in arena.spec.parameters():
         stored = stored_kind(parameter, arena.quantization)
         if parameter.scheme is not None or stored == EXPERTS_KIND:
@@ -219,7 +219,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
             continue
         pending.append((parameter.name, target, futures))
         pending_bytes += target.nbytes
-        while pending_bytes > PENDING_BYTES:
+        while pending_bytes > most:
             pending_bytes -= _quantize(arena, lanes, *pending.popleft())
     while pending:
         _quantize(arena, lanes, *pending.popleft())

@@ -314,7 +314,7 @@ def test_quantization_names_what_the_checkpoint_is(dense: Path, tmp_path: Path, 
         resolve(EngineConfig(model=str(plain), quantization="gptq"), build_spec(read_source(str(plain))), "cuda")
 
 
-def test_four_bits_at_load_stay_within_half_a_step(dense: Path) -> None:
+def test_four_bits_at_load_lose_less_than_half_a_step(dense: Path) -> None:
     source = read_source(str(dense))
     spec = build_spec(source)
     ours, plain = load_weights(source, spec, CPU, torch.float32, "w4"), load_weights(source, spec, CPU, torch.float32)
@@ -322,5 +322,7 @@ def test_four_bits_at_load_stay_within_half_a_step(dense: Path) -> None:
         weight = layer.down
         assert isinstance(weight, IntegerWeight)
         assert (weight.bits, weight.group) == (4, 128)
-        step = weight.scale.t()[:, torch.arange(weight.in_features) // weight.group]
-        assert ((dequantize_integers(weight, torch.float32) - expected.down.data).abs() <= 0.502 * step).all()
+        lost = (dequantize_integers(weight, torch.float32) - expected.down.data).split(128, dim=1)
+        for part, values in zip(lost, expected.down.data.split(128, dim=1), strict=True):
+            step = (values.amax(1).clamp_min(0) - values.amin(1).clamp_max(0)) / 15
+            assert (part.square().mean(1).sqrt() <= 0.502 * step).all()
