@@ -110,7 +110,8 @@ def error(lost: Tensor, weight: Tensor) -> Tensor:
     """What groups of 128 lose, [N, G]: squares, by the size of the values and of their groups."""
     values = weight.unflatten(1, (-1, 128))
     counts = values.abs() + values.square().mean(-1, keepdim=True).sqrt()
-    return (lost.unflatten(1, (-1, 128)).square() * counts).sum(-1)
+    found: Tensor = (lost.unflatten(1, (-1, 128)).square() * counts).sum(-1)
+    return found
 
 
 def least_and_greatest(weight: Tensor) -> Tensor:
