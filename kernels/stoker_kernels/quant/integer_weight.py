@@ -18,8 +18,6 @@ from torch import Tensor
 
 Layout = Literal["rows", "fragments"]
 IntegerKind = Literal["int4", "int8"]
-# The shares of a group's range that are tried when it is rounded.
-SHRINKS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72)
 SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -109,36 +107,11 @@ def unpack_rows(data: Tensor, bits: int) -> Tensor:
     return torch.stack([data & 15, data >> 4], dim=-1).flatten(1)
 
 
-def _least_error(values: Tensor, scale: Tensor, zero: Tensor, most: int) -> Tensor:
-    """Of groups `values` [N, G, group] the scales [N, G] that lose least: `scale` times one of SHRINKS, or what fits
-    the codes under that one best. A value counts by its size, and by the root of its group's mean square.
-    """
-    least, greatest = -zero.unsqueeze(-1), (most - zero).unsqueeze(-1)
-    weights = values.abs().add_(values.square().mean(-1, keepdim=True).sqrt_())
-    best, error = scale, torch.full_like(scale, torch.inf)
-    for shrink in (*SHRINKS, None):
-        tried = scale * shrink if shrink else _refitted(values, weights, best, least, greatest)
-        step = tried.unsqueeze(-1)
-        lost = (values / step).round_().clamp_(least, greatest).mul_(step).sub_(values)
-        found = lost.square_().mul_(weights).sum(-1)
-        best, error = torch.where(found < error, tried, best), torch.minimum(found, error)
-    return best
-
-
-def _refitted(values: Tensor, weights: Tensor, scale: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
-    """The scales that lose least with the codes that `scale` gives; `scale` where all of them are zero points."""
-    codes = (values / scale.unsqueeze(-1)).round_().clamp_(least, greatest)
-    length = codes.square().mul_(weights).sum(-1)
-    return torch.where(length > 0, codes.mul_(values).mul_(weights).sum(-1) / length, scale)
-
-
 def quantize_integers(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """A float weight [N, K] rounded to integers → uint8 codes [N, K], fp32 scales [G, N], uint8 zero points [G, N].
 
-    Each group's least and greatest value, or 0 where that lies beyond, become codes 0 and 2^bits - 1, and values are
-    rounded to the nearest code; then the same with steps smaller by a factor of SHRINKS, under which the outermost
-    values are clamped, and with the step that fits the best codes. What has the least squared error is kept, in which
-    large values count more (as ggml's search for Q4_K weighs them, `make_qkx2_quants` of ggml-quants.c).
+    Each group's least and greatest value, or 0 where that lies beyond, become codes 0 and 2^bits - 1, to within half a
+    step (round to nearest, as GPTQ's paper calls it).
     """
     n, k = weight.shape
     groups, most = -(-k // group), (1 << bits) - 1
@@ -146,6 +119,5 @@ def quantize_integers(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Te
     low, high = padded.amin(-1).clamp_max(0.0), padded.amax(-1).clamp_min(0.0)
     scale = ((high - low) / most).clamp_min(1e-8)
     zero = (-low / scale).round().clamp_(0, most)
-    scale = _least_error(padded, scale, zero, most)
     codes = (padded / scale.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, most)
     return codes.to(torch.uint8).view(n, -1)[:, :k], scale.t(), zero.to(torch.uint8).t()

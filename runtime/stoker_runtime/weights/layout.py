@@ -40,7 +40,7 @@ from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
 QUANTIZED_AT_ONCE = 1 << 28
-# The same of integers, which are rounded several ways; and what their rows may be cut at.
+# The same of integers; and what their rows may be cut at.
 ROUNDED_AT_ONCE, ROW_BLOCK = 1 << 24, 64
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,5 +1,5 @@
-"""Weights quantized at load, by `--isq` or `--quantization`: how they are rounded, how little is in 16 bits meanwhile,
-what ranks make of their parts, and what is refused.
+"""Weights quantized at load, by `--isq` or `--quantization`: how little is in 16 bits meanwhile, what ranks make of
+their parts, and what is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker_kernels.integer_gemm import dequantize_integers
-from stoker_kernels.quant import AnyWeight, IntegerWeight, LinearWeight, dequantize, quantize_integers
+from stoker_kernels.quant import AnyWeight, IntegerWeight, LinearWeight, dequantize
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import head_start
 from stoker_runtime.errors import ConfigError
@@ -104,35 +104,6 @@ def test_the_gpu_never_has_the_model_in_16_bits(kind: str, folder: Path) -> None
     # Beside two matrices in 16 bits one in fp32, its codes, and what is made on the way.
     assert peak <= stays + stays // 4 + (2 * 2 + 6 * 4) * 2 * FFN * HIDDEN
     assert peak < stays + whole
-
-
-def error(lost: Tensor, weight: Tensor) -> Tensor:
-    """What groups of 128 lose, [N, G]: squares, by the size of the values and of their groups."""
-    values = weight.unflatten(1, (-1, 128))
-    counts = values.abs() + values.square().mean(-1, keepdim=True).sqrt()
-    found: Tensor = (lost.unflatten(1, (-1, 128)).square() * counts).sum(-1)
-    return found
-
-
-def least_and_greatest(weight: Tensor) -> Tensor:
-    """The weight where the least and the greatest value of each group become the first and the last of 16 codes."""
-    cut = weight.unflatten(1, (-1, 128))
-    low, high = cut.amin(-1, keepdim=True).clamp_max(0), cut.amax(-1, keepdim=True).clamp_min(0)
-    scale = (high - low) / 15
-    zero = (-low / scale).round()
-    values: Tensor = ((cut / scale).round() + zero).clamp(0, 15).sub(zero) * scale
-    return values.flatten(1)
-
-
-def test_four_bits_lose_less_than_by_least_and_greatest() -> None:
-    # Most groups have outliers, as weights of models do.
-    weight = torch.randn(96, 384) * torch.rand(96, 384).pow(2)
-    codes, scale, zero = quantize_integers(weight, 4, 128)
-    spread = [each.float().t().repeat_interleave(128, 1) for each in (scale, zero)]
-    lost = error((codes.float() - spread[1]) * spread[0] - weight, weight)
-    plain = error(least_and_greatest(weight) - weight, weight)
-    assert (lost <= plain * 1.001).all()
-    assert float(lost.sum()) < 0.98 * float(plain.sum())
 
 
 def test_a_large_matrix_is_rounded_as_it_is_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
