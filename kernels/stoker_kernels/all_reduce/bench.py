@@ -9,6 +9,7 @@ Knows nothing of models.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
+from stoker_kernels.all_reduce.memory import Exchange
 from stoker_kernels.all_reduce.peer_sums import PeerSums, peer_sums
 from stoker_kernels.all_reduce.rule import shots_for
 
@@ -74,19 +76,25 @@ def row(sums: PeerSums, rows: int, rank: int, ranks: int, device: torch.device) 
     return f"{size >> 10:8} {shots or '-':>5} {own:9.2f} {normed:9.2f} {theirs:9.2f} {sent / NVLINK * 1e6:9.2f}"
 
 
+def exchange_by(store: FileStore, rank: int, ranks: int) -> Exchange:
+    """How ranks that share a file tell each other anything."""
+    rounds = itertools.count()
+
+    def exchange(text: str) -> list[str]:
+        told = next(rounds)
+        store.set(f"{told} {rank}", text)
+        return [store.get(f"{told} {each}").decode() for each in range(ranks)]
+
+    return exchange
+
+
 def rank_main(rank: int, ranks: int, folder: str) -> None:
     """One rank's process."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     meeting = FileStore(f"{folder}/nccl", ranks)
     dist.init_process_group("nccl", store=meeting, rank=rank, world_size=ranks, device_id=device)
-    store, told = FileStore(f"{folder}/peers", ranks), [0]
-
-    def exchange(text: str) -> list[str]:
-        told[0] += 1
-        store.set(f"{told[0]} {rank}", text)
-        return [store.get(f"{told[0]} {each}").decode() for each in range(ranks)]
-
+    exchange = exchange_by(FileStore(f"{folder}/peers", ranks), rank, ranks)
     sums = peer_sums(device, rank, ranks, exchange)
     if rank == 0:
         print(f"{ranks} x {torch.cuda.get_device_name(device)}; µs a sum of bf16 rows of {HIDDEN}, a fill included")
@@ -95,8 +103,7 @@ def rank_main(rank: int, ranks: int, folder: str) -> None:
         line = row(sums, rows, rank, ranks, device)
         if rank == 0:
             print(line, flush=True)
-    exchange("done")
-    sums.close()
+    sums.close(exchange)
     dist.destroy_process_group()
 
 

@@ -47,26 +47,34 @@ class Inboxes:
         """How many there are."""
         return len(self.addresses)
 
-    def close(self) -> None:
-        """Unmap the peers' and free the own one."""
-        if not self.own:
-            return
-        from cuda.bindings import driver
-
-        torch.cuda.synchronize(self.state.device)
+    def close(self, exchange: Exchange) -> None:
+        """Unmap the peers' and free the own one, once every rank has unmapped it. Every rank calls it."""
+        if self.state.is_cuda:
+            torch.cuda.synchronize(self.state.device)
         while self._opened:
+            from cuda.bindings import driver
+
             checked("cuIpcCloseMemHandle", driver.cuIpcCloseMemHandle(self._opened.pop()))
-        checked("cuMemFree", driver.cuMemFree(self.own))
+        exchange("unmapped")
+        _free(self.own)
         self.own = 0
 
 
-def open_inboxes(device: torch.device, rank: int, ranks: int, exchange: Exchange) -> Inboxes:
-    """Make the own inbox and map the others'. Every rank calls it; raises NoPeers on all of them or on none."""
-    reason = _unfit(device, ranks)
-    own, offer = 0, {"reason": reason}
-    if reason is None:
-        own, handle = _make(ranks)
-        offer = {"handle": handle.hex(), "bus": _bus_of(device)}
+def open_inboxes(
+    device: torch.device, rank: int, ranks: int, exchange: Exchange, prepare: Callable[[], None]
+) -> Inboxes:
+    """Make the own inbox and map the others', after `prepare`, which may raise CudaError.
+
+    Every rank calls it; raises NoPeers on all of them or on none.
+    """
+    own, offer = 0, {"reason": _unfit(device, ranks)}
+    if offer["reason"] is None:
+        try:
+            prepare()
+            own, handle = _make(ranks)
+            offer = {"handle": handle.hex(), "bus": _bus_of(device)}
+        except CudaError as error:
+            offer = {"reason": f"rank {rank} cannot take part: {error}"}
     offers = [json.loads(text) for text in exchange(json.dumps(offer))]
     inboxes = Inboxes(rank, [own] * ranks, torch.zeros(STATE_WORDS, dtype=torch.int32, device=device), own=own)
     refused = next((each["reason"] for each in offers if each.get("reason")), None)
@@ -74,7 +82,7 @@ def open_inboxes(device: torch.device, rank: int, ranks: int, exchange: Exchange
         refused = _map(inboxes, device, offers)
         refused = next((text for text in exchange(refused or "") if text), None)
     if refused is not None:
-        inboxes.close()
+        inboxes.close(exchange)
         raise NoPeers(refused)
     return inboxes
 
@@ -94,10 +102,22 @@ def _make(ranks: int) -> tuple[int, bytes]:
 
     size = inbox_bytes(ranks)
     address = int(checked("cuMemAlloc", driver.cuMemAlloc(size)))
-    checked("cuMemsetD32", driver.cuMemsetD32(address, ABSENT, size // 4))
-    torch.cuda.synchronize()
-    handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(address))
+    try:
+        checked("cuMemsetD32", driver.cuMemsetD32(address, ABSENT, size // 4))
+        torch.cuda.synchronize()
+        handle = checked("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(address))
+    except CudaError:
+        _free(address)
+        raise
     return address, bytes(handle.reserved)
+
+
+def _free(address: int) -> None:
+    """Give an inbox back; 0 is none."""
+    if address:
+        from cuda.bindings import driver
+
+        checked("cuMemFree", driver.cuMemFree(address))
 
 
 def _bus_of(device: torch.device) -> str:

@@ -8,12 +8,14 @@ Knows nothing of what is summed.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from stoker_kernels.all_reduce.memory import Exchange, Inboxes, open_inboxes
 from stoker_kernels.all_reduce.rule import shots_for
-from stoker_kernels.all_reduce.sm90_all_reduce import launch_all_reduce, load
+from stoker_kernels.all_reduce.sm90_all_reduce import Norm, launch_all_reduce, load
 from stoker_kernels.quant import Quantized
 
 
@@ -34,21 +36,19 @@ class PeerSums:
 
     def sum_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`residual [T,H] += sum of x [T,H]` in place, then the norm of the rounded stream, in `x`."""
-        launch_all_reduce(self._inboxes, self._taken(x), x, x, residual=residual, weight=weight, eps=eps)
+        launch_all_reduce(self._inboxes, self._taken(x), x, x, Norm(residual, weight, eps))
         return x
 
     def sum_add_rms_norm_quant(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Quantized:
         """`sum_add_rms_norm`, then fp8 e4m3 `[T,H]` with one scale a token `[T,1]`: amax / 448."""
         data = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
         scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-        launch_all_reduce(
-            self._inboxes, self._taken(x), x, data, residual=residual, weight=weight, eps=eps, scales=scale
-        )
+        launch_all_reduce(self._inboxes, self._taken(x), x, data, Norm(residual, weight, eps, scale))
         return Quantized(data, scale)
 
-    def close(self) -> None:
-        """Give the memory back. No rank may be inside of a sum."""
-        self._inboxes.close()
+    def close(self, exchange: Exchange) -> None:
+        """Give the memory back. Every rank calls it, none while a sum is under way."""
+        self._inboxes.close(exchange)
 
     def _shots(self, x: Tensor) -> int | None:
         return shots_for(x.shape[0], x.shape[1] * x.element_size(), self._inboxes.ranks)
@@ -66,6 +66,4 @@ def peer_sums(device: torch.device, rank: int, ranks: int, exchange: Exchange) -
     Every rank calls it, and on every one it comes to the same end. Raises NoPeers with the reason where the kernels
     cannot run: one GPU does not reach another's memory over NVLink, is no Hopper, or a cubin is missing.
     """
-    inboxes = open_inboxes(device, rank, ranks, exchange)
-    load(device)
-    return PeerSums(inboxes)
+    return PeerSums(open_inboxes(device, rank, ranks, exchange, functools.partial(load, device)))

@@ -8,6 +8,7 @@ Knows nothing of how inboxes came to be mapped, nor of who chose the number of s
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,42 +44,36 @@ def threads_for(vectors: int) -> int:
     return min(MOST_THREADS, -(-vectors // WARP) * WARP)
 
 
-def arguments_of(
-    inboxes: Inboxes,
-    x: Tensor,
-    out: Tensor,
-    residual: Tensor | None = None,
-    weight: Tensor | None = None,
-    eps: float = 0.0,
-    scales: Tensor | None = None,
-) -> AllReduceArguments:
-    """What the kernel reads and writes: `x`, `out` and `residual` are `[T,H]`, `weight [H]`, `scales [T,1]`."""
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """What follows the sum: `residual [T,H]` += it, then the norm with `weight [H]`; in e4m3 with `scales [T,1]`."""
+
+    residual: Tensor
+    weight: Tensor
+    eps: float
+    scales: Tensor | None = None
+
+
+def arguments_of(inboxes: Inboxes, x: Tensor, out: Tensor, norm: Norm | None) -> AllReduceArguments:
+    """What the kernel reads and writes: `x` and `out` are `[T,H]`."""
     pointers = (ctypes.c_void_p * MOST_RANKS)(*inboxes.addresses)
-    tensors = (cuda.address_of(tensor) for tensor in (x, out, residual, weight, scales, inboxes.state))
+    after = (None, None, None) if norm is None else (norm.residual, norm.weight, norm.scales)
+    tensors = (cuda.address_of(tensor) for tensor in (x, out, *after, inboxes.state))
     rows, hidden = x.shape
-    wide = weight is not None and weight.dtype is torch.float32
+    wide = norm is not None and norm.weight.dtype is torch.float32
     vectors = hidden * x.element_size() // VECTOR_BYTES
+    eps = 0.0 if norm is None else norm.eps
     return AllReduceArguments(
         pointers, *tensors, inboxes.capacity, eps, inboxes.ranks, inboxes.rank, rows, vectors, wide
     )
 
 
-def launch_all_reduce(
-    inboxes: Inboxes,
-    shots: int,
-    x: Tensor,
-    out: Tensor,
-    *,
-    residual: Tensor | None = None,
-    weight: Tensor | None = None,
-    eps: float = 0.0,
-    scales: Tensor | None = None,
-) -> None:
-    """Queue the kernel. With `residual` its norm goes to `out`, with `scales` in e4m3."""
-    if residual is not None and not residual.is_contiguous():
+def launch_all_reduce(inboxes: Inboxes, shots: int, x: Tensor, out: Tensor, norm: Norm | None = None) -> None:
+    """Queue the kernel: the sum of `x`, or what follows it, goes to `out`."""
+    if norm is not None and not norm.residual.is_contiguous():
         raise ValueError("all_reduce: the residual stream must be contiguous")
-    after = "" if residual is None else "_norm" if scales is None else "_norm_e4m3"
-    arguments = arguments_of(inboxes, x, out, residual, weight, eps, scales)
+    after = "" if norm is None else "_norm" if norm.scales is None else "_norm_e4m3"
+    arguments = arguments_of(inboxes, x, out, norm)
     device = x.device
     threads = threads_for(arguments.vectors)
     chosen = cuda.kernel(STEM, ARCH, NAMES[shots, after], SHARED_BYTES, threads, device.index or 0)

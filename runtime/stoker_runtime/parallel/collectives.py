@@ -170,4 +170,7 @@ class Collectives:
 
     def close(self) -> None:
         """Leave. On GPUs a group that has lost a rank is left behind instead: leaving it would wait for that rank."""
+        if self._peers is not None:
+            self._peers.close(self._tell)
+            self._peers = None
         dist.destroy_process_group()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from stoker_kernels.all_reduce import NoPeers, peer_sums
+from stoker_kernels.all_reduce import NoPeers, memory, peer_sums
+from stoker_kernels.all_reduce.memory import Inboxes
 from stoker_kernels.all_reduce.rule import LARGEST, MOST_RANKS, ONE_SHOT, shots_for
+from stoker_kernels.launch.cuda import CudaError
 
 
 class Table:
@@ -44,6 +50,84 @@ def test_every_rank_hears_why_there_are_no_peers(ranks: int, reason: str) -> Non
         heard = set(pool.map(join, range(ranks)))
     assert len(heard) == 1
     assert reason in heard.pop()
+
+
+class Driver:
+    """Memory of ranks that are threads, as the driver would hand it out; `broken` names a rank whose call fails."""
+
+    def __init__(self, broken: int | None) -> None:
+        self.freed_early = False
+        self._broken, self._rank, self._mapped = broken, threading.local(), {}
+
+    def join(self, rank: int) -> None:
+        self._rank.value = rank
+
+    def make(self, ranks: int) -> tuple[int, bytes]:
+        if self._rank.value == self._broken:
+            raise CudaError("cuMemAlloc failed: out of memory")
+        self._mapped[self._rank.value + 1] = ranks - 1
+        return self._rank.value + 1, b"handle"
+
+    def map(self, inboxes: Inboxes, device: torch.device, offers: list[dict[str, Any]]) -> None:
+        for index in range(len(offers)):
+            if index != inboxes.rank:
+                inboxes.addresses[index] = index + 1
+                inboxes._opened.append(index + 1)
+
+    def unmap(self, address: int) -> tuple[int]:
+        self._mapped[address] -= 1
+        return (0,)
+
+    def free(self, address: int) -> None:
+        if address:
+            self.freed_early |= self._mapped.pop(address) > 0
+
+    @property
+    def held(self) -> int:
+        return len(self._mapped)
+
+
+def in_threads(driver: Driver, ranks: int, monkeypatch: pytest.MonkeyPatch, table: Table) -> list[str]:
+    """What each rank came to: peers that were closed again, or why there are none."""
+    for name, fake in (("_unfit", lambda *_: None), ("_make", driver.make), ("_bus_of", lambda _: "bus"),
+                       ("_map", driver.map), ("_free", driver.free)):  # fmt: skip
+        monkeypatch.setattr(memory, name, fake)
+    bindings = types.ModuleType("cuda.bindings")
+    bindings.driver = SimpleNamespace(cuIpcCloseMemHandle=driver.unmap)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(memory, "checked", lambda _, answer: answer)
+
+    def life(rank: int) -> str:
+        driver.join(rank)
+
+        def exchange(text: str) -> Sequence[str]:
+            return table.exchange(rank, text)
+
+        try:
+            inboxes = memory.open_inboxes(torch.device("cpu"), rank, ranks, exchange, lambda: None)
+        except NoPeers as reason:
+            return str(reason)
+        inboxes.close(exchange)
+        return "closed"
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(life, range(ranks)))
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_memory_is_freed_once_nobody_has_it_mapped(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(None)
+    assert in_threads(driver, ranks, monkeypatch, Table(ranks)) == ["closed"] * ranks
+    assert driver.held == 0
+    assert not driver.freed_early
+
+
+def test_a_rank_without_memory_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(broken=1)
+    said = in_threads(driver, 3, monkeypatch, Table(3))
+    assert said == ["rank 1 cannot take part: cuMemAlloc failed: out of memory"] * 3
+    assert driver.held == 0
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

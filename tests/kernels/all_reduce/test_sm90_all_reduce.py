@@ -20,7 +20,7 @@ from torch import Tensor
 from stoker_kernels.all_reduce import reference
 from stoker_kernels.all_reduce.memory import ABSENT, STATE_WORDS, Inboxes
 from stoker_kernels.all_reduce.rule import SLOTS
-from stoker_kernels.all_reduce.sm90_all_reduce import SHARED_BYTES, AllReduceArguments, arguments_of
+from stoker_kernels.all_reduce.sm90_all_reduce import SHARED_BYTES, AllReduceArguments, Norm, arguments_of
 from stoker_kernels.launch import nvcc
 from stoker_kernels.quant import Quantized
 
@@ -57,16 +57,9 @@ class Step:
     """The residual stream before."""
 
     def launch(self, kernels: ctypes.CDLL, rank: int, inboxes: Inboxes, seed: int) -> None:
-        norm = self.after > 0
-        arguments = arguments_of(
-            inboxes,
-            self.parts[rank],
-            self.outs[rank],
-            self.residuals[rank] if norm else None,
-            self.weight if norm else None,
-            EPS,
-            self.scales[rank] if self.after == 2 else None,
-        )
+        scales = self.scales[rank] if self.after == 2 else None
+        norm = Norm(self.residuals[rank], self.weight, EPS, scales) if self.after else None
+        arguments = arguments_of(inboxes, self.parts[rank], self.outs[rank], norm)
         kernels.all_reduce(self.shots, self.after, self.ctas, self.threads, seed, ctypes.byref(arguments))
 
     def check(self) -> None:

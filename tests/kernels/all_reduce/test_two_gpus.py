@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from stoker_kernels.all_reduce import peer_sums, reference
+from stoker_kernels.all_reduce.bench import exchange_by
 from stoker_kernels.all_reduce.rule import LARGEST
 
 pytestmark = [
@@ -34,13 +35,7 @@ def parts_of(step: int, shape: tuple[int, int], ranks: int, device: torch.device
 def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    store, told = FileStore(store_path, ranks), [0]
-
-    def exchange(text: str) -> list[str]:
-        told[0] += 1
-        store.set(f"{told[0]} {rank}", text)
-        return [store.get(f"{told[0]} {each}").decode() for each in range(ranks)]
-
+    exchange = exchange_by(FileStore(store_path, ranks), rank, ranks)
     sums = peer_sums(device, rank, ranks, exchange)
     for step, shape in enumerate(shapes(seed)):
         parts = parts_of(step, shape, ranks, device)
@@ -71,8 +66,7 @@ def rank_main(rank: int, ranks: int, store_path: str, seed: int) -> None:
         for _ in range(5):
             each = [reference.total(each)] * ranks
         assert torch.equal(x, each[0])
-    exchange("done")
-    sums.close()
+    sums.close(exchange)
 
 
 def test_the_sums_of_the_definition(tmp_path: Path) -> None:
