@@ -98,6 +98,7 @@ class EngineConfig:
     `lora_modules` are loaded at the start.
     `kv_events_config` None publishes nothing of the prefix cache.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
+    `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     """
 
     model: str
@@ -124,6 +125,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
+    enable_sleep_mode: bool = False
     seed: int = 0
     runner: str = "auto"
     pooler_config: str = ""

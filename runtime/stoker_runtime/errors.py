@@ -117,6 +117,21 @@ class UnavailableError(CapacityError):
     type = "service_unavailable"
 
 
+class AsleepError(UnavailableError):
+    """The server sleeps, or is about to."""
+
+    retry_after = 5.0
+
+    def __init__(
+        self,
+        message: str = "The server is asleep, or falls asleep; POST /wake_up wakes it.",
+        *,
+        param: str | None = None,
+        code: str | None = "server_asleep",
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+
+
 class StorageError(StokerError):
     """The disk is full, or failed."""
 

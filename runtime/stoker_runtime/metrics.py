@@ -87,6 +87,8 @@ GAUGES = (
         lambda s: s.host_pages_used / s.host_pages_total if s.host_pages_total else 0.0,
     ),
     EngineGauge("stoker:step_seconds", "Duration of the engine's newest step", lambda s: s.step_seconds),
+    EngineGauge("stoker:sleep_freed_bytes", "Bytes of the device given back while asleep", lambda s: s.bytes_freed),
+    EngineGauge("stoker:sleep_host_bytes", "Bytes of weights in host memory", lambda s: s.host_weight_bytes),
     EngineGauge("stoker:batch_tokens", "Tokens of the engine's newest step", lambda s: s.batch_tokens),
 )
 COUNTERS = (
@@ -123,6 +125,10 @@ SPECULATION = (
     ),
 )
 """Counters of a server that verifies drafts."""
+
+
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""vLLM's words, by level."""
 
 
 class EngineView(NamedTuple):
@@ -224,6 +230,7 @@ class ServerMetrics(Collector):
                 for value, stats in zip(values, every, strict=True):
                     found.add_metric(value, gauge.read(stats))
                 yield found
+        yield _sleep_state(own, values, every)
         if every[0].accepted_by_position:
             yield self._accepted_by_position(own, values, every)
         idle = GaugeMetricFamily("stoker:idle_seconds", "Time since the last request; 0 while one runs", labels=labels)
@@ -298,3 +305,17 @@ class ServerMetrics(Collector):
         for reason, at in self._finished.items():
             family.add_metric([self.model_name, reason.value], self.board.total(at))
         return family
+
+
+def _sleep_state(labels: Sequence[str], values: Sequence[list[str]], every: Sequence[EngineStats]) -> Metric:
+    """1 for the state that each engine is in, as vLLM tells it."""
+    family = GaugeMetricFamily(
+        "vllm:engine_sleep_state",
+        "1 for awake, or for where the weights of a sleeper are; 0 for the others",
+        labels=[*labels, "sleep_state"],
+    )
+    for value, stats in zip(values, every, strict=True):
+        now = SLEEP_STATES[stats.sleep_level if stats.asleep else 0]
+        for state in SLEEP_STATES:
+            family.add_metric([*value, state], state == now)
+    return family

@@ -300,6 +300,10 @@ class TokenOutput:
     vector: bytes | None = None
 
 
+WEIGHTS, KV_CACHE = WAKE_TAGS = ("weights", "kv_cache")
+"""The parts of a model that sleeps: what may be woken by itself, in vLLM's words."""
+
+
 @dataclass(slots=True)
 class EngineStats:
     """One heartbeat of the engine: gauges of now, counters since start. Sent with every step and when idle."""
@@ -331,3 +335,8 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()
+    sleep_level: int = 0
+    """What it sleeps at, or will as soon as nothing runs; 0: neither."""
+    asleep: bool = False
+    bytes_freed: int = 0
+    host_weight_bytes: int = 0

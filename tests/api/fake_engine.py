@@ -79,6 +79,12 @@ class FakeEngine:
         if self.adapters.pop(name, None) is None:
             raise NotFoundError(f"The lora adapter '{name}' cannot be found.", param="lora_name")
 
+    async def sleep(self, level: int = 1, *, abort: bool = False) -> None:
+        raise NotFoundError("It never sleeps.")
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        raise NotFoundError("It never sleeps.")
+
     def submit(self, requests: Sequence[Request]) -> FakeStream:
         self.check_health()
         if self.full:

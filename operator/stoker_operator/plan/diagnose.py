@@ -165,7 +165,8 @@ def _container_trouble(pod: str, container: Object, *, init: bool, was_ready: bo
         return _restarting(pod, container, ended, looping=reason == "CrashLoopBackOff")
     if was_ready and container["name"] == "engine":
         text = f"Pod {pod} was ready and is not any more: its engine does not answer /ready with 200."
-        more = f"It is restarted once it fails /health too. More: kubectl logs {pod} -c engine."
+        asleep = "One that was put to sleep (POST /sleep) waits for POST /wake_up."
+        more = f"It is restarted once it fails /health too. {asleep} More: kubectl logs {pod} -c engine."
         return Trouble("PodNotReady", text, False, more)
     return None
 

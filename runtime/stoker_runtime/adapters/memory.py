@@ -32,7 +32,7 @@ class AdapterMemory:
         self._hosts: dict[int, HostAdapter] = {}
         line = self.layout.line
         # Zeros, not garbage: what a kernel masks out is never multiplied, but a NaN would show where one is not.
-        self._slab = torch.zeros((self.slots, self.max_rank, line), dtype=dtype, device=device)
+        self.slab = torch.zeros((self.slots, self.max_rank, line), dtype=dtype, device=device)
         self._ranks = torch.zeros((len(self.layout.places), self.slots), dtype=torch.int32, device=device)
         self.scratch = torch.empty(scratch_size(config, self.layout), dtype=torch.float32, device=device)
         self.targets = {place.name: self._target(index) for index, place in enumerate(self.layout.places)}
@@ -40,10 +40,10 @@ class AdapterMemory:
     def _target(self, index: int) -> LoraTarget:
         place = self.layout.places[index]
         pieces = len(place.modules)
-        a = self._slab[:, :, place.a : place.a + pieces * place.width]
+        a = self.slab[:, :, place.a : place.a + pieces * place.width]
         return LoraTarget(
             a=a.unflatten(2, (pieces, place.width))[..., : place.columns],
-            b=self._slab[:, :, place.b : place.b + sum(place.rows)],
+            b=self.slab[:, :, place.b : place.b + sum(place.rows)],
             ranks=self._ranks[index],
             rows=place.rows,
         )
@@ -64,7 +64,7 @@ class AdapterMemory:
     def load(self, number: int, slot: int) -> None:
         """Copy adapter `number` from the host to `slot`, in the order of the steps, without waiting."""
         adapter = self._hosts[number]
-        self._slab[slot, : adapter.rank].copy_(adapter.lines, non_blocking=True)
+        self.slab[slot, : adapter.rank].copy_(adapter.lines, non_blocking=True)
         self._ranks[:, slot].copy_(adapter.ranks, non_blocking=True)
 
 

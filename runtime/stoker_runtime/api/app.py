@@ -38,7 +38,7 @@ from stoker_runtime.api.limits.limiter import HEADERS as LIMIT_HEADERS
 from stoker_runtime.api.limits.limiter import RateLimiter
 from stoker_runtime.api.limits.rule import Rates
 from stoker_runtime.api.messages import routes as messages
-from stoker_runtime.api.openai import chat, completions, lora, models, not_here, render
+from stoker_runtime.api.openai import chat, completions, lora, models, not_here, render, sleep
 from stoker_runtime.api.pooling import embeddings, scoring
 from stoker_runtime.api.responses import routes as responses
 from stoker_runtime.api.responses.background import Shelf
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 KEYED = (
     *(chat.router, completions.router, responses.router, messages.router, embeddings.router, scoring.router),
-    *(models.router, render.router, batch.router, lora.router, not_here.router, document_route),
+    *(models.router, render.router, batch.router, lora.router, sleep.router, not_here.router, document_route),
 )
 """What asks for a key. The first ones are found soonest."""
 OPEN = (probes.router, pages.router)
@@ -114,7 +114,10 @@ def _batch_runner(state: ServerState, shelf: Shelf) -> BatchRunner:
     """What runs batches on this server's own routes. Raises ConfigError when the folder cannot be used."""
 
     def busy() -> bool:
-        return state.service is not None and state.service.engine.stats().waiting > 0
+        if state.service is None:
+            return False
+        stats = state.service.engine.stats()
+        return stats.waiting > 0 or stats.sleep_level > 0
 
     config = state.config
     return BatchRunner(Path(config.batch_dir), LineExecutor(state, shelf), busy, config.batch_concurrency)

@@ -10,7 +10,6 @@ Knows nothing of text or HTTP.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -40,11 +39,13 @@ from stoker_runtime.engine.messages import (
     Message,
     Ready,
     Refused,
+    Sleep,
     Start,
     Step,
     Stop,
     Unload,
     Unreadable,
+    Wake,
     decode,
     encode,
 )
@@ -54,6 +55,7 @@ from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.speculation_log import SpeculationLog
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, EngineDeadError, EngineError, StokerError, UnsupportedError
+from stoker_runtime.process.heap import return_free_memory
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
 from stoker_runtime.request import EngineStats
@@ -89,6 +91,9 @@ class EngineCore:
         self._loop = loop
         self._events = events
         self._adapters = loop.adapters if isinstance(loop, StepLoop) else None
+        self._sleeper = loop.sleeper if isinstance(loop, StepLoop) else None
+        self._preparing = True
+        """Whether the executor may have something left to prepare."""
         self._socket = socket
         self._clients: dict[bytes, Client] = {}
         self._by_index: list[Client] = []
@@ -97,16 +102,19 @@ class EngineCore:
 
     def run(self) -> None:
         """Serve until a client says Stop. Raises what breaks the executor, after telling the clients."""
-        preparing = True
         while not self._stopped:
             reading = self._adapters is not None and self._adapters.busy
-            self._receive(wait=not preparing and not reading and not self._loop.has_work)
+            resting, ordered = (self._sleeper.resting, self._sleeper.busy) if self._sleeper else (False, False)
+            prepares = self._preparing and not resting
+            self._receive(wait=not (prepares or reading or ordered or self._loop.has_work))
             if self._loop.has_work:
                 self._step()
             elif self._adapters is not None and reading:
                 self._adapters.take_over(StepOutput(), idle=True)
-            elif preparing:
-                preparing = self._loop.executor.idle()
+            elif prepares and not (self._sleeper and self._sleeper.resting):
+                self._preparing = self._loop.executor.idle()
+            if self._sleeper is not None and self._sleeper.advance(idle=not self._loop.has_work):
+                self._preparing = True
             if self._events is not None:
                 self._events.publish()
             self._heartbeat()
@@ -139,6 +147,8 @@ class EngineCore:
                         self._loop.abort(sequence)
             case Load() | Unload():
                 self._change_adapters(client, message)
+            case Sleep() | Wake():
+                self._order(client, message)
             case Hello():
                 if self._adapters is not None and self._adapters.served:
                     self._send(client, Adapters(tuple(self._adapters.served.values())))
@@ -181,6 +191,29 @@ class EngineCore:
                 told(None)
         except StokerError as error:
             told(error)
+
+    def _order(self, client: Client, message: Sleep | Wake) -> None:
+        def told(error: StokerError | None) -> None:
+            # All know before whoever asked is answered.
+            for each in list(self._clients.values()):
+                self._send(each, Step(self._stats(), each.received))
+            self._send(client, Done(message.ticket, error))
+
+        try:
+            if self._sleeper is None:
+                raise UnsupportedError("A model that pools does not sleep.")
+            if isinstance(message, Wake):
+                self._sleeper.wake(message.tags, told)
+                return
+            self._sleeper.sleep(message.level, told)
+        except StokerError as error:
+            told(error)
+        else:
+            if message.abort and isinstance(self._loop, StepLoop):
+                output = StepOutput()
+                for sequence in [each for known in self._by_index for each in known.sequences.values()]:
+                    self._loop.cut_short(sequence, output)
+                self._publish(output)
 
     def _step(self) -> None:
         try:
@@ -333,15 +366,10 @@ def build_and_serve(
     finally:
         if events is not None:
             events.close()
+        if isinstance(loop, StepLoop):
+            loop.sleeper.close()
         executor.close()
     return 0
-
-
-def return_free_memory() -> None:
-    """Give what the start's temporary objects took back to the system, where the C library can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def tell_failure(socket: zmq.Socket[bytes], error: StokerError) -> None:

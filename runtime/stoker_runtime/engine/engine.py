@@ -30,9 +30,11 @@ from stoker_runtime.engine.messages import (
     Message,
     Ready,
     Refused,
+    Sleep,
     Step,
     Stop,
     Unload,
+    Wake,
     decode,
     encode,
 )
@@ -40,7 +42,7 @@ from stoker_runtime.engine.placing import Load as EngineLoad
 from stoker_runtime.engine.process import COMMAND, EngineProcess
 from stoker_runtime.engine.stream import TokenStream
 from stoker_runtime.engine.watchdog import Watchdog
-from stoker_runtime.errors import EngineDeadError, EngineError, StokerError, UnavailableError
+from stoker_runtime.errors import AsleepError, EngineDeadError, EngineError, StokerError, UnavailableError
 from stoker_runtime.process.stat import process_exists, processor_seconds
 from stoker_runtime.request import Adapter, EngineStats, Request
 from stoker_runtime.scheduler.limits import refuse_impossible
@@ -166,6 +168,8 @@ class AsyncEngine:
         self.check_health()
         if self._draining:
             raise UnavailableError("The server is shutting down and takes no new requests.")
+        if self._ledger.stats.sleep_level:
+            raise AsleepError
         for request in requests:
             self._ledger.refuse_running(request)
             refuse_impossible(
@@ -202,7 +206,23 @@ class AsyncEngine:
         """Take no new requests for `name`; those that there are go on. Raises NotFoundError."""
         await self._ask(lambda ticket: Unload(ticket, name))
 
-    async def _ask(self, make: Callable[[int], Load | Unload]) -> None:
+    async def sleep(self, level: int = 1, *, abort: bool = False) -> None:
+        """Take no new requests, and give the device's memory back once nothing runs; with `abort` what runs ends first.
+
+        Raises RequestError for another level than 1 and 2, or when it is woken up before, UnavailableError where the
+        host has no room, NotFoundError where it was not started to sleep.
+        """
+        await self._ask(lambda ticket: Sleep(ticket, level, abort))
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Take the memory of these parts again, or of all; requests are taken when all are there.
+
+        Raises UnavailableError where the device has no room, ModelError for files that are not what they were: it
+        sleeps on.
+        """
+        await self._ask(lambda ticket: Wake(ticket, tuple(tags)))
+
+    async def _ask(self, make: Callable[[int], Load | Unload | Sleep | Wake]) -> None:
         self.check_health()
         self._last_ticket += 1
         ticket = self._last_ticket

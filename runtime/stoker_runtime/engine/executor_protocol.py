@@ -7,6 +7,7 @@ Knows nothing of sequences, policies or processes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from stoker_runtime.config import EngineConfig
@@ -71,6 +72,36 @@ class AdapterHolder(Protocol):
         ...
 
 
+class DeviceSleeper(Protocol):
+    """What gives the device's memory back and takes it again, while no step is in flight. From any thread."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether any part of what a step needs is not there."""
+        ...
+
+    @property
+    def bytes_freed(self) -> int:
+        """Bytes of the device that were given back; 0 awake."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of weights that host memory holds."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Level 1: weights to host memory, KV dropped; 2: weights dropped too. Never less deep than before.
+
+        Raises UnavailableError; nothing has changed then.
+        """
+        ...
+
+    def wake(self, tags: Collection[str]) -> None:
+        """Take these parts of `WAKE_TAGS` again. Raises UnavailableError or ModelError; nothing has changed then."""
+        ...
+
+
 class Executor(Protocol):
     """Runs batches on one device. Sizes are final: nothing is "auto" or 0 any more.
 
@@ -96,6 +127,11 @@ class Executor(Protocol):
     @property
     def adapters(self) -> AdapterHolder | None:
         """Where adapters live."""
+        ...
+
+    @property
+    def sleeper(self) -> DeviceSleeper | None:
+        """What puts it to sleep; None where that was not asked for."""
         ...
 
     def execute(self, batch: Batch) -> Launched:

@@ -8,7 +8,7 @@ Knows nothing of text or HTTP, nor of how an engine is chosen (`placing.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,7 @@ from stoker_runtime.engine.messages import Ready
 from stoker_runtime.engine.placing import SentPrefixes, chain_of, least_work
 from stoker_runtime.engine.process import EngineProcess
 from stoker_runtime.engine.stream import TokenStream
-from stoker_runtime.errors import EngineDeadError, UnsupportedError
+from stoker_runtime.errors import EngineDeadError, StokerError, UnsupportedError
 from stoker_runtime.request import Adapter, EngineStats, Request
 
 
@@ -90,6 +90,18 @@ class EngineGroup:
         """Raises UnsupportedError."""
         raise UnsupportedError("Adapters are not served by several engines (--data-parallel-size).")
 
+    async def sleep(self, level: int = 1, *, abort: bool = False) -> None:
+        """As `AsyncEngine.sleep`, all engines; where one cannot, the others wake up again."""
+        try:
+            await _all(each.sleep(level, abort=abort) for each in self.engines)
+        except StokerError:
+            await _all(each.wake_up() for each in self.engines)
+            raise
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """As `AsyncEngine.wake_up`, all engines; those that can stay awake where one cannot."""
+        await _all(each.wake_up(tags) for each in self.engines)
+
     def submit(self, requests: Sequence[Request]) -> TokenStream:
         """As `AsyncEngine.submit`, by the engine that has the least to do for them."""
         self.check_health()
@@ -152,6 +164,14 @@ async def start_engines(config: EngineConfig, processes: Sequence[EngineProcess]
 async def attach_engines(endpoints: Sequence[str]) -> AsyncEngine | EngineGroup:
     """The same of engines that another process started."""
     return await (AsyncEngine.attach(endpoints[0]) if len(endpoints) == 1 else EngineGroup.attach(endpoints))
+
+
+async def _all(doing: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all, then raise the first error."""
+    ended = await asyncio.gather(*doing, return_exceptions=True)
+    for error in ended:
+        if error is not None:
+            raise error
 
 
 def numbered(number: int, error: EngineDeadError) -> EngineDeadError:

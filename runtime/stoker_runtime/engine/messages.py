@@ -52,6 +52,8 @@ class Kind(IntEnum):
     STOP = 3
     LOAD = 4
     UNLOAD = 5
+    SLEEP = 6
+    WAKE = 7
     READY = 10
     FAILED = 11
     REFUSED = 12
@@ -97,6 +99,23 @@ class Unload:
 
     ticket: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """API → engine: sleep at `level` once nothing runs; answer `ticket` with Done. With `abort` end what runs."""
+
+    ticket: int
+    level: int
+    abort: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """API → engine: wake these parts, none for all; answer `ticket` with Done."""
+
+    ticket: int
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Engine → API: what came of a Load or an Unload."""
+    """Engine → API: what came of a Load, an Unload, a Sleep or a Wake."""
 
     ticket: int
     error: errors.StokerError | None = None
@@ -192,7 +211,7 @@ class Step:
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
 
-Message = Hello | Add | Abort | Load | Unload | Stop | Ready | Failed | Refused | Adapters | Done | Step
+Message = Hello | Add | Abort | Load | Unload | Sleep | Wake | Stop | Ready | Failed | Refused | Adapters | Done | Step
 
 _PARAMS = tuple(each.name for each in fields(SamplingParams) if each.name != "constraint")
 _STATS = tuple(each.name for each in fields(EngineStats))
@@ -257,6 +276,10 @@ def _from_wire(kind: int, *values: Any) -> Message:
             return Load(*values)
         case Kind.UNLOAD:
             return Unload(*values)
+        case Kind.SLEEP:
+            return Sleep(values[0], int(values[1]), bool(values[2]))
+        case Kind.WAKE:
+            return Wake(values[0], tuple(map(str, values[1])))
         case Kind.HELLO:
             return Hello()
         case Kind.STOP:
@@ -286,6 +309,10 @@ def _to_wire(message: Message) -> tuple[Any, ...]:
             return (Kind.LOAD, message.ticket, message.name, message.path, message.parent, message.replace)
         case Unload():
             return (Kind.UNLOAD, message.ticket, message.name)
+        case Sleep():
+            return (Kind.SLEEP, message.ticket, message.level, message.abort)
+        case Wake():
+            return (Kind.WAKE, message.ticket, message.tags)
         case Hello():
             return (Kind.HELLO,)
         case Stop():

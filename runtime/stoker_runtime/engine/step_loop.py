@@ -17,9 +17,10 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.adapters import Adapters
 from stoker_runtime.engine.constraints import Constraints
 from stoker_runtime.engine.executor_protocol import Executor, Launched
+from stoker_runtime.engine.sleep import Sleeper
 from stoker_runtime.errors import EngineError, RequestError
 from stoker_runtime.kvcache.journal import CacheJournal
-from stoker_runtime.request import EngineStats, Request
+from stoker_runtime.request import EngineStats, FinishReason, Request
 from stoker_runtime.sampling.grammar import GrammarCompiler, build_tokenizer
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.limits import SchedulerConfig
@@ -38,6 +39,7 @@ class StepLoop:
         self.journal = CacheJournal() if config.publishes_kv_events else None
         self.scheduler = Scheduler(scheduler_config(executor, config, self.journal))
         self.adapters = Adapters(self.scheduler, executor.adapters)
+        self.sleeper = Sleeper(self.scheduler, executor.sleeper)
         self._constraints = Constraints(self.scheduler, GrammarCompiler(lambda: load_trie(executor, config)))
         self._launched: Launched | None = None
         self._step_seconds = 0.0
@@ -60,7 +62,8 @@ class StepLoop:
         return self.scheduler.config.max_queued
 
     def add(self, request: Request, *, client: int = 0, handle: int = 0) -> Sequence:
-        """Queue a request; errors as `Scheduler.add`."""
+        """Queue a request; errors as `Scheduler.add`, and AsleepError asleep."""
+        self.sleeper.require_awake()
         if request.pooling is not None:
             raise RequestError("This model generates text; it does not embed or score.")
         self.adapters.require(request.adapter)
@@ -74,6 +77,11 @@ class StepLoop:
         """End a sequence at once; False when it had ended."""
         self._constraints.forget(sequence)
         return self.scheduler.abort(sequence)
+
+    def cut_short(self, sequence: Sequence, output: StepOutput) -> None:
+        """End a sequence at once, as part of `output`."""
+        self._constraints.forget(sequence)
+        self.scheduler.end(sequence, FinishReason.ABORT, output)
 
     def step(self) -> StepOutput:
         """Launch the next step, then take in the one before. Raises what the executor raises."""
@@ -100,6 +108,7 @@ class StepLoop:
         """Gauges of now and counters since start."""
         stats = self.scheduler.stats()
         stats.step_seconds, stats.batch_tokens = self._step_seconds, self._batch_tokens
+        self.sleeper.count(stats)
         return stats
 
     def _measure(self, launched: Launched | None, finished: Launched | None) -> None:

@@ -37,6 +37,7 @@ from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.models.quantized_head import head_and_table, with_head
 from stoker_runtime.models.spec import ModelSpec
@@ -71,6 +72,11 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
         source = read_source(config.model)
         pooling = read_pooling(source, config)
     if pooling is not None:
+        if config.enable_sleep_mode:
+            raise ConfigError(
+                f"enable_sleep_mode is for models that generate; {config.model} embeds or scores.",
+                param="enable_sleep_mode",
+            )
         return build_pooling_executor(config, source, pooling, seconds, ahead)
     return _build(config, source, seconds, ahead)
 
@@ -132,10 +138,13 @@ def _build(
             # One scheduler counts for all.
             plan = replace(plan, pages=rank.collectives.least(plan.pages))
             host = replace(host, pages=rank.collectives.least(host.pages))
+
+    def load(ahead: UploadAhead | None = None) -> DecoderWeights:
+        found = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)
+        return packed_for_cpu(found) if device.type == "cpu" else found
+
     with phase("weights", seconds), torch.inference_mode():
-        weights = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)
-        if device.type == "cpu":
-            weights = packed_for_cpu(weights)
+        weights = load(ahead)
     with phase("cache", seconds), torch.inference_mode():
         if rank is None:
             decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
@@ -153,6 +162,8 @@ def _build(
             raise KernelUnavailableError(str(error)) from error
     with phase("graphs", seconds):
         executor.capture(FIRST_GRAPHS)
+    if config.enable_sleep_mode:
+        executor.sleeper = executor.sleep_kind(executor, load)
     log.info("device: %s", executor.describe()["device"])
     for op, implementation in executor.kernels().items():
         log.info("kernel: %-22s %s", op, implementation)

@@ -31,6 +31,7 @@ from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.page_swap import PageSwap, by_page, upload
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes, verify_tokens
+from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import StepShape
@@ -52,6 +53,8 @@ KV_TORCH_DTYPES = {
 
 class Executor:
     """Implements the engine's `Executor` protocol for one device."""
+
+    sleep_kind: type[DeviceSleep] = DeviceSleep
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Executor:
         self._pages = by_page(self.arena)
         self._swap = PageSwap(self.arena, host) if host.pages else None
         self.adapters = adapters
+        self.sleeper: DeviceSleep | None = None
         step = AdapterStep(config, adapters, device) if adapters is not None else None
         self.body = StepBody(config, decoder, self.arena, device, make_sampler, step)
         self._decodes: tuple[int, ...] = ()
@@ -104,7 +108,7 @@ class Executor:
             self._cap_staging = Staging(self.max_num_seqs, device)
         self._caps: tuple[int, ...] = ()
         self._shapes = step_shapes(config, spec)
-        self._graphs = StepGraphs(self.body, device, plan.graphs, enabled=not config.enforce_eager)
+        self.graphs = StepGraphs(self.body, device, plan.graphs, enabled=not config.enforce_eager)
         hold(plan.workspace, device)
 
     @torch.inference_mode()
@@ -158,7 +162,7 @@ class Executor:
         if batch.drafts:
             return self._verify(batch)
         shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted)
-        return self._read_back(batch, shape, self._graphs.run(shape))
+        return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _verify(self, batch: Batch) -> Launched:
         """A decode with drafts; its rows are on the device already."""
@@ -169,7 +173,7 @@ class Executor:
             self._cap_staging.upload(caps, self.body.speculation.caps)
             self._caps = batch.draft_caps
         shape = self._shapes.verify(len(batch.decodes), batch.drafts, self.body.sampler.mode, self._adapted)
-        return self._read_back(batch, shape, self._graphs.run(shape))
+        return self._read_back(batch, shape, self.graphs.run(shape))
 
     def _mixed(self, batch: Batch) -> Launched:
         """Decodes and prefill chunks together, as a graph where the host would take longer than the GPU."""
@@ -179,7 +183,7 @@ class Executor:
         shape, graphed = self._shapes.ragged(len(batch.decodes), len(batch.prefills), tokens, mode, adapted)
         self._ragged_staging.upload(pack_ragged(batch, shape), self.body.ragged.packed)
         if graphed:
-            return self._read_back(batch, shape, self._graphs.run(shape))
+            return self._read_back(batch, shape, self.graphs.run(shape))
         longest = max(len(chunk.token_ids) for chunk in batch.prefills)
         return self._read_back(batch, shape, self.body.mixed(shape, longest)[0])
 
@@ -285,7 +289,7 @@ class Executor:
             "host_pages": str(self.host_pages),
             **({"speculation": str(self.drafting)} if self.drafting is not None else {}),
             **({"adapter_slots": str(self.adapters.slots)} if self.adapters is not None else {}),
-            "graphs": str(self._graphs.captured),
+            "graphs": str(self.graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},
             **{f"compiled.{kernel}": reason for kernel, reason in compiled_at_start().items()},
             **{f"seconds.{phase}": f"{seconds:.2f}" for phase, seconds in self.start_seconds.items()},
@@ -306,22 +310,22 @@ class Executor:
         And copy a page that is blank still, onto itself.
         """
         copy_pages(self._pages, self._pages, upload([(0, 0)], self.device))
-        for shape in self._graphs.missing(self._planned((GREEDY,))):
+        for shape in self.graphs.missing(self._planned((GREEDY,))):
             if shape.prefills == 0 and shape.rows in sizes:
                 self._quiesce(shape)
-                self._graphs.warm(shape)
+                self.graphs.warm(shape)
 
     @torch.inference_mode()
     def capture(self, sizes: tuple[int, ...] = ()) -> None:
         """Capture greedy decode graphs for these padded sizes; every planned greedy graph where none is named."""
-        for shape in reversed(self._graphs.missing(self._planned((GREEDY,)))):
+        for shape in reversed(self.graphs.missing(self._planned((GREEDY,)))):
             if not sizes or (shape.prefills == 0 and shape.rows in sizes):
                 self._prepare(shape)
 
     @torch.inference_mode()
     def idle(self) -> bool:
         """Use a moment without work: capture one more graph. False when there is nothing left to prepare."""
-        missing = self._graphs.missing(self._planned((GREEDY, SAMPLE)))
+        missing = self.graphs.missing(self._planned((GREEDY, SAMPLE)))
         if missing:
             self._prepare(missing[0])
         return len(missing) > 1
@@ -331,7 +335,7 @@ class Executor:
 
     def _prepare(self, shape: StepShape) -> None:
         self._quiesce(shape)
-        self._graphs.prepare(shape)
+        self.graphs.prepare(shape)
 
     def _quiesce(self, shape: StepShape) -> None:
         self.body.quiesce(shape)
@@ -339,7 +343,7 @@ class Executor:
 
     def close(self) -> None:
         """Release graphs, device memory and the host pool."""
-        self._graphs.clear()
+        self.graphs.clear()
         if self._swap is not None:
             self._swap.close()
 

@@ -84,6 +84,10 @@ class Decoder:
         # Keys and values are of order one, so fp8 caches without calibrated scales use 1.
         self._unit_scale = torch.ones(spec.kv_heads, dtype=torch.float32, device=device)
 
+    def renew(self, weights: DecoderWeights) -> None:
+        """Run with other weights of the same shapes from now on."""
+        self.weights = weights
+
     def of_layers(self, layers: Sequence[int]) -> Decoder:
         """The same model with these layers alone, in this order: same memory, other results."""
         few = copy(self)

@@ -32,6 +32,7 @@ from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
 from stoker_runtime.offline.record import Record, Task, as_output, gather
 from stoker_runtime.offline.running import clear, run_to_end, step
+from stoker_runtime.offline.sleep import Sleeps
 from stoker_runtime.outputs import BeamSearchOutput, Delta, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from stoker_runtime.request import Constraint, Request, TokenLogprobs
 from stoker_runtime.request import SamplingParams as EngineParams
@@ -53,7 +54,7 @@ Params = AnyParams | Sequence[AnyParams] | None
 UNBOUNDED = 1 << 62
 
 
-class LLM:
+class LLM(Sleeps):
     """A model and its engine in this process."""
 
     def __init__(self, model: str, *, generation_config: str = "auto", **options: Any) -> None:

@@ -31,7 +31,6 @@ ONE_VALUE: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto",),
     "skip_tokenizer_init": (False,),
     "cpu_offload_gb": (0,),
-    "enable_sleep_mode": (False,),
     "disable_sliding_window": (False,),
     "logprobs_mode": ("raw_logprobs",),
     "tokenizer_revision": (None, "main"),

@@ -35,14 +35,20 @@ class RankDecoder(Decoder):
         collectives: Collectives,
     ) -> None:
         """`spec` and `weights` are the rank's."""
-        if not collectives.place.is_last:
-            kind = torch.float32 if spec.norm_offset else dtype
-            weights = replace(weights, final_norm=torch.ones(spec.hidden, dtype=kind, device=device))
         super().__init__(spec, weights, device, dtype, max_model_len=max_model_len)
         self.collectives = collectives
         self._place = collectives.place
+        self.renew(weights)
         if not spec.parallel:
             self._stream = RankStream(spec, collectives)
+
+    def renew(self, weights: DecoderWeights) -> None:
+        """As `Decoder.renew`; before the last stage nothing is normed at the end."""
+        if not self._place.is_last:
+            kind = torch.float32 if self.spec.norm_offset else self.dtype
+            ones = torch.ones(self.spec.hidden, dtype=kind, device=weights.final_norm.device)
+            weights = replace(weights, final_norm=ones)
+        super().renew(weights)
 
     def forward(self, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """As `Decoder.forward`; before the last stage what comes back has the shape alone."""

@@ -18,8 +18,10 @@ from stoker_runtime.errors import EngineDeadError
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.launched import Launched
 from stoker_runtime.executor.resolve import SCORED_ROWS
+from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.step_shape import StepShape
 from stoker_runtime.parallel.decoder import RankDecoder
+from stoker_runtime.ranks.sleep import LeadSleep, RankSleep
 from stoker_runtime.ranks.wire import IDLE, STOP, Wire, command
 from stoker_runtime.sampling.logprobs import PendingPromptLogprobs
 from stoker_runtime.sampling.sampler import MASKED
@@ -55,6 +57,7 @@ class RankExecutor(Executor):
     """What all ranks do alike."""
 
     decoder: RankDecoder
+    sleep_kind: type[DeviceSleep] = RankSleep
 
     def rehearse(self) -> None:
         """As `Executor.rehearse`, by each rank for itself: how much is rehearsed depends on its layers."""
@@ -64,6 +67,8 @@ class RankExecutor(Executor):
 
 class LeadingExecutor(RankExecutor):
     """The leader's: the engine's `Executor` for all ranks together."""
+
+    sleep_kind = LeadSleep
 
     def __init__(self, *args: Any, others: Others) -> None:
         """`args` as `Executor` takes them."""
@@ -83,6 +88,11 @@ class LeadingExecutor(RankExecutor):
         with self.waiting():
             self._others.write(command(IDLE))
             return super().idle()
+
+    def tell(self, order: int) -> None:
+        """Give every other rank a command. Raises EngineDeadError when they are gone."""
+        self._others.check()
+        self._others.write(command(order))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

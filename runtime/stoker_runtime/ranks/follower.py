@@ -78,6 +78,7 @@ def follow_leader(start: RankStart) -> None:
     from stoker_runtime.executor.build import build_rank
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
+    from stoker_runtime.ranks.sleep import obey
 
     rank = Rank(place, start.store, by_peers=not start.config.disable_custom_all_reduce)
     executor = build_rank(start.config, rank, FollowingExecutor)
@@ -90,6 +91,8 @@ def follow_leader(start: RankStart) -> None:
             executor.execute(task)
         elif task == IDLE:
             executor.idle()
+        else:
+            obey(executor.sleeper, task)
     executor.close()
     ring.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 
 STEP, IDLE, STOP = 1, 2, 3
-"""The first number of a message: run a batch; prepare something small; end."""
+"""The first number of a message: run a batch; prepare something small; end. Others are of `sleep.py`."""
 SAME, GIVEN = 0, 1
 PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads")
 

@@ -64,8 +64,7 @@ class Scheduler:
         self._departed = False
         self._random = random.Random(config.seed)
         self._admissions = AdmissionRate()
-        self._serial = self._step = 0
-        self._preemptions = self._prompt_tokens = self._generation_tokens = 0
+        self._serial = self._step = self._preemptions = self._prompt_tokens = self._generation_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -169,10 +168,7 @@ class Scheduler:
                 self._leave(sequence)
 
     def fail(self, message: str) -> list[Sequence]:
-        """End every sequence that a failed step may have touched, and distrust what it cached.
-
-        Those that wait and have nothing in flight stay queued.
-        """
+        """End every sequence that a failed step may have touched, but none that waits, and distrust what it cached."""
         flying = [sequence for flight in self._flights for sequence in (*flight.sampled, *flight.prefilling)]
         touched = dict.fromkeys((*self._decoding, *self._prefilling, *self._ending, *flying))
         failed = [sequence for sequence in touched if sequence.finish is None]
@@ -183,9 +179,13 @@ class Scheduler:
             self._placement.forget(sequence)
         self._flights.clear()
         self._launched_prefills = ()
+        self.forget_caches()
+        return failed
+
+    def forget_caches(self) -> None:
+        """Forget prefixes, sessions and what adapters' slots hold. Nothing is placed."""
         self._settle()
         self._placement.clear_caches()
-        return failed
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since start; the step's own figures are the step loop's."""

@@ -10,14 +10,17 @@ from dataclasses import replace
 
 from stoker_runtime.api.answering.state import Service
 from stoker_runtime.api.generate.engine_client import EngineClient
-from stoker_runtime.errors import EngineError
+from stoker_runtime.errors import AsleepError, EngineError
 from stoker_runtime.request import FinishReason, PoolingParams, Request, SamplingParams
 
 WARM_UP_TOKENS = 2
 
 
 async def warm_up(service: Service, engine: EngineClient) -> None:
-    """Let one short completion, or text to pool, through an engine. Raises EngineError when it does not come out."""
+    """Let one short completion, or text to pool, through an engine. Raises EngineError when it does not come out.
+
+    An engine that sleeps has had its own.
+    """
     prompt = tuple(at % service.limits.vocab_size for at in range(4))
     request, good = Request("warm-up", prompt, SamplingParams(), time.monotonic()), FinishReason.LENGTH
     if service.pooling is None:
@@ -28,10 +31,15 @@ async def warm_up(service: Service, engine: EngineClient) -> None:
         prompt = prompt[: service.limits.max_model_len]
         params, good = SamplingParams(max_tokens=0), FinishReason.STOP
         request = replace(request, prompt_token_ids=prompt, params=params, pooling=PoolingParams())
-    stream = engine.submit([request])
-    while True:
-        for output in await stream.next():
-            if output.finish is good:
-                return
-            if output.finish is not None:
-                raise EngineError(f"The warm-up completion ended with {output.finish}: {output.error or 'no reason'}.")
+    try:
+        stream = engine.submit([request])
+        while True:
+            for output in await stream.next():
+                if output.finish is good:
+                    return
+                if output.finish is not None:
+                    said = output.error or "no reason"
+                    raise EngineError(f"The warm-up completion ended with {output.finish}: {said}.")
+    except AsleepError:
+        # It answered others before it slept.
+        return

@@ -97,7 +97,6 @@ UNSUPPORTED = {
     "hf-token": "set HF_TOKEN, or log in with `hf auth login`: other users of the machine see command lines",
     "uvicorn-log-level": "there is one log: use --log-level",
     "max-log-len": "prompts are never logged",
-    "enable-sleep-mode": "weights stay on the device; a service that nobody asks can sleep without pods instead",
     "headless": "a model runs on one machine",
 }
 """Flags that are refused, and why."""

@@ -13,6 +13,8 @@ from api_server import KEY, Running, make_state, serve, wait_until
 from calling_server import TEMPLATE, LongEngine, prompt, says
 from pydantic import BaseModel
 
+from stoker_runtime.api.messages.events import MessageBuilder
+
 MODEL = "byte-model"
 USER: Any = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -280,3 +282,9 @@ def test_api_key_as_anthropic_sends_it() -> None:
             "type": "error",
             "error": {"type": "authentication_error", "message": "The API key is missing or wrong."},
         }
+
+
+def test_a_message_that_the_server_cut_short_is_not_said_to_be_whole() -> None:
+    builder = MessageBuilder("msg_1", "m")
+    builder.finish({"finish_reason": "abort"}, {"prompt_tokens": 3, "completion_tokens": 1})
+    assert builder.message["stop_reason"] == "max_tokens"

@@ -12,6 +12,8 @@ from api_server import Running, wait_until
 from calling_server import prompt, says
 from pydantic import BaseModel
 
+from stoker_runtime.api.responses.events import ResponseBuilder
+
 MODEL = "byte-model"
 PARAMETERS = {
     "type": "object",
@@ -310,3 +312,10 @@ def test_a_deadline(calling: Running, client: openai.OpenAI) -> None:
     assert last.response.error is not None
     assert last.response.error.code == "deadline_exceeded"
     assert wait_until(lambda: len(calling.engine.aborted) == 1)
+
+
+def test_a_response_that_the_server_cut_short_is_not_said_to_be_whole() -> None:
+    builder = ResponseBuilder({"id": "resp_1", "output": [], "status": "in_progress"})
+    builder.close("abort")
+    ended = builder.finish("abort", {})
+    assert (ended["type"], builder.response["status"]) == ("response.incomplete", "incomplete")

@@ -1,6 +1,7 @@
 """An engine process that builds the uniform executor: what `AsyncEngine.start(command=…)` runs in these tests.
 
-The first argument picks how it behaves: `ok`, `adapters` (`ok` with room for some), `slow` (20 ms a step),
+The first argument picks how it behaves: `ok`, `adapters` (`ok` with room for some), `slow` (20 ms a step), `sleepy`
+(`slow`, and what `UniformSleeper` does by a folder),
 `fails-at-N` (the executor breaks in step N),
 `stumbles-at-N` (step N fails, the executor goes on), `no-model` (the start fails), `bug` (the start crashes), `late`
 (the start takes a minute).
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from uniform_executor import UniformAdapters, UniformExecutor, UniformLaunched
+from uniform_sleeper import UniformSleeper
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.core import run
@@ -48,6 +51,11 @@ def build(config: EngineConfig, ahead: UploadAhead | None) -> UniformExecutor:
         return UniformExecutor(**sizes)
     if mode == "adapters":
         return UniformExecutor(**sizes, adapters=UniformAdapters(2, 3))
+    if mode == "sleepy":
+        sleeper = UniformSleeper(Path(sys.argv[2]))
+        sleepy = UniformExecutor(**sizes, step_seconds=0.02, sleeper=sleeper)
+        sleeper.pages = sleepy.kv
+        return sleepy
     if mode == "slow":
         return UniformExecutor(**sizes, step_seconds=0.02)
     executor = FailingExecutor(**sizes, step_seconds=0.001)

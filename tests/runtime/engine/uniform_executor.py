@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_runtime.drafts.settings import Drafting
+from stoker_runtime.engine.executor_protocol import DeviceSleeper
 from stoker_runtime.errors import ModelError
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
@@ -117,6 +118,7 @@ class UniformExecutor:
         host_page_tokens: float = 0.0,
         adapters: UniformAdapters | None = None,
         drafting: Drafting | None = None,
+        sleeper: DeviceSleeper | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.host_pages = host_pages
@@ -130,6 +132,7 @@ class UniformExecutor:
         self.step_seconds = step_seconds
         self.adapters = adapters
         self.drafting = drafting
+        self.sleeper = sleeper
         self.verify_tokens = drafting.verify_tokens(max_num_seqs, max_num_batched_tokens) if drafting else 0
         self.chance = random.Random(vocab_size)
         self.runs: dict[int, tuple[int, int]] = {}
@@ -148,6 +151,7 @@ class UniformExecutor:
     def execute(self, batch: Batch) -> UniformLaunched:
         """Verify and run one batch."""
         assert batch.step == self.batches + 1, "a step was skipped"
+        assert self.sleeper is None or not self.sleeper.asleep, "a step of a sleeper"
         assert self.sampled == self.batches, "the step before has not sampled"
         self.batches += 1
         self._verify_shape(batch)
@@ -177,6 +181,7 @@ class UniformExecutor:
 
     def idle(self) -> bool:
         """Three moments of preparation."""
+        assert self.sleeper is None or not self.sleeper.asleep, "a sleeper prepares something"
         self.idles += 1
         return self.idles < 3
 

@@ -341,9 +341,9 @@ def test_other_kv_events_are_refused(value: str) -> None:
         parse(["m", "--kv-events-config", value], {})
 
 
-def test_sleep_mode_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="--enable-sleep-mode is not supported: weights stay on the device"):
-        parse(["m", "--enable-sleep-mode"], {})
+def test_sleep_mode_is_off_unless_it_is_asked_for() -> None:
+    assert not parse(["m"], {}).engine.enable_sleep_mode
+    assert parse(["m", "--enable-sleep-mode"], {}).engine.enable_sleep_mode
 
 
 @pytest.mark.parametrize(

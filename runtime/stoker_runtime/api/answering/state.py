@@ -23,7 +23,7 @@ from stoker_runtime.api.generate.sampling import Limits, SamplingDefaults
 from stoker_runtime.api.limits.limiter import RateLimiter
 from stoker_runtime.api.tools.dialect import Dialect
 from stoker_runtime.config import ServerConfig
-from stoker_runtime.errors import CapacityError, EngineError, NotFoundError, RequestError, UnavailableError
+from stoker_runtime.errors import AsleepError, CapacityError, EngineError, NotFoundError, RequestError, UnavailableError
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.models.pooling import PoolingSpec, Task
 from stoker_runtime.process.board import ACTIVE, LAST
@@ -197,9 +197,11 @@ class ServerState:
         return service, service.pooling
 
     def require_ready(self) -> Service:
-        """The service, whatever it does. Raises UnavailableError while starting or draining."""
+        """The service, whatever it does. Raises UnavailableError while starting or draining, AsleepError asleep."""
         if self.phase is not Phase.READY or self.service is None:
             raise UnavailableError(f"The server is {self.phase}: {self.detail}.", code=f"server_{self.phase}")
+        if self.service.engine.stats().sleep_level:
+            raise AsleepError
         return self.service
 
     def loaded(self) -> Service:

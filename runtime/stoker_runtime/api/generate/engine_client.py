@@ -54,6 +54,22 @@ class EngineClient(Protocol):
         """Take no new requests for `name`. Raises NotFoundError."""
         ...
 
+    async def sleep(self, level: int = 1, *, abort: bool = False) -> None:
+        """Take no new requests, and give the device's memory back once nothing runs; with `abort` what runs ends first.
+
+        Raises RequestError for another level than 1 and 2, or when it is woken up before, UnavailableError where the
+        host has no room, NotFoundError where it was not started to sleep.
+        """
+        ...
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Take the memory of these parts again, or of all; requests are taken when all are there.
+
+        Raises UnavailableError where the device has no room, ModelError for files that are not what they were: it
+        sleeps on.
+        """
+        ...
+
     def submit(self, requests: Sequence[Request]) -> TokenStream:
         """Queue `requests` (all or none).
 

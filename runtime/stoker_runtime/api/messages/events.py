@@ -71,7 +71,8 @@ class MessageBuilder:
         return [*events, {"type": "message_stop"}]
 
     def _stop(self, choice: Mapping[str, Any]) -> tuple[str, str | None]:
-        if choice.get("finish_reason") == "length":
+        if choice.get("finish_reason") in ("length", "abort"):
+            # Of a text that the server cut short there is no word but this that says it is not whole.
             return "max_tokens", None
         if any(block["type"] == "tool_use" for block in self.message["content"]):
             return "tool_use", None

@@ -16,6 +16,8 @@ from typing import Any
 Event = dict[str, Any]
 TEXT_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+CUT = ("length", "abort")
+"""Reasons for which a text is not whole."""
 
 
 @dataclass(slots=True)
@@ -62,14 +64,14 @@ class ResponseBuilder:
     def close(self, reason: str) -> list[Event]:
         """Finish the last item; an answer of nothing is an empty message."""
         events = [] if self.response["output"] or self._open else self._write("message", None, "")
-        return events + self._close("incomplete" if reason == "length" else "completed")
+        return events + self._close("incomplete" if reason in CUT else "completed")
 
     def finish(self, reason: str, usage: Mapping[str, Any]) -> Event:
         """The end that the engine came to, after `close`."""
         self.response["usage"] = dict(usage)
         if reason == "length":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return self._end("incomplete" if reason == "length" else "completed")
+        return self._end("incomplete" if reason in CUT else "completed")
 
     def fail(self, error: Mapping[str, Any]) -> list[Event]:
         """The end that an error made."""
