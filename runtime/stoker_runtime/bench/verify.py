@@ -36,9 +36,10 @@ class Tolerance:
 # tenfold, of bf16 (0.4%) to a few percent, of W8A8 (two independent roundings to 3 bits, 4%) to a third: 0.8 logits
 # between two tokens, so that one in some thousands loses three times as much. A wrong kernel loses all of the best
 # token's lead, five logits and more, at every position. Keys and values alone in 8 bits lie between: 1.2 at worst, 0.15
-# on average.
+# on average. A head alone in 8 bits rounds states that differ as those of bf16 do once more, which at most doubles what
+# they lose: 0.01 at worst of 270 tokens of 28 random layers on a CPU; no GPU has been asked yet.
 TOLERANCE_BF16 = Tolerance(0.4, 0.05)
-TOLERANCE_FP8_HEAD = Tolerance(1.0, 0.125)
+TOLERANCE_FP8_HEAD = Tolerance(0.8, 0.1)
 TOLERANCE_FP8_KV = Tolerance(2.0, 0.25)
 TOLERANCE_FP8 = Tolerance(3.5, 0.7)
 # An engine rounds in some ten places of a layer, the reference that shows what rounding costs in one.
