@@ -70,7 +70,7 @@ BINARIES: dict[str, Binary] = {
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "epp": Binary("epp", "sigs.k8s.io/gateway-api-inference-extension/cmd/epp"),
     "pause": Binary("pause", ".", static=True),
-    "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane"),
+    "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane", static=True),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw", static=True),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
