@@ -132,7 +132,7 @@ async def test_orders_one_after_the_other(engine: AsyncEngine) -> None:
 
 
 async def test_a_sleep_that_waits_is_called_off(engine: AsyncEngine) -> None:
-    asked = request("long", 200)
+    asked = request("long", 4000)
     stream = engine.submit([asked])
     await asyncio.wait_for(stream.next(), PATIENCE)
     falling = asyncio.create_task(engine.sleep(2))
