@@ -84,10 +84,12 @@ def packed_row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) 
     """
     if tile > _STREAMED:
         return RowTile(128, 256, 8, 2) if tile == TOKEN_TILES[-1] else RowTile(64, 256, 4, 3)
+    if tile <= FEW_TOKENS:
+        return RowTile(32, 256, 2, 3)
     for wide in (32,) if gated else (64, 32):
         if tiles * -(-rows // wide) >= _WAVES * sms:
-            return RowTile(wide, 256, wide // 16, 4 if gated or tile > FEW_TOKENS else 6)
-    return RowTile(16, 256, 1, 4 if tile > FEW_TOKENS else 6)
+            return RowTile(wide, 256, wide // 16, 4)
+    return RowTile(16, 256, 1, 4)
 
 
 def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:

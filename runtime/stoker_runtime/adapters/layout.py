@@ -9,7 +9,7 @@ Knows nothing of files and devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.parameter import Parameter, Role
@@ -61,8 +61,9 @@ class AdapterLayout:
         """The layout for `spec`; with `embeddings` the embedding and the output head have places too."""
         places: list[Place] = []
         at = 0
+        apart = replace(spec, tie_embeddings=False)  # a checkpoint's tied head is its embedding, an adapter's is not
         for parameter in _adaptable(spec, embeddings=embeddings):
-            names = tensor_names(spec, parameter.name, Vocabulary.HF)
+            names = tensor_names(apart, parameter.name, Vocabulary.HF)
             modules = tuple(name.removesuffix(".weight") for name in names)
             rows, columns = piece_rows(spec, parameter, len(modules)), parameter.shape[1]
             factor = 1.0

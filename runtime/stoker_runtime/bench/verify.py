@@ -42,8 +42,9 @@ TOLERANCE_BF16 = Tolerance(0.4, 0.05)
 TOLERANCE_FP8_HEAD = Tolerance(0.8, 0.1)
 TOLERANCE_FP8_KV = Tolerance(2.0, 0.25)
 TOLERANCE_FP8 = Tolerance(3.5, 0.7)
-# An engine rounds in some ten places of a layer, the reference that shows what rounding costs in one.
-ROUNDINGS = 3.0
+# An engine rounds in some ten places of a layer, the reference that shows what rounding costs in one; what is lost
+# grows with the variance, for a loss is as rare as it is small.
+ROUNDINGS = 10.0
 
 
 @dataclass(frozen=True, slots=True)

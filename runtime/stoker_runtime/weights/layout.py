@@ -81,8 +81,8 @@ class WeightArena:
         """Quantize a 16- or 32-bit matrix [N, K] to its place."""
         if name in self.experts:
             count = self.experts[name][0].shape[0]
-            for expert, rows in enumerate(whole.chunk(count)):
-                self.store_expert(name, expert, *quantize_mxfp4(rows))
+            for expert, matrix in enumerate(whole.chunk(count)):
+                self.store_expert(name, expert, *quantize_mxfp4(matrix))
             return
         if name not in self.integers:
             for first in range(0, whole.shape[0], max(1, QUANTIZED_AT_ONCE // whole.shape[1])):
