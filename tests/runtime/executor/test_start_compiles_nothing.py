@@ -245,7 +245,7 @@ def test_every_launch_has_a_precompiled_variant(
     run_everything(body, table)
     launched = recorder.wanted.values()
     missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
-    assert len(recorder.wanted) > 20
+    assert len(recorder.wanted) > 12  # how many differ by alignment as well, which is the allocator's
     assert not missing, "\n".join(sorted(missing))
 
 
