@@ -42,9 +42,9 @@ def until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> i
 
 
 async def work_until(
-    stop: asyncio.Event, *work: Coroutine[Any, Any, None], leave: Callable[[], Awaitable[None]]
+    stop: asyncio.Event, *work: Coroutine[Any, Any, None], leave: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Do all of `work` until `stop` is set, and on while `leave` runs; then cancel it.
+    """Do all of `work` until `stop` is set, and on while `leave` runs, if anybody is led here; then cancel it.
 
     Raises what a piece of the work raises, at once; nothing of it is left running.
     """
@@ -54,7 +54,8 @@ async def work_until(
         done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        await leave()
+        if leave is not None:
+            await leave()
     finally:
         for task in (*tasks, stopping):
             task.cancel()

@@ -42,15 +42,11 @@ async def run(settings: NodeCacheSettings, stop: asyncio.Event) -> int:
         unready=lambda: "" if agent.synced else "starting",
     )
     try:
-        await process.work_until(stop, agent.run(), leave=_at_once)
+        await process.work_until(stop, agent.run())
     finally:
         await runner.cleanup()
         await cluster.close()
     return 0
-
-
-async def _at_once() -> None:
-    """Nobody is led here: there is nothing to wait for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,18 +5,19 @@ Knows nothing of how memory is given back.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
 from stoker_runtime.engine.step_loop import StepLoop
 
 
-class Sleeps:
+class Sleeps(ABC):
     """What of `LLM` sleeps."""
 
     @property
-    def _loop(self) -> StepLoop:
-        raise NotImplementedError
+    @abstractmethod
+    def _loop(self) -> StepLoop: ...
 
     def sleep(self, level: int = 1) -> None:
         """Give the device's memory back; `LLM(enable_sleep_mode=True)` allows it.

@@ -74,6 +74,15 @@ def node(cluster: Cluster, namespace: str, kubectl: Callable[..., str], eventual
 
 
 @pytest.fixture
+async def bare_node(namespace: str, kubectl: Callable[..., str]) -> AsyncIterator[str]:
+    """A Node that nobody has said anything of yet; its name."""
+    name = f"node-{namespace}"
+    kubectl("create", "-f", "-", stdin={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    yield name
+    kubectl("delete", "node", name)
+
+
+@pytest.fixture
 def look(reconciler: Reconciler, namespace: str, eventually: Callable[..., Any]) -> Callable[..., Any]:
     """Reconcile `name` until its Ready condition has `reason`; returns the whole object."""
 

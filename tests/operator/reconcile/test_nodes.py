@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +22,6 @@ Object = dict[str, Any]
 @pytest.fixture
 def reconciler(cluster: Cluster) -> Reconciler:
     return Reconciler(cluster, PodClient(2.0), Settings(node_cache_class="copies"))
-
-
-@pytest.fixture
-async def bare_node(namespace: str, kubectl: Callable[..., str]) -> AsyncIterator[str]:
-    """A node that no agent has labelled yet."""
-    name = f"node-{namespace}"
-    kubectl("create", "-f", "-", stdin={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
-    yield name
-    kubectl("delete", "node", name)
 
 
 async def test_a_node_counts_from_the_first_pod_that_reads_its_copy(

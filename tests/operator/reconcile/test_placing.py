@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +17,13 @@ Object = dict[str, Any]
 
 
 @pytest.fixture
-async def full_node(cluster: Cluster, namespace: str, kubectl: Callable[..., str]) -> AsyncIterator[str]:
+def full_node(bare_node: str, kubectl: Callable[..., str]) -> str:
     """A node with one GPU."""
-    name = f"node-{namespace}"
-    head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
-    kubectl("create", "-f", "-", stdin=head)
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "1"}
     status = {"allocatable": amounts, "capacity": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
-    kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-    kubectl("taint", "node", name, "node.kubernetes.io/not-ready:NoSchedule-", check=False)
-    yield name
-    kubectl("delete", "node", name)
+    kubectl("patch", "node", bare_node, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    kubectl("taint", "node", bare_node, "node.kubernetes.io/not-ready:NoSchedule-", check=False)
+    return bare_node
 
 
 async def test_a_serving_pod_gives_way_only_to_one_that_can_take_its_place(
