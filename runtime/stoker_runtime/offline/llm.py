@@ -26,13 +26,14 @@ from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.fetch.by_name import located
-from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt, salt_of, text_of
+from stoker_runtime.inputs import PromptType, as_prompts, plain_prompt
 from stoker_runtime.offline.lora import LoRARequest, LoraRequests, Loras
 from stoker_runtime.offline.options import engine_options
 from stoker_runtime.offline.progress_line import Progress, watched
-from stoker_runtime.offline.record import Record, Task, as_output, gather
+from stoker_runtime.offline.record import Record, Rounds, as_output, gather
 from stoker_runtime.offline.running import clear, run_to_end, step
 from stoker_runtime.offline.sleep import Sleeps
+from stoker_runtime.offline.task import AnyParams, Params, Task, TaskMaker, ranked
 from stoker_runtime.outputs import BeamSearchOutput, Delta, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from stoker_runtime.request import Constraint, Request, TokenLogprobs
 from stoker_runtime.request import SamplingParams as EngineParams
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from stoker_runtime.offline.pooling import LocalPooling
     from stoker_runtime.offline.tokenizer import ScriptTokenizer
     from stoker_runtime.text.tokenizer import Tokenizer
-
-AnyParams = SamplingParams | EngineParams
-Params = AnyParams | Sequence[AnyParams] | None
 
 UNBOUNDED = 1 << 62
 
@@ -165,17 +163,19 @@ class LLM(Sleeps):
         name: a line of progress on standard error; by default where that is a terminal. Raises RequestError for a
         prompt that cannot be run; none has been started then.
         """
-        tasks = self._adapted(self._tasks(as_prompts(prompts), sampling_params, stop), lora_request)
+        tasks = self._adapted(self._make.tasks(as_prompts(prompts), sampling_params, stop), lora_request)
         if priority is not None:
-            tasks = self._ranked(tasks, priority)
+            tasks = ranked(tasks, priority, self._config.scheduling_policy)
         running = self._submit(tasks)
         records = {each: self._record(each, task) for task, group in zip(tasks, running, strict=True) for each in group}
         search = any(task.stops for task in tasks)
+        rounds = Rounds([] if search else list(records.values()))
         bar = Progress(len(records)) if watched(use_tqdm) and records else None
 
         def take(output: StepOutput) -> None:
             for sequence in gather(output, records, search=search):
                 self._loop.abort(sequence)
+            rounds.step()
             if bar is not None:
                 bar.show(sum(each.finish is not None for each in records), len(output.tokens))
 
@@ -193,7 +193,7 @@ class LLM(Sleeps):
         stop: Sequence[str] = (), lora_request: LoRARequest | None = None,
     ) -> Iterator[Delta]:  # fmt: skip
         """Generate for one prompt and yield text as it becomes certain. Closing the iterator ends the sequence."""
-        [task] = self._adapted(self._tasks([prompt], sampling_params, stop), lora_request)
+        [task] = self._adapted(self._make.tasks([prompt], sampling_params, stop), lora_request)
         if task.n != 1:
             raise RequestError("A stream has one choice; n must be 1.", param="n")
         [[running]] = self._submit([task])
@@ -243,7 +243,7 @@ class LLM(Sleeps):
         """The likeliest continuations of each prompt, best first; adapters as in generate. Raises RequestError."""
         from stoker_runtime.offline.beams import beam_output, search_beams
 
-        given = [self._ids(prompt) for prompt in as_prompts(prompts)]
+        given = [self._make.ids(prompt) for prompt in as_prompts(prompts)]
         longest, eos = self._loop.scheduler.config.max_tokens, self._loop.executor.eos_token_ids
         step = partial(self._likeliest, self._loras.numbers(self._loop, lora_request, len(given)))
         found = search_beams(given, params.validate(), longest, eos, step)
@@ -307,47 +307,23 @@ class LLM(Sleeps):
 
         With several choices a prompt, all of the first prompt's come first.
         """
-        groups = self._submit(self._tasks(list(prompts), sampling_params, ()))
+        groups = self._submit(self._make.tasks(list(prompts), sampling_params, ()))
         running = [each for group in groups for each in group]
         run_to_end(self._loop, running, lambda output: None)
         return [each.tokens[each.prompt_length :].tolist() for each in running]
 
-    def _tasks(self, prompts: Sequence[PromptType], params: Params, stop: Sequence[str]) -> list[Task]:
-        """What is to be done for each prompt. Raises RequestError."""
-        if not isinstance(params, Sequence):
-            params = [self.get_default_sampling_params() if params is None else params] * len(prompts)
-        if len(params) != len(prompts):
-            raise RequestError(f"There are {len(prompts)} prompts and {len(params)} parameters.", param="params")
-        return [self._task(prompt, one, tuple(stop)) for prompt, one in zip(prompts, params, strict=True)]
-
-    def _task(self, prompt: PromptType, params: AnyParams, stop: tuple[str, ...]) -> Task:
-        ids = self._ids(prompt)
-        name, text, salt = f"llm-{next(self._names)}", text_of(prompt), salt_of(prompt)
-        if isinstance(params, EngineParams):
-            return Task(name, text, ids, params.validate(), stops=stop, salt=salt)
-        longest = self._loop.scheduler.config.max_tokens
-        ids = params.cut(ids, longest)
-        found = params.resolve(longest - len(ids), lambda: self.tokenizer)
-        shown = (params.include_stop_str_in_output, params.skip_special_tokens, params.detokenize)
-        return Task(name, text, ids, found, params.n, (*params.stops, *stop), *shown, salt=salt)
+    @property
+    def _make(self) -> TaskMaker:
+        """Raises RequestError for a model that pools."""
+        longest, defaults = self._loop.scheduler.config.max_tokens, self.get_default_sampling_params
+        return TaskMaker(longest, lambda: self.tokenizer, defaults, self._names)
 
     def _adapted(self, tasks: list[Task], asked: Loras) -> list[Task]:
         """The tasks with the numbers of their adapters. Raises RequestError."""
+        if asked is None:
+            return tasks
         numbers = self._loras.numbers(self._loop, asked, len(tasks))
         return [replace(task, adapter=number) for task, number in zip(tasks, numbers, strict=True)]
-
-    def _ranked(self, tasks: list[Task], priority: Sequence[int]) -> list[Task]:
-        """The tasks with their priorities. Raises RequestError."""
-        if len(priority) != len(tasks):
-            raise RequestError(f"There are {len(tasks)} prompts and {len(priority)} priorities.", param="priority")
-        if any(priority) and self._config.scheduling_policy != "priority":
-            raise RequestError("priority needs scheduling_policy='priority'.", param="priority")
-        return [replace(task, priority=one) for task, one in zip(tasks, priority, strict=True)]
-
-    def _ids(self, prompt: PromptType) -> tuple[int, ...]:
-        """The ids of a prompt. Raises RequestError."""
-        plain = plain_prompt(prompt)
-        return tuple(self.tokenizer.encode(plain) if isinstance(plain, str) else plain)
 
     def _record(self, sequence: Running, task: Task) -> Record:
         from stoker_runtime.text.detokenizer import Detokenizer

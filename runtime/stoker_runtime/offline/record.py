@@ -6,35 +6,20 @@ Knows nothing of models and batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stoker_runtime.offline.task import Task
 from stoker_runtime.outputs import CompletionOutput, Delta, RequestOutput, Spelling, position_logprobs
-from stoker_runtime.request import FinishReason, SamplingParams, TokenLogprobs
+from stoker_runtime.request import FinishReason, TokenLogprobs
 from stoker_runtime.scheduler.draft import StepOutput
 from stoker_runtime.scheduler.sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from stoker_runtime.text.detokenizer import Detokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is to be done for one prompt: `n` sequences, and how their tokens become text."""
-
-    name: str
-    text: str | None
-    ids: tuple[int, ...]
-    params: SamplingParams
-    n: int = 1
-    stops: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special: bool = True
-    detokenize: bool = True
-    salt: str = ""
-    priority: int = 0
-    adapter: int = 0
+STEPS_A_ROUND = 16
 
 
 class Record:
@@ -53,8 +38,10 @@ class Record:
         self.over = False
 
     def read(self) -> bool:
-        """Read the new tokens; whether a stop string was found in them."""
+        """Read the new tokens; whether a stop string was found in them. What is over has none."""
         sequence, detokenizer = self._sequence, self._detokenizer
+        if self.over:
+            return False
         if detokenizer is None:
             self.over = sequence.finish is not None
             return False
@@ -85,7 +72,7 @@ class Record:
         self._text.clear()
         if not text and not self.over:
             return None
-        start, self._shown = self._shown, len(self._token_ids)
+        start, self._shown = self._shown, self._given
         finish, stop_reason = self._finish() if self.over else (None, None)
         return Delta(text, self._token_ids[start:], finish, stop_reason)
 
@@ -94,7 +81,7 @@ class Record:
         if not self.over:
             self.read()
         finish, stop_reason = self._finish()
-        tokens = list(self._token_ids)
+        tokens = self._sequence.tokens[self._sequence.prompt_length :].tolist()
         asked = self._sequence.params.logprobs is not None
         logprobs = position_logprobs(tokens, self.logprobs[: len(tokens)], spelling) if asked else None
         return CompletionOutput(index, "".join(self._text), tokens, finish, stop_reason, logprobs)
@@ -103,6 +90,10 @@ class Record:
     def cached_tokens(self) -> int:
         """Prompt tokens that the prefix cache spared."""
         return self._sequence.cached_tokens
+
+    @property
+    def _given(self) -> int:
+        return len(self._sequence.tokens) - self._sequence.prompt_length
 
     @property
     def _token_ids(self) -> tuple[int, ...]:
@@ -114,9 +105,25 @@ class Record:
             return FinishReason.STOP, self._detokenizer.stopped_by
         sequence = self._sequence
         assert sequence.finish is not None, "the sequence goes on"
-        if sequence.finish is FinishReason.LENGTH and len(self._token_ids) < sequence.params.max_tokens:
+        if sequence.finish is FinishReason.LENGTH and self._given < sequence.params.max_tokens:
             return sequence.finish, "max_model_len"
         return sequence.finish, sequence.stop_token
+
+
+class Rounds:
+    """Reads some records after each step, in turn, while the device works on the next one: little is left at the end.
+
+    All of it at the end would be time in which the device waits, and a token at a time costs ten times as much.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+        self._turn = itertools.cycle(range(STEPS_A_ROUND))
+
+    def step(self) -> None:
+        """Read the records whose turn it is."""
+        for record in self._records[next(self._turn) :: STEPS_A_ROUND]:
+            record.read()
 
 
 def gather(output: StepOutput, records: Mapping[Running, Record], *, search: bool) -> list[Running]:

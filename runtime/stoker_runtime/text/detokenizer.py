@@ -20,7 +20,7 @@ NOTHING: frozenset[int] = frozenset()
 class Detokenizer:
     """The text side of one sequence. `stopped_by` is the stop string that ended it, once one has."""
 
-    __slots__ = ("_bytes", "_decode", "_held", "_include_stop", "_longest", "_skip", "_stops", "stopped_by")
+    __slots__ = ("_bytes_of", "_decode", "_held", "_include_stop", "_longest", "_skip", "_stops", "stopped_by")
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Detokenizer:
         visible: frozenset[int] = NOTHING,
     ) -> None:
         """`visible` special tokens are text even where special tokens are skipped."""
-        self._bytes = tokenizer.token_bytes
+        self._bytes_of = tokenizer.bytes_of
         self._skip = tokenizer.special_ids - visible if skip_special else NOTHING
         self._decode = _NewDecoder(errors="replace").decode
         self._stops = tuple(stops)
@@ -53,8 +53,7 @@ class Detokenizer:
         """
         if self.stopped_by is not None:
             return ""
-        skip = self._skip
-        fresh = self._decode(b"".join([self._bytes(token) for token in tokens if token not in skip]))
+        fresh = self._decode(self._bytes_of(tokens, self._skip))
         if not self._stops:
             return fresh
         if not search:

@@ -39,6 +39,11 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER: Final = _byte_of_character()
+_NO_BYTE: Final = 0x100
+_BYTE_CHARACTERS: Final = dict.fromkeys(range(0x100), _NO_BYTE) | {
+    ord(character): byte for character, byte in BYTE_OF_CHARACTER.items()
+}
+"""For `str.translate`: the character of each byte's own number, one beyond them for characters that stand for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Tokenizer:
         self._strips = any(map(_strips_first_space, parts))
         top = max([self.vocab_size - 1, *added]) + 1
         self._bytes: list[bytes | None] = [None] * top
+        self._tables: dict[frozenset[int], list[bytes | None]] = {frozenset(): self._bytes}
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
@@ -169,6 +175,19 @@ class Tokenizer:
             known = self._bytes[token_id] = self._make_bytes(token_id)
         return known
 
+    def bytes_of(self, ids: Sequence[int], skip: frozenset[int] = frozenset()) -> bytes:
+        """The bytes of `ids`, none of them negative, joined; those of `skip` add nothing."""
+        table = self._tables.get(skip)
+        if table is None:
+            table = self._tables[skip] = [b"" if at in skip else None for at in range(len(self._bytes))]
+        try:
+            return b"".join(map(table.__getitem__, ids))  # type: ignore[arg-type]
+        except (TypeError, IndexError):  # one that was not seen before, or that is beyond the vocabulary
+            for at in ids:
+                if at < len(table) and table[at] is None:
+                    table[at] = self.token_bytes(at)
+        return b"".join([self.token_bytes(at) for at in ids if at not in skip])
+
     def spell(self, token_id: int) -> str:
         """The text of one id by itself; bytes that are no UTF-8 become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -190,8 +209,10 @@ class Tokenizer:
         if token is None:
             return b""
         if self._kind == BYTE_LEVEL:
-            found = [BYTE_OF_CHARACTER.get(character, -1) for character in token]
-            return token.encode() if -1 in found else bytes(found)
+            try:
+                return token.translate(_BYTE_CHARACTERS).encode("latin-1")
+            except UnicodeEncodeError:  # a character that stands for no byte
+                return token.encode()
         if self._kind == WORDPIECE:
             return token.removeprefix("##").encode() if token.startswith("##") else f" {token}".encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker_runtime.offline.record import Record
+from stoker_runtime.offline.record import STEPS_A_ROUND, Record, Rounds
 from stoker_runtime.request import FinishReason
 from stoker_runtime.text.detokenizer import Detokenizer
 
@@ -20,8 +20,8 @@ class Letters:
     special_ids: frozenset[int] = frozenset({3})
 
     @staticmethod
-    def token_bytes(token: int) -> bytes:
-        return bytes([token])
+    def bytes_of(tokens: Sequence[int], skip: frozenset[int]) -> bytes:
+        return bytes(token for token in tokens if token not in skip)
 
 
 class Pushes(Detokenizer):
@@ -52,3 +52,25 @@ def test_text_without_stop_strings_is_made_at_once(stops: tuple[str, ...], piece
 
 def test_the_id_that_ended_it_is_no_text() -> None:
     assert Record(ended(b"moss!", FinishReason.STOP), Pushes(())).completion(0, None).text == "moss"
+
+
+def test_records_are_read_in_turn_while_steps_run() -> None:
+    spoken = [b"rye", b"oats and barley", b"", *(bytes([at]) * (at % 7) for at in range(97, 120))]
+    sequences = [ended(b"") for _ in spoken]
+    for each in sequences:
+        each.finish = None
+    pushes = [Pushes(()) for _ in spoken]
+    records = [Record(sequence, each) for sequence, each in zip(sequences, pushes, strict=True)]
+    rounds = Rounds(records)
+    for at in range(max(map(len, spoken))):
+        for sequence, text in zip(sequences, spoken, strict=True):
+            sequence.tokens.extend(text[at : at + 1])
+        rounds.step()
+    for _ in range(STEPS_A_ROUND):
+        rounds.step()
+    assert [sum(each.pieces) for each in pushes] == list(map(len, spoken)), "nothing is left for the end"
+    for sequence, text in zip(sequences, spoken, strict=True):
+        sequence.finish, sequence.params = FinishReason.LENGTH, SimpleNamespace(logprobs=None, max_tokens=len(text))
+    for _ in range(STEPS_A_ROUND):
+        rounds.step()
+    assert [each.completion(0, None).text.encode() for each in records] == spoken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,20 @@ def test_a_long_listing_is_cut(tmp_path: Path) -> None:
         (tmp_path / f"file{at:02}").touch()
     with pytest.raises(ModelError, match="file07 and 12 more\\)"):
         Tokenizer.load(str(tmp_path))
+
+
+def test_bytes_of_many_are_those_of_each_also_when_some_were_seen_before() -> None:
+    tokenizer = Tokenizer.synthetic(700)
+    generator = random.Random(23)
+    for skip in (frozenset[int](), frozenset(generator.sample(range(700), 90))):
+        for _ in range(20):
+            ids = [generator.randrange(720) for _ in range(generator.randrange(60))]
+            assert tokenizer.bytes_of(ids, skip) == b"".join(tokenizer.token_bytes(at) for at in ids if at not in skip)
+
+
+def test_a_token_with_a_character_that_stands_for_no_byte_is_its_own_text() -> None:
+    rust = RustTokenizer(models.BPE({"\u0120a": 0, "a b": 1, "\u00ad": 2, "\u0143": 3, "\u4e00": 4}, []))
+    rust.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(rust, TokenizerFiles(), "here")
+    given = [tokenizer.token_bytes(at) for at in range(5)]
+    assert given == [b" a", b"a b", "\u00ad".encode(), b"\xad", "\u4e00".encode()]
