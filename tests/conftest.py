@@ -1,9 +1,10 @@
-"""For all tests on a GPU: a failure shows what of its memory was in use, and one that costs the process its GPU ends
-the run by name, where every test after it would fail without saying why.
+"""For all tests on a GPU: each gives its memory back to the next one; a failure shows what was in use, and one that
+costs the process its GPU ends the run by name, where every test after it would fail without saying why.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -26,6 +27,15 @@ def pytest_runtest_makereport(
         if lost:
             item.session.shouldstop = f"the GPU is lost since {item.nodeid}: {state}"
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """An engine is full of circles, and what it held of a GPU is in nobody else's reach until they are found."""
+    torch = sys.modules.get("torch")
+    if item.get_closest_marker("gpu") and torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def gpu_state(torch: Any) -> tuple[str, bool]:

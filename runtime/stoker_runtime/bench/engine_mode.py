@@ -12,13 +12,16 @@ import argparse
 import json
 import resource
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from stoker_runtime.bench import structured_mode
 from stoker_runtime.bench.peers import peers_on
+from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
 from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
@@ -77,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--kernel", action="append", default=[], metavar="OP=IMPLEMENTATION")
     flags.add_argument("--speculative-config", default="", metavar="JSON", help="verify drafts, as stoker serve does")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    flags.add_argument("--enable-lora", action="store_true", help="with the graphs that adapters run in")
+    flags.add_argument("--adapters", type=int, default=0, help="give requests so many random adapters in turn")
+    flags.add_argument("--max-lora-rank", type=int, default=16, help="their rank, on every linear")
     flags.add_argument(
         "--epsilon", type=float, default=0.0, help="loss of a token, in logits, that is a tie (default: by precision)"
     )
@@ -118,6 +124,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         enforce_eager=args.enforce_eager,
         enable_prefix_caching=False,
         speculative_config=args.speculative_config,
+        enable_lora=args.enable_lora or args.adapters > 0,
+        max_loras=max(1, args.adapters),
+        max_lora_rank=args.max_lora_rank,
         max_queued=1 << 20,
         kernels=tuple(pins),
     ).validate()
@@ -132,6 +141,8 @@ def peer_key(args: argparse.Namespace, config: EngineConfig) -> str:
         precision = f"{precision}-head-{config.quantize_head}"
     if config.kv_cache_dtype == "fp8":
         precision = f"{precision}-kv-fp8" if config.quantization != "none" else "kv-fp8"
+    if args.adapters:
+        precision = f"{precision}-lora-{args.adapters}x{args.max_lora_rank}"
     sampled = "/sampled" if args.temperature else ""  # of which peers.json has no row
     return f"{args.shape or args.model}/{precision}/{work}{sampled}"
 
@@ -159,19 +170,28 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return params
 
 
-def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, params: SamplingParams = GREEDY) -> Row:
-    """Warm up, time, check, and return one row."""
+def measure(
+    executor: Executor, work: Work, key: str, tolerance: Tolerance, params: SamplingParams = GREEDY,
+    adapters: Sequence[Path] = (),
+) -> Row:  # fmt: skip
+    """Warm up, time, check, and return one row; requests have the adapters in these folders in turn."""
     n, vocab = len(work.inputs), executor.vocab_size
     loop = StepLoop(executor, executor.config)
+    for folder in adapters:
+        loop.adapters.load_now(folder.name, str(folder))
+
+    def ran(work: Work, seed: int, params: SamplingParams = params) -> Round:
+        return run_round(loop, work, vocab, seed, params, len(adapters))
+
     warm = work.capped(SHORT_WARMUP_TOKENS) if n > SHORT_WARMUP_ABOVE else work
-    greedy = run_round(loop, warm, vocab, seed=1)
+    greedy = ran(warm, 1, GREEDY)
     for _ in range(2 if params.temperature > 0.0 else 0):  # a shape's second step captures its graph
-        run_round(loop, warm, vocab, seed=1, params=params)
+        ran(warm, 1)
     before = loop.stats()
-    timed = run_round(loop, work, vocab, seed=2, params=params)
+    timed = ran(work, 2)
     drafted = what_drafts_brought(before, loop.stats(), n) if executor.drafting is not None else None
     touched = experts_touched(executor)
-    prefill = min(run_round(loop, work.capped(1), vocab, seed=3 + i, params=params).wall for i in range(2))
+    prefill = min(ran(work.capped(1), 3 + i).wall for i in range(2))
     longest = max(work.outputs)
     return Row(
         key=key,
@@ -183,7 +203,7 @@ def measure(executor: Executor, work: Work, key: str, tolerance: Tolerance, para
         prefill_tok_s=sum(work.inputs) / prefill,
         p50_s=sorted(timed.latencies)[n // 2],
         spread=timed.spread,
-        verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance),
+        verdict=check(executor, greedy if params.temperature > 0.0 else timed, tolerance, adapters),
         peer=peers_on(executor.describe()["device"]).get(key, {}).get(str(n), {}),
         experts=touched,
         drafted=drafted,
@@ -216,8 +236,8 @@ def experts_touched(executor: Executor) -> ExpertsTouched | None:
     )
 
 
-def check(executor: Executor, measured: Round, tolerance: Tolerance) -> Verdict:
-    """Compare the first, middle and last request of a round with the reference."""
+def check(executor: Executor, measured: Round, tolerance: Tolerance, adapters: Sequence[Path] = ()) -> Verdict:
+    """Compare the first, middle and last request of a round with the reference, each with its adapter."""
     count = len(measured.prompts)
     chosen = sorted({0, count // 2, count - 1})[:VERIFIED_PROMPTS]
     sequences = [
@@ -225,7 +245,8 @@ def check(executor: Executor, measured: Round, tolerance: Tolerance) -> Verdict:
         for i in chosen
     ]
     decoder = executor.decoder
-    return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance, executor.max_model_len)
+    given = [adapters[i % len(adapters)] for i in chosen] if adapters else []
+    return verify_greedy(decoder.spec, decoder.weights, sequences, tolerance, executor.max_model_len, given)
 
 
 def main(argv: list[str]) -> int:
@@ -238,13 +259,16 @@ def main(argv: list[str]) -> int:
         if args.structured or args.json_schema:
             return structured_mode.report(args, executor)
         executor.capture()
-        return report(args, executor, time.perf_counter() - began)
+        took = time.perf_counter() - began
+        with tempfile.TemporaryDirectory(prefix="stoker-adapters-") as folder:
+            adapters = write_adapters(executor.decoder.spec, args.adapters, args.max_lora_rank, Path(folder))
+            return report(args, executor, took, adapters)
     except StokerError as error:
         sys.stderr.write(f"stoker bench: {error.message}\n")
         return 2
 
 
-def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -> int:
+def report(args: argparse.Namespace, executor: Executor, start_seconds: float, adapters: Sequence[Path]) -> int:
     """Measure every N, print the table, write the files."""
     key, params = peer_key(args, executor.config), sampling_params(args)
     described = executor.describe()
@@ -261,7 +285,7 @@ def report(args: argparse.Namespace, executor: Executor, start_seconds: float) -
             work = Work.uniform(n, least, most)
         else:
             work = Work.fixed(n, args.input_len, args.output_len)
-        rows.append(measure(executor, work, key, tolerance, params))
+        rows.append(measure(executor, work, key, tolerance, params, adapters))
         print_table(rows[-1:], header=len(rows) == 1)
         if args.json:
             args.json.write_text(json.dumps(as_json(described, rows, start_seconds), indent=1))

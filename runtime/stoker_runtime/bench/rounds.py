@@ -68,8 +68,12 @@ class Round:
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-def run_round(loop: StepLoop, work: Work, vocab: int, seed: int, params: SamplingParams = GREEDY) -> Round:
+def run_round(
+    loop: StepLoop, work: Work, vocab: int, seed: int, params: SamplingParams = GREEDY, adapters: int = 0
+) -> Round:
     """Submit all of `work` and run it to the end; tokens are chosen by `params`, each request with a seed of its own.
+
+    Request i has adapter i % `adapters` + 1, where there are any.
 
     Raises:
         EngineError: a request ended early or with an error.
@@ -79,7 +83,12 @@ def run_round(loop: StepLoop, work: Work, vocab: int, seed: int, params: Samplin
     prompts = [tuple(generator.randrange(FIRST_TOKEN, top) for _ in range(length)) for length in work.inputs]
     began = time.perf_counter()
     sequences = [
-        loop.add(Request(str(i), prompt, replace(params, max_tokens=count, ignore_eos=True, seed=i)))
+        loop.add(
+            Request(
+                str(i), prompt, replace(params, max_tokens=count, ignore_eos=True, seed=i),
+                adapter=i % adapters + 1 if adapters else 0,
+            )
+        )
         for i, (prompt, count) in enumerate(zip(prompts, work.outputs, strict=True))
     ]
     finished: dict[str, float] = {}

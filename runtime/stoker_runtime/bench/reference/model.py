@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stoker_kernels.quant import AnyWeight
+from stoker_runtime.bench.reference.adapter import AdaptedWeight
 from stoker_runtime.bench.reference.latent import latent_heads
 from stoker_runtime.bench.reference.mixture import mixture
 from stoker_runtime.bench.reference.rotary import rotations
@@ -91,8 +92,10 @@ def _capped(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _linear(x: Tensor, weight: AnyWeight, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: AnyWeight | AdaptedWeight, bias: Tensor | None) -> Tensor:
     """A product by definition: of what is left of activations after they were rounded as the weight's kind says."""
+    if isinstance(weight, AdaptedWeight):
+        return _linear(x, weight.base, bias) + weight.added(x)
     return F.linear(as_read(x, weight), values_of(weight).float(), None if bias is None else bias.float())
 
 
