@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from stoker_runtime.bench.engine_mode import engine_config
 from stoker_runtime.bench.engine_mode import parser as engine_parser
+from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import StokerError
 from stoker_runtime.executor.executor import Executor
@@ -48,16 +51,18 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def record(executor: Executor, count: int, context: int) -> list[Launch]:
-    """All launches of RECORDED_STEPS steps, in the order of their starts."""
+def record(executor: Executor, count: int, context: int, adapters: Sequence[Path] = ()) -> list[Launch]:
+    """All launches of RECORDED_STEPS steps, in the order of their starts; sequences have the adapters in turn."""
     loop = StepLoop(executor, executor.config)
+    for folder in adapters:
+        loop.adapters.load_now(folder.name, str(folder))
     # Long enough that the first sequence still decodes when the last one has been prefilled.
     prefill_steps = count * context // executor.max_num_batched_tokens + 1
     steps = WARM_STEPS + RECORDED_STEPS + prefill_steps + 8
     params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
     for i in range(count):
         prompt = tuple((i * 7919 + j * 104729) % 50000 + 100 for j in range(context))
-        loop.add(Request(str(i), prompt, params))
+        loop.add(Request(str(i), prompt, params, adapter=i % len(adapters) + 1 if adapters else 0))
     for _ in range(prefill_steps + WARM_STEPS):
         loop.step()
     torch.cuda.synchronize()
@@ -83,11 +88,13 @@ def main(argv: list[str]) -> int:
         if executor.device.type != "cuda":
             raise StokerError("a step is profiled on a GPU; none is visible")
         executor.capture()
-        for count in (int(part) for part in args.n.split(",")):
-            launches = record(executor, count, args.input_len)
-            show(count, launches, args.top)
-            if args.timeline:
-                print("\n".join(timeline(launches)))
+        with tempfile.TemporaryDirectory(prefix="stoker-adapters-") as folder:
+            adapters = write_adapters(executor.decoder.spec, args.adapters, args.max_lora_rank, Path(folder))
+            for count in (int(part) for part in args.n.split(",")):
+                launches = record(executor, count, args.input_len, adapters)
+                show(count, launches, args.top)
+                if args.timeline:
+                    print("\n".join(timeline(launches)))
     except StokerError as error:
         sys.stderr.write(f"stoker bench: {error.message}\n")
         return 2
