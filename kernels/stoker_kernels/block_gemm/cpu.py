@@ -30,13 +30,13 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
 def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """`block_gemm.block_linear`."""
     if x.shape[0] >= UNPACKED_TOKENS:
-        y = torch.cat([_unpacked_product(x, piece, weight.in_features) for piece in weight.pieces], dim=1)
+        y = torch.cat([_unpacked_product(x, piece, weight.in_features) for piece in weight.blocks], dim=1)
         y = y if bias is None else y.add_(bias)
         return y if out is None else out.copy_(y)
     floats = x.float().contiguous()
     y = torch.empty((x.shape[0], weight.out_features), dtype=torch.float32)
     row = 0
-    for piece in weight.pieces:
+    for piece in weight.blocks:
         _product(floats, piece, y, row)
         row += piece.data.shape[0]
     y = y if bias is None else y.add_(bias)
@@ -76,7 +76,7 @@ def unpack(piece: BlockRows, columns: int, dtype: torch.dtype) -> Tensor:
 def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
     """`block_gemm.block_rows`."""
     wanted = ids.long().contiguous()
-    (piece,) = table.pieces
+    (piece,) = table.blocks
     if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < piece.data.shape[0]:
         raise ValueError(f"ids lie in [0, {piece.data.shape[0]}), not {int(wanted.min())} to {int(wanted.max())}")
     return _rows(piece, wanted, wanted.numel(), table.in_features).to(dtype)

@@ -1,8 +1,10 @@
 """`block_linear`: y = x · Wᵀ + bias for weights in GGUF's blocks; `block_rows`: rows of a table in them, by id.
 
-Implementations: `compiled` (C, on the CPU) and `reference`.
+Implementations: `compiled` (C, on the CPU) and `reference`. Weights in planes, which a GPU has, are ops of their own,
+`plane_linear` and `plane_rows`: `own` (Triton) and `reference`.
 Invariants: a weight's values are those of its format's definition, in fp32; products accumulate in fp32 and are rounded
-once. Each row of the result depends on its own row of x alone.
+once. For more than 32 tokens on a GPU, or on a CPU, a weight is rounded to the dtype of x before. Each row of the
+result depends on its own row of x alone.
 Does not know: which layer it serves, nor how weights reached memory.
 """
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cc
-from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
+from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
 from stoker_kernels.quant import BlockWeight
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -29,6 +31,11 @@ for _op in ("block_linear", "block_rows"):
     register(_op, "compiled", f"stoker_kernels.block_gemm.cpu:{_op}", compiled_supports)
     register(_op, "reference", f"stoker_kernels.block_gemm.reference:{_op}", reference_supports)
 
+_HALVES = (torch.bfloat16, torch.float16)
+for _op, _function in (("plane_linear", "block_linear"), ("plane_rows", "block_rows")):
+    register(_op, "own", f"stoker_kernels.block_gemm.plane_choose:{_op}", triton_supports(*_HALVES))
+    register(_op, "reference", f"stoker_kernels.block_gemm.reference:{_function}", reference_supports)
+
 
 def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """x [T, K] float, weight [N, K] → [T, N] of x's dtype; bias [N]; `out` is written and returned where given.
@@ -37,7 +44,8 @@ def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None = None, 
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features:
         raise ValueError(f"x is {tuple(x.shape)}, the weight [N, K] = {(weight.out_features, weight.in_features)}")
-    y: Tensor = select("block_linear", x.device, x.dtype)(x, weight, bias=bias, out=out)
+    op = "plane_linear" if weight.in_planes else "block_linear"
+    y: Tensor = select(op, x.device, x.dtype)(x, weight, bias=bias, out=out)
     return y
 
 
@@ -48,5 +56,5 @@ def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
     """
     if len(table.pieces) != 1:
         raise ValueError(f"a table of {len(table.pieces)} pieces cannot be looked up; it must be one")
-    rows: Tensor = select("block_rows", table.device, dtype)(ids, table, dtype)
+    rows: Tensor = select("plane_rows" if table.in_planes else "block_rows", table.device, dtype)(ids, table, dtype)
     return rows

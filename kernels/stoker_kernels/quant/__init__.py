@@ -3,6 +3,16 @@
 Must never know: how a product is computed (`gemm`). A new kind of weight: `linear_weight.py`.
 """
 
+from stoker_kernels.quant.block_planes import (
+    PLANE_KINDS,
+    STEP,
+    TAIL,
+    TAIL_PLACES,
+    PlaneRows,
+    place_planes,
+    plane_sizes,
+    steps_and_tails,
+)
 from stoker_kernels.quant.block_weight import BLOCK_FORMATS, BlockRows, BlockWeight, block_row_bytes
 from stoker_kernels.quant.fp4_weight import E2M1, FP4_BLOCKS, Fp4Kind, Fp4Weight
 from stoker_kernels.quant.int8_weight import INT8_MAX, Int8Weight, quantize_int8
@@ -30,6 +40,10 @@ __all__ = [
     "FP8_MAX",
     "INT8_MAX",
     "MIN_SCALE",
+    "PLANE_KINDS",
+    "STEP",
+    "TAIL",
+    "TAIL_PLACES",
     "WEIGHT_KINDS",
     "AnyWeight",
     "BlockRows",
@@ -40,16 +54,20 @@ __all__ = [
     "IntegerWeight",
     "Layout",
     "LinearWeight",
+    "PlaneRows",
     "Quantized",
     "WeightKind",
     "block_row_bytes",
     "dequantize",
     "integer_scale_shape",
     "pack_rows",
+    "place_planes",
+    "plane_sizes",
     "quantize_fp8",
     "quantize_int8",
     "quantize_integers",
     "quantize_weight",
     "scale_shape",
+    "steps_and_tails",
     "unpack_rows",
 ]

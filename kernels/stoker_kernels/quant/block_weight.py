@@ -1,7 +1,7 @@
-"""The weight of a linear layer in the blocks of a GGUF file, as the file has them.
+"""The weight of a linear layer in the blocks of a GGUF file, as the file has them, or in planes.
 
 Invariants: `data` of a piece is whole rows of whole blocks; pieces follow each other in the rows of the weight, each in
-a format of its own. A value of this type is checked once, when it is made.
+a format of its own; all are in planes, or none. A value of this type is checked once, when it is made.
 Does not know: what a block means (`block_gemm`), nor which file it came from.
 """
 
@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from stoker_kernels.quant.block_planes import PlaneRows
 
 # Name → (columns of a block, its bytes). The order is that of KINDS in block_gemm/csrc/cpu_blocks.c.
 BLOCK_FORMATS = {
@@ -47,17 +49,31 @@ class BlockRows:
     format: str
     data: Tensor
 
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.data.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.data.device
+
 
 @dataclass(frozen=True)
 class BlockWeight:
     """Weight [N, K] of y = x · Wᵀ. Raises ValueError naming what does not fit."""
 
-    pieces: tuple[BlockRows, ...]
+    pieces: tuple[BlockRows, ...] | tuple[PlaneRows, ...]
     in_features: int
     kind: Literal["blocks"] = "blocks"
 
     def __post_init__(self) -> None:
         for piece in self.pieces:
+            if isinstance(piece, PlaneRows):
+                if piece.columns != self.in_features:
+                    raise ValueError(f"{piece.format} planes of {piece.columns} columns, not of {self.in_features}")
+                continue
             wanted = block_row_bytes(piece.format, self.in_features)
             data = piece.data
             if data.dim() != 2 or data.shape[1] != wanted or data.dtype != torch.uint8 or not data.is_contiguous():
@@ -74,9 +90,24 @@ class BlockWeight:
     @property
     def out_features(self) -> int:
         """N."""
-        return sum(piece.data.shape[0] for piece in self.pieces)
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def in_planes(self) -> bool:
+        """Whether the pieces are in planes."""
+        return isinstance(self.pieces[0], PlaneRows)
+
+    @property
+    def planes(self) -> tuple[PlaneRows, ...]:
+        """The pieces, where they are in planes."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, PlaneRows))
+
+    @property
+    def blocks(self) -> tuple[BlockRows, ...]:
+        """The pieces, where they are as a file has them."""
+        return tuple(piece for piece in self.pieces if isinstance(piece, BlockRows))
 
     @property
     def device(self) -> torch.device:
         """Where the blocks lie."""
-        return self.pieces[0].data.device
+        return self.pieces[0].device

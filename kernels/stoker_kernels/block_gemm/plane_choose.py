@@ -1,0 +1,64 @@
+"""`plane_linear` and `plane_rows` on CUDA: fused products up to a few hundred tokens, beyond them dequantized rows
+and cuBLAS.
+
+Invariants: one call outside of a capture makes every later one of its shape capturable. What a call takes of memory
+beside its result is at most SCRATCH_BYTES, or one row, of weights in the dtype of x, or where K is split the parts of
+its sums in fp32.
+Does not know: which layer it serves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.launch.rehearsal import rehearsing
+from stoker_kernels.quant import BlockWeight, PlaneRows
+
+FUSED_TOKENS = 256
+SCRATCH_BYTES = 32 << 20
+"""Dequantized rows at a time: they stay in the L2 until they are read."""
+
+
+def plane_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """y = x · Wᵀ + bias, a piece of the weight after the other."""
+    y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device) if out is None else out
+    if x.shape[0] == 0:
+        return y
+    row = 0
+    for piece in weight.planes:
+        own = slice(row, row + piece.rows)
+        _product(x, piece, None if bias is None else bias[own], y[:, own])
+        row += piece.rows
+    return y
+
+
+def _product(x: Tensor, piece: PlaneRows, bias: Tensor | None, out: Tensor) -> None:
+    from stoker_kernels.block_gemm import plane_launch
+
+    if x.shape[0] <= FUSED_TOKENS:
+        plane_launch.linear(x, piece, bias, out)
+        return
+    at_once = max(1, SCRATCH_BYTES // (piece.columns * x.itemsize))
+    scratch = torch.empty((min(at_once, piece.rows), piece.columns), dtype=x.dtype, device=x.device)
+    for first in range(0, piece.rows, at_once):
+        part = scratch[: min(at_once, piece.rows - first)]
+        plane_launch.rows(piece, part, first=first)
+        own = slice(first, first + len(part))
+        if rehearsing():
+            continue
+        if bias is None:
+            torch.mm(x, part.t(), out=out[:, own])
+        else:
+            torch.addmm(bias[own], x, part.t(), out=out[:, own])
+
+
+def plane_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
+    """Rows of a table of one piece by id."""
+    from stoker_kernels.block_gemm import plane_launch
+
+    (piece,) = table.planes
+    out = torch.empty((ids.shape[0], piece.columns), dtype=dtype, device=ids.device)
+    if ids.shape[0]:
+        plane_launch.rows(piece, out, ids=ids)
+    return out

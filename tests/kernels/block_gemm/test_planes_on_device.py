@@ -1,0 +1,90 @@
+"""GGUF's blocks in planes, in Triton: values bit for bit as the gguf package's, and products."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tests.kernels.block_gemm.test_blocks import by_definition, columns_of, random_rows
+from tests.kernels.block_gemm.test_planes import in_planes, mild_rows
+
+from stoker_kernels.block_gemm import block_linear, block_rows, plane_launch
+from stoker_kernels.launch.dispatch import interpreting
+from stoker_kernels.quant import PLANE_KINDS, BlockWeight
+
+FLOATS = [torch.float16, torch.bfloat16]
+# The interpreter takes seconds a format: those that most files have, and others in turn.
+USUAL = ("Q4_K", "Q6_K", "Q8_0")
+NAMES = (*USUAL, *random.sample(sorted({*PLANE_KINDS} - {*USUAL}), 2)) if interpreting() else tuple(PLANE_KINDS)
+LOSES = {torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+def cut_off(dtype: torch.dtype) -> bool:
+    """The interpreter cuts bf16 off where a GPU rounds it."""
+    return interpreting() and dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_the_definition_rounded_once(name: str, device: torch.device) -> None:
+    columns, rows, dtype = columns_of(name), random.randint(17, 40), random.choice(FLOATS)
+    data = random_rows(name, rows, columns)
+    expected = by_definition(data, name).to(dtype)
+    piece = in_planes(name, data, columns, device)
+    out = torch.full((rows, columns), float("nan"), dtype=dtype, device=device)
+    plane_launch.rows(piece, out, widen=interpreting())
+    torch.testing.assert_close(out.cpu(), expected, rtol=2.0**-7 if cut_off(dtype) else 0.0, atol=0.0)
+    ids = torch.tensor([rows - 1, 0, 5, 5], dtype=torch.int32, device=device)
+    chosen = torch.empty((4, columns), dtype=dtype, device=device)
+    plane_launch.rows(piece, chosen, ids=ids, widen=interpreting())
+    assert torch.equal(chosen, out[ids.long()])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_of_few_and_of_many_tokens(name: str, device: torch.device) -> None:
+    columns, rows, dtype = columns_of(name), random.randint(33, 60), random.choice(FLOATS)
+    data = mild_rows(name, rows, columns)
+    values = by_definition(data, name).double().to(device)
+    piece = in_planes(name, data, columns, device)
+    for tokens in (random.choice([1, 5, 11, 30]), 65):
+        bias = random.choice([None, torch.randn(rows, device=device).to(dtype)])
+        x = torch.randn(tokens, columns, device=device).to(dtype)
+        wide = torch.full((tokens, rows + 24), float("nan"), dtype=dtype, device=device)
+        plane_launch.linear(x, piece, bias, wide[:, 16:-8], splits=random.randint(1, 2), widen=interpreting())
+        expected = x.double() @ values.t() + (0.0 if bias is None else bias.double())
+        found = (wide[:, 16:-8].double() - expected).norm() / expected.norm()
+        assert found < LOSES[dtype] * (3 if cut_off(dtype) else 1)
+        assert bool(wide[:, :16].isnan().all())
+        assert bool(wide[:, -8:].isnan().all())
+
+
+def test_splits_are_added_in_their_order(device: torch.device) -> None:
+    data = mild_rows("Q4_K", 32, 1024)
+    piece = in_planes("Q4_K", data, 1024, device)
+    x = torch.randn(5, 1024, device=device).half()
+    found = []
+    for splits in (4, 4, 1):
+        out = torch.empty((5, 32), dtype=torch.float16, device=device)
+        plane_launch.linear(x, piece, None, out, splits=splits, widen=interpreting())
+        found.append(out)
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PLANE_KINDS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_number_of_tokens_by_the_op(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    columns, rows = 2048 + columns_of(name), (1000, 24)
+    data = [mild_rows(name, count, columns) for count in rows]
+    weight = BlockWeight(tuple(in_planes(name, each, columns, device) for each in data), columns)
+    values = torch.cat([by_definition(each, name) for each in data]).double().to(device)
+    for tokens in (1, 7, 16, 31, 64, 65, 128, 200, 256, 257, 1000):
+        x, bias = torch.randn(tokens, columns, device=device).to(dtype), torch.randn(1024, device=device).to(dtype)
+        got = block_linear(x, weight, bias=bias)
+        expected = x.double() @ values.t() + bias.double()
+        assert (got.double() - expected).norm() < LOSES[dtype] * expected.norm()
+        assert torch.equal(got, block_linear(x, weight, bias=bias))
+    table = BlockWeight(weight.pieces[:1], columns)
+    ids = torch.randint(0, 1000, (300,), dtype=torch.int32, device=device)
+    assert torch.equal(block_rows(ids, table, dtype), values[ids.long()].float().to(dtype))
