@@ -19,8 +19,7 @@ from torch import Tensor
 from stoker_kernels.block_gemm import triton_planes as kernels
 from stoker_kernels.launch.dispatch import sm_count
 from stoker_kernels.launch.pdl import launch_options
-from stoker_kernels.quant import PLANE_KINDS, STEP, PlaneRows, steps_and_tails
-from stoker_kernels.quant.block_planes import element_bits
+from stoker_kernels.quant import PLANE_KINDS, PlaneRows, element_bits, steps_and_tails
 
 MOST_TILES = 8192
 """Tiles of a launch that may be split: what `arrivals` have room for."""
@@ -134,6 +133,3 @@ def rows(piece: PlaneRows, out: Tensor, *, ids: Tensor | None = None, first: int
         0 if high is None else high.stride(0), **constants(piece.format), ROWS=ROWS_AT_ONCE, WIDEN=widen,
         num_warps=ROW_WARPS, **launch_options(out.device),
     )  # fmt: skip
-
-
-assert all(STEP % kind.words == 0 for kind in PLANE_KINDS.values()), "places fill a step"

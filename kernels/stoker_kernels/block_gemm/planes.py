@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm.fields import Fields, fields_of
-from stoker_kernels.quant import BLOCK_FORMATS, PLANE_KINDS, STEP, TAIL, TAIL_PLACES, PlaneRows, steps_and_tails
-from stoker_kernels.quant.block_planes import PlaneKind, element_bits
+from stoker_kernels.quant import (
+    BLOCK_FORMATS,
+    PLANE_KINDS,
+    STEP,
+    TAIL,
+    TAIL_PLACES,
+    PlaneKind,
+    PlaneRows,
+    element_bits,
+    steps_and_tails,
+)
 
 PACKED_AT_ONCE = 1 << 24
 """Codes that are laid out together: each takes about ten bytes meanwhile."""

@@ -303,8 +303,8 @@ def plane_rows_kernel(
         s0, s1, s2, s3, f = _header(scale, factor, n, row, part, SCALE_WORDS, BYTES)
         _write(
             target + part * STEP, low_row + part * (STEP * LOW // 16),
-            high_row + part * (WORDS * (PLACES // HIGH_EACH)), s0, s1, s2, s3, f, there, STEP, WORDS, PLACES, LOW, HIGH, LOW_EACH, HIGH_EACH,
-            OFFSET, BYTES, MINS, NIBBLES, LEVELS, WIDEN,
+            high_row + part * (WORDS * (PLACES // HIGH_EACH)), s0, s1, s2, s3, f, there, STEP,
+            WORDS, PLACES, LOW, HIGH, LOW_EACH, HIGH_EACH, OFFSET, BYTES, MINS, NIBBLES, LEVELS, WIDEN,
         )  # fmt: skip
     elif not BYTES:
         tail = part - steps
