@@ -46,9 +46,7 @@ def complete(client: openai.OpenAI, prompt: str = "Hello") -> str:
 
 def streamed(client: openai.OpenAI) -> int:
     """Pieces of a streamed answer."""
-    said = [{"role": "user", "content": "Count to five."}]
-    stream = client.chat.completions.create(model="model", messages=said, max_tokens=12, stream=True)  # type: ignore[call-overload]
-    with stream:
+    with client.completions.create(model="model", prompt="Count to five:", max_tokens=12, stream=True) as stream:
         return sum(1 for _ in stream)
 
 
@@ -74,11 +72,11 @@ class Caller:
     def calling(self, base: str, key: str) -> Iterator[openai.OpenAI]:
         """The `openai` client; the name it asks for, and verifies, is the service's."""
 
-        def name_it(request: httpx.Request) -> None:
+        def name_it(request: Any) -> None:
             request.extensions["sni_hostname"] = self._name
 
         hooks = {"request": [name_it]}
-        with httpx.Client(verify=self._context, event_hooks=hooks, trust_env=False) as client:
+        with openai.DefaultHttpxClient(verify=self._context, event_hooks=hooks, trust_env=False) as client:
             yield openai.OpenAI(base_url=f"{base}/v1", api_key=key, timeout=120, max_retries=0, http_client=client)
 
     def serial(self, base: str) -> int:
