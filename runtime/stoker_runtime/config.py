@@ -99,6 +99,7 @@ class EngineConfig:
     `kv_events_config` None publishes nothing of the prefix cache.
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
+    `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
     """
 
     model: str
@@ -125,6 +126,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
+    batch_invariant: bool = False
     enable_sleep_mode: bool = False
     seed: int = 0
     runner: str = "auto"

@@ -9,25 +9,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
-for _op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
-    register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
+for _op in (
+    *("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"),
+    *("silu", "gelu", "gelu_tanh", "relu", "relu2", "scale_and_cap"),
+):
+    _path = f"stoker_kernels.activation.triton_activation:{_op}"
+    register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL), invariant=True)
     register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
-for _op in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "scale_and_cap"):
-    register(_op, "triton", f"stoker_kernels.activation.triton_activation:{_op}", triton_supports(*_HALF_AND_FULL))
-    register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
-register(
-    "silu_and_mul_quant",
-    "triton",
-    "stoker_kernels.activation.triton_activation:silu_and_mul_quant",
-    triton_supports(*_HALF_AND_FULL, min_sm=89),
+    register_invariant(_op, "rows", f"stoker_kernels.activation.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
+_quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89)
+_FOLDER = "stoker_kernels.activation"
+register("silu_and_mul_quant", "triton", f"{_FOLDER}.triton_activation:silu_and_mul_quant", _quantizing)
+register("silu_and_mul_quant", "reference", f"{_FOLDER}.reference:silu_and_mul_quant", reference_supports)
+register_invariant(
+    "silu_and_mul_quant", "by_columns", f"{_FOLDER}.triton_activation:silu_and_mul_quant_by_columns", _quantizing
 )
-register(
-    "silu_and_mul_quant", "reference", "stoker_kernels.activation.reference:silu_and_mul_quant", reference_supports
+register_invariant(
+    "silu_and_mul_quant", "rows", f"{_FOLDER}.rows:silu_and_mul_quant", cpu_supports(*_HALF_AND_FULL)
 )
 
 

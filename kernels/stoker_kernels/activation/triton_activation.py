@@ -166,6 +166,16 @@ def gelu_tanh_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def silu_and_mul_quant(x: Tensor) -> Quantized:
     """`activation.silu_and_mul_quant` on CUDA."""
+    return _silu_and_mul_quant(x, in_pieces=len(x) <= _FEW_ROWS)
+
+
+def silu_and_mul_quant_by_columns(x: Tensor) -> Quantized:
+    """The same by kernels that the number of rows does not choose."""
+    return _silu_and_mul_quant(x, in_pieces=True)
+
+
+def _silu_and_mul_quant(x: Tensor, *, in_pieces: bool) -> Quantized:
+    """`in_pieces`: long rows are cut."""
     rows, columns = _shape(x)
     if columns > MAX_QUANT_COLUMNS:
         raise ValueError(f"silu_and_mul_quant takes at most {MAX_QUANT_COLUMNS} columns; got {columns}")
@@ -173,7 +183,7 @@ def silu_and_mul_quant(x: Tensor) -> Quantized:
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows == 0:
         return Quantized(data, scales)
-    if rows <= _FEW_ROWS and columns > _LONG_ROW:
+    if in_pieces and columns > _LONG_ROW:
         _quantize_pieces(x, data, scales)
         return Quantized(data, scales)
     block = triton.next_power_of_2(columns)

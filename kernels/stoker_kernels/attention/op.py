@@ -14,13 +14,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from stoker_kernels.attention import cpu_rows
 from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
     attention_workspace,
     attention_workspace_bytes,
 )
-from stoker_kernels.launch.dispatch import Target, cpu_supports, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    Target,
+    cpu_supports,
+    invariance_demanded,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 
 __all__ = [
     "AttentionMeta",
@@ -46,6 +56,8 @@ def _supports(target: Target) -> str | None:
 register("paged_attention", "triton", "stoker_kernels.attention.choose:paged_attention", _supports)
 register("paged_attention", "cpu", "stoker_kernels.attention.cpu_attention:paged_attention", cpu_supports(*_FLOATS))
 register("paged_attention", "reference", "stoker_kernels.attention.reference:reference_attention", reference_supports)
+register_invariant("paged_attention", "fixed", "stoker_kernels.attention.fixed:paged_attention", _supports)
+register_invariant("paged_attention", "rows", "stoker_kernels.attention.cpu_rows:paged_attention", cpu_rows.supports)
 
 
 def paged_attention(
@@ -129,6 +141,10 @@ def plan_attention(
     any layer sees everything), `softcap` that of all. `meta.seq_lens` must be final, and the workspace serve no other
     step in between.
     """
+    if meta.seq_lens.device.type == "cuda" and invariance_demanded():
+        from stoker_kernels.attention import fixed
+
+        return fixed.plan_attention(meta, num_kv_heads=num_kv_heads, window=window)
     if meta.seq_lens.device.type == "cuda":
         from stoker_kernels.attention.choose import plan_attention as plan
 

@@ -49,7 +49,7 @@ def reference_attention(
     if sinks is not None:
         sinks = sinks.float().view(num_kv_heads, -1)
     logits = _Logits(scale, window, softcap, sinks)
-    cache = _Cache(k_cache, v_cache, k_scale, v_scale)
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
     seq_lens = meta.seq_lens.tolist()
     starts = meta.query_start.tolist()
     _decode_rows(q, cache, meta, logits, seq_lens[: meta.num_decodes], out)
@@ -66,7 +66,9 @@ def reference_attention(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
+class Cache:
+    """Keys and values by page, with the scales that an e4m3 cache has."""
+
     k: Tensor
     v: Tensor
     k_scale: Tensor | None
@@ -91,7 +93,7 @@ class _Cache:
 
 
 def _decode_rows(
-    q: Tensor, cache: _Cache, meta: AttentionMeta, logits: _Logits, seq_lens: list[int], out: Tensor
+    q: Tensor, cache: Cache, meta: AttentionMeta, logits: _Logits, seq_lens: list[int], out: Tensor
 ) -> None:
     """One query token per row, rows padded to the longest of their group."""
     _, heads, _, dim = cache.k.shape

@@ -3,6 +3,7 @@
 A head dimension of 64, 128 or 256 has kernels of its own, any other runs in the tile above it; group and page size are
 arguments. What nearly all models are, heads of 64 or 128, up to eight a KV head, pages of 64, no window, has kernels of
 which group and page are constants, with every tuned tile; for all else there is one tile.
+Batch-invariant attention, in bf16 on SM 9.0, has one tile for each of the three.
 Soft-caps have kernels for heads of 128 and 256 in bf16, which is where published models have them.
 Invariants: the arguments here are those `triton_launch.py` launches with; what is left out, other soft-caps, sinks and
 groups above GROUP_TILE, is compiled when a model that has it starts.
@@ -27,10 +28,12 @@ from stoker_kernels.attention.config import (
     prefill_configs,
     rare_decode_config,
 )
+from stoker_kernels.attention.fixed import SPLIT, fixed_config
 from stoker_kernels.attention.meta import MAX_SHARES
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.attention.tile_plan import PLANNED_TILES, ROWS, tile_plan_kernel
 from stoker_kernels.attention.triton_decode import decode_kernel, decode_plan_kernel
+from stoker_kernels.attention.triton_fixed import fixed_kernel, fixed_plan_kernel
 from stoker_kernels.attention.triton_launch import EXACT_DIMS, TUNED_DIMS, TUNED_GROUPS, TUNED_PAGE
 from stoker_kernels.attention.triton_prefill import prefill_kernel
 from stoker_kernels.attention.triton_tiles import UNPACK_CVT, UNPACK_PAIRS
@@ -199,6 +202,35 @@ def _register_plan(rows: int) -> None:
     )
 
 
+def _register_fixed(sm: int, kind: Kind, form: Form) -> None:
+    """Batch-invariant attention: one tile for decode rows and chunks."""
+    config = fixed_config(form.dim, kind.kv_bytes, sm)
+    own = _PREFILL | dict.fromkeys(("item_programs", "sums_from"), I32) | {
+        name: _DECODE[name] for name in ("items_ptr", "num_items_ptr", "partial_ptr", "arrivals_ptr")
+    }
+    constants = kind.constants(form, config.block_m, config)
+    register_aot(
+        fixed_kernel,
+        kind.signature(own | {"partial_max_ptr": _DECODE["partial_lse_ptr"]}, I32_DIVISIBLE),
+        [{name: constants[name] for name in constants if name not in ("GROUP", "PAGE_SHIFT")} | {"SPLIT": SPLIT}],
+        options={"num_warps": config.num_warps},
+        min_sm=sm,
+        max_sm=sm,
+        compact=form == Form(128) and not kind.fp8,
+    )
+
+
+register_aot(
+    fixed_plan_kernel,
+    dict.fromkeys(("seq_lens_ptr", "items_ptr", "num_items_ptr"), "*i32") | {"seq_slots_ptr": I32_ANYWHERE}
+    | dict.fromkeys(("num_rows", "window", "capacity"), I32),
+    [{"SPLIT": SPLIT, "BLOCK_ROWS": rows} for rows in PLAN_ROWS],
+    options={"num_warps": 4},
+    min_sm=90,
+    max_sm=90,
+)
+for _dim, _windowed, _fp8 in itertools.product(EXACT_DIMS, (False, True), (False, True)):
+    _register_fixed(90, Kind(BF16, _fp8), Form(_dim, window=_windowed))
 register_aot(
     tile_plan_kernel,
     dict.fromkeys(("query_start_ptr", "seq_lens_ptr", "seq_slots_ptr"), I32_ANYWHERE)

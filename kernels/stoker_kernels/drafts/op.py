@@ -29,8 +29,8 @@ _TRITON = {
     **dict.fromkeys(("expand_drafts", "follow_drafts", "accept_drafts", "record_tokens"), "triton_verify"),
 }
 for _op, _module in _TRITON.items():
-    register(_op, "triton", f"stoker_kernels.drafts.{_module}:{_op}", triton_supports(torch.int32))
-    register(_op, "reference", f"stoker_kernels.drafts.reference:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.drafts.{_module}:{_op}", triton_supports(torch.int32), invariant=True)
+    register(_op, "reference", f"stoker_kernels.drafts.reference:{_op}", reference_supports, invariant=True)
 
 
 def match_drafts(

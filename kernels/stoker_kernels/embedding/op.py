@@ -16,8 +16,9 @@ register(
     "triton",
     "stoker_kernels.embedding.triton_embedding:embed",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
+    invariant=True,
 )
-register("embed", "reference", "stoker_kernels.embedding.reference:embed", reference_supports)
+register("embed", "reference", "stoker_kernels.embedding.reference:embed", reference_supports, invariant=True)
 
 
 def embed(

@@ -38,7 +38,7 @@ def _split_supports(target: Target) -> str | None:
 
 
 register("linear_silu_mul", "fused", "stoker_kernels.gemm.gated:fused", _fused_supports)
-register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports)
+register("linear_silu_mul", "split", "stoker_kernels.gemm.gated:split", _split_supports, invariant=True)
 register("linear_silu_mul", "reference", "stoker_kernels.gemm.reference:linear_silu_mul", reference_supports)
 
 

@@ -4,7 +4,7 @@ Implementations on CUDA, for `--kernel linear=NAME`: `table` (ours where it was 
 default on SM 9.0), `cublas`, and `own` (ours wherever M ≤ 128). The choice per call is by (N, K, M), the choice of
 implementation by the weight's dtype. Without compiled kernels `table` gives way to `cublas`, and
 `dispatch.chosen()` says so with the command that builds them; `own`, pinned, raises KernelUnavailable.
-On a CPU that multiplies bf16: `onednn`.
+On a CPU that multiplies bf16: `onednn`. Where batch invariance is demanded: `fixed` on SM 9.0, `dot` on a CPU.
 Invariants: each row of the result depends on its own row of x alone; `out` may be given and is then
 returned; nothing synchronises with the host, so every path can be captured in a CUDA graph.
 Does not know: which layer it serves, nor how weights reached the device.
@@ -16,11 +16,18 @@ import torch
 
 from stoker_kernels.block_gemm import block_linear
 from stoker_kernels.fp4_gemm import fp4_linear
-from stoker_kernels.gemm import onednn
+from stoker_kernels.gemm import cpu_dot, fixed, onednn
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.dispatch import Target, dtype_name, reference_supports, register, select
+from stoker_kernels.launch.dispatch import (
+    Target,
+    dtype_name,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+)
 from stoker_kernels.quant import (
     FP8,
     AnyWeight,
@@ -60,6 +67,8 @@ register("linear", "cublas", "stoker_kernels.gemm.choose:cublas", _cublas_suppor
 register("linear", "own", "stoker_kernels.gemm.choose:own", _own_supports)
 register("linear", "onednn", "stoker_kernels.gemm.onednn:linear", onednn.supports)
 register("linear", "reference", "stoker_kernels.gemm.reference:linear", reference_supports)
+register_invariant("linear", "fixed", "stoker_kernels.gemm.fixed:linear", fixed.supports)
+register_invariant("linear", "dot", "stoker_kernels.gemm.cpu_dot:linear", cpu_dot.supports)
 
 
 def linear(

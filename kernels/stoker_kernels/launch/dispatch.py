@@ -3,7 +3,7 @@
 Invariants: implementations of an op are tried in the order of their registration; a CUDA tensor never reaches
 the reference unless the reference is pinned by name; a choice is made once per (op, device, dtype) and kept.
 Implementations are named by "module:function" and imported at their first use, so that a machine without
-Triton can import every op.
+Triton can import every op. Where batch invariance is demanded, those alone are tried that say that they have it.
 Knows nothing of what an op computes.
 """
 
@@ -52,12 +52,18 @@ class KernelUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to run an op: `path` is "module:function", imported after `supports` has agreed."""
+    """One way to run an op: `path` is "module:function", imported after `supports` has agreed.
+
+    `invariant`: the bits of a row of its result depend on that row's operands and on the shapes of weights, and on
+    nothing else of a call. `usual`: it is tried where that is not demanded.
+    """
 
     op: str
     name: str
     path: str
     supports: Supports
+    invariant: bool = False
+    usual: bool = True
 
     def load(self) -> Function:
         """Import the function."""
@@ -70,6 +76,7 @@ _registry: dict[str, dict[str, Implementation]] = {}
 _pins: dict[str, str] = {}
 _selected: dict[tuple[str, torch.device, torch.dtype], tuple[Implementation, Function, dict[str, str]]] = {}
 _sms: dict[torch.device, int] = {}
+_demands = {"batch invariance": False}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -98,15 +105,29 @@ def sm_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
-def register(op: str, name: str, path: str, supports: Supports) -> None:
+def register(op: str, name: str, path: str, supports: Supports, *, invariant: bool = False) -> None:
     """Add an implementation after those that `op` already has; it is tried after them.
 
-    Raises ValueError when the op has an implementation of that name.
+    `invariant` as of `Implementation`. Raises ValueError when the op has an implementation of that name.
     """
-    implementations = _registry.setdefault(op, {})
-    if name in implementations:
-        raise ValueError(f"op {op} already has an implementation named {name}")
-    implementations[name] = Implementation(op, name, path, supports)
+    _add(Implementation(op, name, path, supports, invariant))
+
+
+def register_invariant(op: str, name: str, path: str, supports: Supports) -> None:
+    """Add an implementation that is tried where batch invariance is demanded alone; errors as `register`."""
+    _add(Implementation(op, name, path, supports, invariant=True, usual=False))
+
+
+def demand_invariance(demanded: bool) -> None:
+    """Have every op chosen among its batch-invariant implementations from now on, or as usual again."""
+    if demanded != _demands["batch invariance"]:
+        _demands["batch invariance"] = demanded
+        _selected.clear()
+
+
+def invariance_demanded() -> bool:
+    """Whether the bits of a row may depend on nothing but the row."""
+    return _demands["batch invariance"]
 
 
 def ops() -> tuple[str, ...]:
@@ -117,8 +138,8 @@ def ops() -> tuple[str, ...]:
 
 
 def implementations(op: str) -> tuple[str, ...]:
-    """An op's implementations in the order they are tried. Raises ValueError for an unknown op."""
-    return tuple(_op(op))
+    """An op's usual implementations in the order they are tried. Raises ValueError for an unknown op."""
+    return tuple(name for name, each in _op(op).items() if each.usual)
 
 
 def pin(op: str, name: str) -> None:
@@ -126,7 +147,7 @@ def pin(op: str, name: str) -> None:
 
     Raises ValueError naming the nearest known op or implementation.
     """
-    known = _op(op)
+    known = implementations(op)
     if name not in known:
         raise ValueError(f"op {op} has no implementation {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
     _pins[op] = name
@@ -203,6 +224,13 @@ def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
     return supports
 
 
+def _add(one: Implementation) -> None:
+    implementations = _registry.setdefault(one.op, {})
+    if one.name in implementations:
+        raise ValueError(f"op {one.op} already has an implementation named {one.name}")
+    implementations[one.name] = one
+
+
 def _op(op: str) -> dict[str, Implementation]:
     if op not in _registry:
         # Who names a room, such as gemm, means the first op that lives there.
@@ -218,10 +246,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _choose(op: str, target: Target) -> tuple[Implementation, dict[str, str]]:
-    known = _op(op)
+    known, demanded = _op(op), invariance_demanded()
     candidates = [known[_pins[op]]] if op in _pins else list(known.values())
     reasons: dict[str, str] = {}
     for candidate in candidates:
+        if not (candidate.invariant if demanded else candidate.usual):
+            if demanded and candidate.usual:
+                reasons[candidate.name] = "is not batch-invariant"
+            continue
         pinned_reference = op in _pins and candidate.name == "reference"
         reason = None if pinned_reference else candidate.supports(target)
         if reason is None:

@@ -10,16 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("layer_norm", "add_layer_norm"):
     register(
         _op,
         "triton",
         f"stoker_kernels.norm.triton_layer_norm:{_op}",
-        triton_supports(torch.bfloat16, torch.float16, torch.float32),
+        triton_supports(*_FLOATS),
+        invariant=True,
     )
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
+    register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_FLOATS))
 
 
 def layer_norm(

@@ -10,18 +10,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 from stoker_kernels.quant import Quantized
 
 _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 
 for _op in ("rms_norm", "add_rms_norm", "add_normed", "rms_norm_columns"):
-    register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL))
+    _path = f"stoker_kernels.norm.triton_rms_norm:{_op}"
+    register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL), invariant=True)
     register(_op, "cpu", f"stoker_kernels.norm.cpu_norm:{_op}", cpu_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
+    register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
 for _op in ("rms_norm_quant", "add_rms_norm_quant"):
-    register(_op, "triton", f"stoker_kernels.norm.triton_rms_norm:{_op}", triton_supports(*_HALF_AND_FULL, min_sm=89))
+    _path = f"stoker_kernels.norm.triton_rms_norm:{_op}"
+    register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL, min_sm=89), invariant=True)
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
+    register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:

@@ -31,13 +31,13 @@ def add_rms_norm(
     out: Tensor | None = None,
 ) -> Tensor:
     """`residual += x` in place, scaled or normed, then the norm of the rounded sum."""
-    _join(x, residual, eps, post, multiplier)
+    join(x, residual, eps, post, multiplier)
     return deliver(rms(residual, weight, eps), x.dtype, out)
 
 
 def add_normed(x: Tensor, residual: Tensor, post: Tensor, eps: float) -> None:
     """`residual += rms_norm(x)` in place."""
-    _join(x, residual, eps, post, 1.0)
+    join(x, residual, eps, post, 1.0)
 
 
 def rms_norm_columns(x: Tensor, weights: tuple[Tensor, ...], eps: float) -> None:
@@ -49,7 +49,8 @@ def rms_norm_columns(x: Tensor, weights: tuple[Tensor, ...], eps: float) -> None
         first += len(weight)
 
 
-def _join(x: Tensor, residual: Tensor, eps: float, post: Tensor | None, multiplier: float) -> None:
+def join(x: Tensor, residual: Tensor, eps: float, post: Tensor | None, multiplier: float) -> None:
+    """`residual += x` in place, scaled or normed."""
     update = x.float() if post is None else rms(x, post, eps)
     residual.copy_(residual.float() + (update if multiplier == 1.0 else update * multiplier))
 
@@ -69,7 +70,7 @@ def add_rms_norm_quant(
     multiplier: float = 1.0,
 ) -> Quantized:
     """`add_rms_norm`, then one fp8 scale a token."""
-    _join(x, residual, eps, post, multiplier)
+    join(x, residual, eps, post, multiplier)
     return Quantized.of(rms(residual, weight, eps))
 
 

@@ -12,9 +12,13 @@ from torch import Tensor
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
 register(
-    "copy_pages", "triton", "stoker_kernels.pages.triton_pages:copy_pages", triton_supports(torch.int64, torch.uint8)
+    "copy_pages",
+    "triton",
+    "stoker_kernels.pages.triton_pages:copy_pages",
+    triton_supports(torch.int64, torch.uint8),
+    invariant=True,
 )
-register("copy_pages", "reference", "stoker_kernels.pages.reference:copy_pages", reference_supports)
+register("copy_pages", "reference", "stoker_kernels.pages.reference:copy_pages", reference_supports, invariant=True)
 
 
 def copy_pages(source: Tensor, target: Tensor, pairs: Tensor) -> None:

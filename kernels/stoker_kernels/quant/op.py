@@ -17,8 +17,14 @@ from stoker_kernels.quant.types import MIN_SCALE, Quantized
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
-register("quantize_fp8", "triton", "stoker_kernels.quant.triton_quant:quantize_fp8", triton_supports(*_FLOATS))
-register("quantize_fp8", "reference", "stoker_kernels.quant.reference:quantize_fp8", reference_supports)
+register(
+    "quantize_fp8",
+    "triton",
+    "stoker_kernels.quant.triton_quant:quantize_fp8",
+    triton_supports(*_FLOATS),
+    invariant=True,
+)
+register("quantize_fp8", "reference", "stoker_kernels.quant.reference:quantize_fp8", reference_supports, invariant=True)
 
 
 def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,16 @@ import torch
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 from stoker_kernels.ragged.types import RaggedOutputs, RaggedRows, SlotTensors
 
-register("prepare_ragged", "triton", "stoker_kernels.ragged.triton_ragged:prepare_ragged", triton_supports(torch.int32))
-register("prepare_ragged", "reference", "stoker_kernels.ragged.reference:prepare_ragged", reference_supports)
+register(
+    "prepare_ragged",
+    "triton",
+    "stoker_kernels.ragged.triton_ragged:prepare_ragged",
+    triton_supports(torch.int32),
+    invariant=True,
+)
+register(
+    "prepare_ragged", "reference", "stoker_kernels.ragged.reference:prepare_ragged", reference_supports, invariant=True
+)
 
 
 def prepare_ragged(rows: RaggedRows, state: SlotTensors, page_size: int, num_decodes: int, out: RaggedOutputs) -> None:

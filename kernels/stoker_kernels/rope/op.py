@@ -11,7 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import cpu_supports, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 
 register(
     "qk_norm_rope_kv_write",
@@ -30,6 +37,18 @@ register(
     "reference",
     "stoker_kernels.rope.reference:qk_norm_rope_kv_write",
     reference_supports,
+)
+register_invariant(
+    "qk_norm_rope_kv_write",
+    "one_block",
+    "stoker_kernels.rope.triton_rope:in_one_block",
+    triton_supports(torch.bfloat16, torch.float16, torch.float32),
+)
+register_invariant(
+    "qk_norm_rope_kv_write",
+    "rows",
+    "stoker_kernels.rope.rows:qk_norm_rope_kv_write",
+    cpu_supports(torch.bfloat16, torch.float16, torch.float32),
 )
 
 

@@ -8,6 +8,8 @@ Knows nothing of page tables.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -161,6 +163,11 @@ _FEW_TOKENS = 128
 _EXACT_DIMS = (64, 128, 256)  # head dimensions with kernels of their own; others run in the tile above
 
 
+def in_one_block(qkv: Tensor, *args: Tensor, **kwargs: Any) -> Tensor:
+    """`rope.qk_norm_rope_kv_write` on CUDA, in the same blocks for any number of tokens."""
+    return qk_norm_rope_kv_write(qkv, *args, **kwargs, large_blocks=False)
+
+
 def qk_norm_rope_kv_write(
     qkv: Tensor,
     positions: Tensor,
@@ -180,8 +187,9 @@ def qk_norm_rope_kv_write(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out: Tensor | None = None,
+    large_blocks: bool = True,
 ) -> Tensor:
-    """`rope.qk_norm_rope_kv_write` on CUDA."""
+    """`rope.qk_norm_rope_kv_write` on CUDA. `large_blocks`: where there are many tokens."""
     tokens = qkv.shape[0]
     if out is None:
         out = torch.empty((tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -190,7 +198,7 @@ def qk_norm_rope_kv_write(
         return out
     rot = cos_sin.shape[1]
     tile = _tile(qkv.dtype, head_dim, rot)
-    block = _LARGE_BLOCK if tile["EXACT"] and tokens > _FEW_TOKENS else _BLOCK
+    block = _LARGE_BLOCK if large_blocks and tile["EXACT"] and tokens > _FEW_TOKENS else _BLOCK
     grid = (triton.cdiv(tokens, block), num_q_heads + 2 * num_kv_heads)
     _qk_norm_rope_kv_write_kernel[grid](
         qkv,

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import (
+    Target,
+    cpu_supports,
+    reference_supports,
+    register,
+    register_invariant,
+    select,
+    triton_supports,
+)
 from stoker_kernels.sampling.state import SamplingState
 
 MAX_TOP_LOGPROBS = 20
@@ -29,10 +37,16 @@ def _sm90_supports(target: Target) -> str | None:
     return cuda.missing_cubin("sm90_sample", "sm_90a") if target.dtype == torch.bfloat16 else "takes bfloat16"
 
 
-register("sample", "sm90", "stoker_kernels.sampling.sm90_sample:sample", _sm90_supports)
+register("sample", "sm90", "stoker_kernels.sampling.sm90_sample:sample", _sm90_supports, invariant=True)
 for _op in ("argmax", "sample", "token_logprobs"):
-    register(_op, "triton", f"stoker_kernels.sampling.triton_sampling:{_op}", triton_supports(*LOGITS_DTYPES))
-    register(_op, "reference", f"stoker_kernels.sampling.reference:{_op}", reference_supports)
+    _path = f"stoker_kernels.sampling.triton_sampling:{_op}"
+    register(_op, "triton", _path, triton_supports(*LOGITS_DTYPES), invariant=True)
+    # Of integers and of what is exact, sums have one result; of exponentials they do not.
+    _exact = _op != "token_logprobs"
+    register(_op, "reference", f"stoker_kernels.sampling.reference:{_op}", reference_supports, invariant=_exact)
+register_invariant(
+    "token_logprobs", "rows", "stoker_kernels.sampling.rows:token_logprobs", cpu_supports(*LOGITS_DTYPES)
+)
 
 
 def argmax(logits: Tensor, *, out: Tensor | None = None) -> Tensor:

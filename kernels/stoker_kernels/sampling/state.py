@@ -60,8 +60,16 @@ PARAMS = 16
 NUM_BIAS_WORDS = 3
 NUM_HISTORY_WORDS = 2
 
-register("apply_slot_sampling", "triton", "stoker_kernels.sampling.triton_sampling:apply", triton_supports(torch.int32))
-register("apply_slot_sampling", "reference", "stoker_kernels.sampling.reference:apply", reference_supports)
+register(
+    "apply_slot_sampling",
+    "triton",
+    "stoker_kernels.sampling.triton_sampling:apply",
+    triton_supports(torch.int32),
+    invariant=True,
+)
+register(
+    "apply_slot_sampling", "reference", "stoker_kernels.sampling.reference:apply", reference_supports, invariant=True
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,19 @@ from stoker_kernels.sampling.op import LOGITS_DTYPES
 from stoker_kernels.sampling.state import SamplingState
 
 register(
-    "typical_mask", "triton", "stoker_kernels.sampling.triton_typical:typical_mask", triton_supports(*LOGITS_DTYPES)
+    "typical_mask",
+    "triton",
+    "stoker_kernels.sampling.triton_typical:typical_mask",
+    triton_supports(*LOGITS_DTYPES),
+    invariant=True,
 )
-register("typical_mask", "reference", "stoker_kernels.sampling.reference_typical:typical_mask", reference_supports)
+register(
+    "typical_mask",
+    "reference",
+    "stoker_kernels.sampling.reference_typical:typical_mask",
+    reference_supports,
+    invariant=True,
+)
 
 
 def typical_mask(logits: Tensor, state: SamplingState, row_slots: Tensor, positions: Tensor, bitmask: Tensor) -> None:

@@ -21,8 +21,8 @@ POSITION_INDEX = -1
 LAST_TOKEN_INDEX = -2
 
 for _op in ("prepare_decode", "commit_tokens", "apply_updates"):
-    register(_op, "triton", f"stoker_kernels.slots.triton_slots:{_op}", triton_supports(torch.int32))
-    register(_op, "reference", f"stoker_kernels.slots.reference:{_op}", reference_supports)
+    register(_op, "triton", f"stoker_kernels.slots.triton_slots:{_op}", triton_supports(torch.int32), invariant=True)
+    register(_op, "reference", f"stoker_kernels.slots.reference:{_op}", reference_supports, invariant=True)
 
 
 def prepare_decode(

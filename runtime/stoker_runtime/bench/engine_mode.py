@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--enable-lora", action="store_true", help="with the graphs that adapters run in")
     flags.add_argument("--adapters", type=int, default=0, help="give requests so many random adapters in turn")
     flags.add_argument("--max-lora-rank", type=int, default=16, help="their rank, on every linear")
+    flags.add_argument("--batch-invariant", action="store_true", help="bits of a request do not depend on the batch")
     flags.add_argument(
         "--epsilon", type=float, default=0.0, help="loss of a token, in logits, that is a tie (default: by precision)"
     )
@@ -122,6 +123,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         page_size=args.block_size,
         gpu_memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,
+        batch_invariant=args.batch_invariant,
         enable_prefix_caching=False,
         speculative_config=args.speculative_config,
         enable_lora=args.enable_lora or args.adapters > 0,

@@ -29,6 +29,7 @@ from stoker_runtime.executor.device import (
 )
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
+from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
@@ -65,6 +66,7 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
         KernelUnavailableError: an op without a kernel for this device and dtype.
     """
     refuse_at_load(config.validate())
+    refuse_settings(config)
     seconds = {"import": process_age()}
     log.info("start: %-8s %6.2f s", "import", seconds["import"])
     warn_without_bytecode()
@@ -72,11 +74,9 @@ def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Execu
         source = read_source(config.model)
         pooling = read_pooling(source, config)
     if pooling is not None:
-        if config.enable_sleep_mode:
-            raise ConfigError(
-                f"enable_sleep_mode is for models that generate; {config.model} embeds or scores.",
-                param="enable_sleep_mode",
-            )
+        for name in ("enable_sleep_mode", "batch_invariant"):
+            if getattr(config, name):
+                raise ConfigError(f"{name} is for models that generate; {config.model} embeds or scores.", param=name)
         return build_pooling_executor(config, source, pooling, seconds, ahead)
     return _build(config, source, seconds, ahead)
 
@@ -87,6 +87,7 @@ def build_rank(config: EngineConfig, rank: Rank, make: Callable[..., Executor]) 
     Blocks until all ranks have built theirs.
     """
     refuse_at_load(config.validate())
+    refuse_settings(config)
     seconds = {"import": process_age()}
     with phase("model", seconds):
         source = read_source(config.model)
@@ -123,6 +124,7 @@ def _build(
         supply_cuda(device)
     pin_kernels(config)
     refuse_head(config, device)
+    refuse_variant(config, spec, device)
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.all_ranks)

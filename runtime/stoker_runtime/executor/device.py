@@ -115,11 +115,12 @@ def hold(nbytes: int, device: torch.device) -> None:
 
 
 def pin_kernels(config: EngineConfig) -> None:
-    """Apply `--kernel op=implementation`.
+    """Apply `--kernel op=implementation`, and `--batch-invariant`.
 
     Raises:
         ConfigError: an op or implementation that does not exist, with the nearest one.
     """
+    dispatch.demand_invariance(config.batch_invariant)
     for op, name in config.kernels:
         try:
             dispatch.pin(op, name)

@@ -13,6 +13,7 @@ Knows nothing of HTTP and processes.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -65,7 +66,7 @@ class LLM(Sleeps):
         """
         from stoker_runtime.ranks.build import build_model
 
-        config = located(EngineConfig(model=model, **engine_options(options)).validate())
+        config = located(EngineConfig(model=model, **engine_options(options, os.environ)).validate())
         if generation_config not in ("auto", "vllm", "none"):
             raise ConfigError(
                 f"generation_config is {generation_config!r}; it must be auto, vllm or none.", param="generation_config"

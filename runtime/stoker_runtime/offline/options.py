@@ -16,6 +16,7 @@ from typing import Any
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.settings import vllm_flags
+from stoker_runtime.settings.values import BadValue, switch
 
 RENAMED = {
     "block_size": "page_size",
@@ -59,10 +60,16 @@ MAX_LOGPROBS = 20
 TASKS = {"auto": "auto", "generate": "generate"} | dict.fromkeys(("embed", "embedding", "score", "pooling"), "pooling")
 
 
-def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of EngineConfig that `options` ask for. Raises ConfigError naming the option."""
+def engine_options(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The fields of EngineConfig that `options` ask for, and vLLM's variables where they do not say it.
+
+    Raises ConfigError naming the option.
+    """
     known = {each.name for each in fields(EngineConfig)} - ONE_VALUE.keys()
     found: dict[str, Any] = {}
+    for variable, name in vllm_flags.VARIABLES.items():
+        if environment is not None and variable in environment:
+            found[name.replace("-", "_")] = _switched(variable, environment[variable])
     for given, value in options.items():
         name = RENAMED.get(given, given)
         if name in known:
@@ -95,6 +102,13 @@ def _ours(name: str, value: Any) -> Any:
     return (
         json.dumps(value) if name in ("pooler_config", "speculative_config") and isinstance(value, Mapping) else value
     )
+
+
+def _switched(variable: str, value: str) -> bool:
+    try:
+        return switch(value)
+    except BadValue as error:
+        raise ConfigError(f"{variable} is {value!r}; it must be {error}.", param=variable) from error
 
 
 def _runner(given: str, value: Any) -> str:

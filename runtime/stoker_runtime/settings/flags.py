@@ -254,6 +254,13 @@ FLAGS: tuple[Flag, ...] = (
         "JSON",
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
+    Flag(
+        "batch-invariant",
+        "batch_invariant",
+        switch,
+        KERNELS,
+        "give a request the same logits, bit for bit, whatever runs beside it",
+    ),
     Flag("kernel", "kernels", pair, KERNELS, "pin the implementation of an op; repeatable", "OP=IMPL", many=True),
     *SERVER_FLAGS,
 )

@@ -171,6 +171,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Settings from `STOKER_*` variables; the service links of Kubernetes are none."""
     variables = {flag.variable: flag for flag in FLAGS}
     found: dict[str, Any] = {}
+    for name, ours in vllm_flags.VARIABLES.items():
+        if name in environment and BY_NAME[ours].variable not in environment:
+            found[ours] = _convert(BY_NAME[ours], name, environment[name])
     for name, value in environment.items():
         if not name.startswith(PREFIX) or name.startswith(OTHER_VARIABLES) or _is_service_link(name, value):
             continue

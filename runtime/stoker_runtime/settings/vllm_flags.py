@@ -72,6 +72,9 @@ INNER: dict[str, tuple[str, str]] = {
 Each with the pattern of its values, and that in words; where the words say so, a JSON object is one too.
 """
 
+VARIABLES = {"VLLM_BATCH_INVARIANT": "batch-invariant"}
+"""vLLM's variables that say what comes out, and the flag of ours that says it; others are not looked at."""
+
 SPELLINGS = {
     "dtype": {"half": "float16", "float": "float32"},
     "kv-cache-dtype": {"fp8_e4m3": "fp8"},

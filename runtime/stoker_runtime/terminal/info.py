@@ -107,6 +107,7 @@ def device_lines(device: torch.device) -> list[Line]:
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, multiplies_bf16, refuse_head
+    from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
     from stoker_runtime.executor.resolve import refuse_at_load, resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
@@ -120,10 +121,12 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     if pooling is not None:
         return pooling_lines(source, pooling, config, device)
     refuse_at_load(config)
+    refuse_settings(config)
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
+    refuse_variant(config, spec, device)
     several = config.data_parallel_size
     beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
     if config.ranks == 1:

@@ -1,0 +1,35 @@
+"""Norms on a CPU whose rows do not depend on what is beside them: those of the CPU, one row at a time.
+
+Invariants: those of `launch/each_row.py`; arithmetic and results as of `cpu_norm.py` and `reference.py`.
+Knows nothing of dispatch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stoker_kernels.launch.each_row import each_row
+from stoker_kernels.norm import cpu_norm, reference
+from stoker_kernels.quant import Quantized
+
+rms_norm = each_row(cpu_norm.rms_norm, "x")
+add_rms_norm = each_row(cpu_norm.add_rms_norm, "x", "residual")
+add_normed = each_row(cpu_norm.add_normed, "x", "residual")
+rms_norm_columns = each_row(cpu_norm.rms_norm_columns, "x")
+layer_norm = each_row(reference.layer_norm, "x", "residual")
+add_layer_norm = each_row(reference.add_layer_norm, "x", "residual", "also")
+_rms = each_row(reference.rms, "x")
+_join = each_row(reference.join, "x", "residual")
+
+
+def rms_norm_quant(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+    """`rms_norm`, then one fp8 scale a token."""
+    return Quantized.of(_rms(x, weight, eps))
+
+
+def add_rms_norm_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, post: Tensor | None = None, multiplier: float = 1.0
+) -> Quantized:
+    """`add_rms_norm`, then one fp8 scale a token."""
+    _join(x, residual, eps, post, multiplier)
+    return Quantized.of(_rms(residual, weight, eps))
