@@ -72,6 +72,7 @@ BINARIES: dict[str, Binary] = {
     "pause": Binary("pause", ".", static=True),
     "crane": Binary("registry", "github.com/google/go-containerregistry/cmd/crane", static=True),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw", static=True),
+    "traefik": Binary("traefik", "github.com/traefik/traefik/v3/cmd/traefik"),
     "kubeconform": Binary("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 }
 

@@ -25,11 +25,18 @@ class Module:
 
 
 _MONITORING = "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml"
+_GATEWAY = ("backendtlspolicies", "gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants")
 MODULES = {
     "gateway": Module(
         "sigs.k8s.io/gateway-api@v1.6.1",
         "h1:mock6phZbI6rvZerwrVNk7hVNymQgHo+6sJ81Ia7ftY=",
         ("config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",),
+    ),
+    # What implementations of it follow.
+    "gateway-standard": Module(
+        "sigs.k8s.io/gateway-api@v1.6.1",
+        "h1:mock6phZbI6rvZerwrVNk7hVNymQgHo+6sJ81Ia7ftY=",
+        tuple(f"config/crd/standard/gateway.networking.k8s.io_{plural}.yaml" for plural in _GATEWAY),
     ),
     "inference": Module(
         "sigs.k8s.io/gateway-api-inference-extension@v1.6.0",

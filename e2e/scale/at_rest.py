@@ -20,7 +20,7 @@ from typing import Any
 
 from e2e.cluster import apiserver
 from e2e.scale.control_plane import control_plane
-from e2e.scale.operator_process import Operator, Sample
+from e2e.scale.operator_process import Operator, sampled
 from e2e.scale.services import NAMESPACES
 
 from stoker_operator.cluster import kinds
@@ -100,17 +100,6 @@ async def age(cluster: Cluster) -> None:
                                 subresource="status")  # fmt: skip
         except ApiError as error:
             raise SystemExit(f"{meta['name']} cannot be aged: {error}") from None
-
-
-async def sampled(operator: Operator) -> Sample:
-    """The operator's counters, once it answers."""
-    while True:
-        if operator.process.poll() is not None:
-            raise SystemExit("the operator ended; see its log")
-        found = await asyncio.to_thread(operator.sample)
-        if found is not None:
-            return found
-        await asyncio.sleep(0.5)
 
 
 async def measure(running: apiserver.Running, folder: Path, count: int, seconds: float) -> None:

@@ -20,6 +20,8 @@ from e2e.cluster.binaries import ensure
 from e2e.scale.services import NAMESPACES
 
 ROOT = Path(__file__).resolve().parents[2]
+# Go's collector may take what thousands of pods need; the tests' control planes have a gibibyte.
+_MEMORY = "6GiB"
 _QUICK = ("--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-job-syncs=20")
 
 
@@ -28,6 +30,7 @@ def control_plane(controllers: Sequence[str], keep: Path | None = None) -> Itera
     """Start one with these controllers, the CRD and the namespaces; also gives a folder for logs: `keep`, or one that
     goes with the block.
     """
+    os.environ.setdefault("GOMEMLIMIT", _MEMORY)
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         running = apiserver.start(folder / "control-plane", controllers=controllers, controller_flags=_QUICK)
@@ -50,4 +53,6 @@ def _furnish(kubeconfig: Path) -> None:
     while not run("wait", "--for=condition=Established", "crd/inferenceservices.stoker.dev", check=False):
         time.sleep(0.1)
     for number in range(NAMESPACES):
-        run("create", "namespace", f"scale-{number}")
+        # There already, where the state of an earlier run was kept.
+        if not run("get", "namespace", f"scale-{number}", check=False):
+            run("create", "namespace", f"scale-{number}")

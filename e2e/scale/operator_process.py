@@ -7,12 +7,13 @@ Knows nothing of InferenceServices.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster import apiserver
@@ -23,7 +24,9 @@ _WRITES = ("PATCH", "POST", "PUT", "DELETE")
 
 @dataclass(frozen=True)
 class Sample:
-    """The operator's counters at one moment. CPU in seconds, memory in MiB; `server` is the API server's CPU."""
+    """The operator's counters at one moment. CPU in seconds, memory in MiB; `server` is the API server's CPU,
+    `durations` are the reconciles by the seconds that they took at most.
+    """
 
     reconciles: float
     reads: float
@@ -32,6 +35,21 @@ class Sample:
     memory: float
     waiting: float
     server: float
+    leads: bool = False
+    durations: Mapping[float, float] = field(default_factory=dict)
+
+    def quantile(self, share: float, before: Sample) -> float:
+        """So many seconds a reconcile since `before` took at most, in this share of them; between two bounds of the
+        histogram as Prometheus has it. 0 of none.
+        """
+        counted = [(bound, count - before.durations.get(bound, 0.0)) for bound, count in sorted(self.durations.items())]
+        wanted = share * counted[-1][1] if counted else 0.0
+        below, under = 0.0, 0.0
+        for bound, count in counted:
+            if count >= wanted and count > under:
+                return bound if bound == float("inf") else below + (bound - below) * (wanted - under) / (count - under)
+            below, under = bound, count
+        return 0.0
 
 
 NOTHING = Sample(0, 0, 0, 0, 0, 0, 0)
@@ -39,17 +57,18 @@ NOTHING = Sample(0, 0, 0, 0, 0, 0, 0)
 
 class Operator:
     """One operator process. `server` is the API server's pid, 0 where it runs elsewhere; `resync` and `lease` are in
-    seconds: a machine that does much else renews late.
+    seconds: a machine that does much else renews late. `identity` tells two of one machine apart.
     """
 
     def __init__(
-        self, kubeconfig: Path, log: Path, storage_class: str, server: int, resync: int = 3600, lease: int = 15
-    ) -> None:
+        self, kubeconfig: Path, log: Path, storage_class: str, server: int, resync: int = 3600, lease: int = 15,
+        identity: str = "",
+    ) -> None:  # fmt: skip
         self._server = server
         (self.port,) = apiserver.free_ports(1)
         command = [sys.executable, "-m", "stoker_operator", f"--http-port={self.port}", "--http-host=127.0.0.1"]
         command += [f"--lease-seconds={lease}", f"--resync-seconds={resync}", "--log-level=warning"]
-        command += [f"--cache-storage-class={storage_class}"]
+        command += [f"--cache-storage-class={storage_class}", *([f"--identity={identity}"] if identity else [])]
         with log.open("ab") as stream:
             environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
             self.process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
@@ -78,7 +97,14 @@ class Operator:
             total("process_resident_memory_bytes") / 2**20,
             total("stoker_queue_length"),
             cpu_seconds(self._server),
+            bool(total("stoker_leader")),
+            {float(s.labels["le"]): s.value for s in found if s.name == "stoker_reconcile_seconds_bucket"},
         )
+
+    def peak(self) -> float:
+        """The most memory that the process has had, in MiB."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.split("VmHWM:")[1].split()[0]) / 1024
 
     def stop(self) -> None:
         """End the process."""
@@ -92,3 +118,14 @@ def cpu_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def sampled(operator: Operator) -> Sample:
+    """Its counters, once it answers. Raises SystemExit when it ended."""
+    while True:
+        if operator.process.poll() is not None:
+            raise SystemExit("the operator ended; see its log")
+        found = await asyncio.to_thread(operator.sample)
+        if found is not None:
+            return found
+        await asyncio.sleep(0.5)

@@ -22,11 +22,11 @@ _WRITTEN = (
 )  # fmt: skip
 
 
-async def create(cluster: Cluster, count: int) -> None:
-    """Make the services, spread over a few namespaces."""
+async def create(cluster: Cluster, count: int, pods: int) -> None:
+    """Make the services, of so many pods each, spread over a few namespaces."""
 
     async def one(number: int) -> None:
-        spec = {"model": {"uri": f"hf://org/model-{number}"}, "resources": {"gpus": 1}}
+        spec = {"model": {"uri": f"hf://org/model-{number}"}, "resources": {"gpus": 1}, "replicas": pods}
         meta = {"name": f"service-{number}", "namespace": f"scale-{number % NAMESPACES}"}
         head = {"apiVersion": kinds.INFERENCE_SERVICE.api_version, "kind": kinds.INFERENCE_SERVICE.kind}
         await cluster.create(kinds.INFERENCE_SERVICE, head | {"metadata": meta, "spec": spec})
@@ -48,25 +48,31 @@ async def change(cluster: Cluster, count: int) -> None:
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+async def count_services(cluster: Cluster) -> int:
+    """How many there are."""
+    return sum([len(items) async for items, _ in cluster.pages(kinds.INFERENCE_SERVICE, "", "")])
+
+
 async def settled(cluster: Cluster, count: int) -> bool:
     """Whether every service is Ready in its newest generation."""
-    services = await cluster.list_all(kinds.INFERENCE_SERVICE, "")
     ready = 0
-    for item in services:
-        conditions = {entry["type"]: entry for entry in item.get("status", {}).get("conditions", ())}
-        there = conditions.get("Ready", {})
-        ready += there.get("status") == "True" and there["observedGeneration"] == item["metadata"]["generation"]
+    async for services, _ in cluster.pages(kinds.INFERENCE_SERVICE, "", ""):
+        for item in services:
+            conditions = {entry["type"]: entry for entry in item.get("status", {}).get("conditions", ())}
+            there = conditions.get("Ready", {})
+            ready += there.get("status") == "True" and there["observedGeneration"] == item["metadata"]["generation"]
     return ready == count
 
 
-async def versions(cluster: Cluster) -> dict[str, str]:
+async def versions(cluster: Cluster, *, events: bool = True) -> dict[str, str]:
     """The resourceVersion of everything that the operator writes: any write to any of it changes it."""
     found = {}
-    for kind in _WRITTEN:
-        for item in await cluster.list_all(kind, ""):
-            # Kubernetes' own controllers repeat and forget their events.
-            if kind is not kinds.EVENT or item.get("reportingComponent") == "stoker.dev/operator":
-                found[item["metadata"]["uid"]] = item["metadata"]["resourceVersion"]
+    for kind in _WRITTEN if events else [each for each in _WRITTEN if each is not kinds.EVENT]:
+        async for items, _ in cluster.pages(kind, "", ""):
+            for item in items:
+                # Kubernetes' own controllers repeat and forget their events.
+                if kind is not kinds.EVENT or item.get("reportingComponent") == "stoker.dev/operator":
+                    found[item["metadata"]["uid"]] = item["metadata"]["resourceVersion"]
     return found
 
 

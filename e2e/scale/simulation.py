@@ -17,7 +17,7 @@ from aiohttp import web
 from e2e.cluster import apiserver
 from e2e.cluster.binaries import ensure
 
-from stoker_operator.cluster.api import Cluster
+from stoker_operator.cluster.api import ApiError, Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests.cache import PROGRESS_PORT
 from stoker_operator.manifests.workload import PORT
@@ -62,7 +62,11 @@ async def furnish(cluster: Cluster, count: int) -> None:
 
     async def make(kind: Kind, name: str, body: dict[str, object]) -> None:
         head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, "namespace": ""}}
-        await cluster.create(kind, head | body)
+        try:
+            await cluster.create(kind, head | body)
+        except ApiError as error:
+            if error.status != 409:  # it is there, of an earlier run
+                raise
 
     status = {"allocatable": room, "capacity": room}
     await asyncio.gather(*(make(nodes, f"node-{number}", {"status": status}) for number in range(NODES)))

@@ -191,13 +191,19 @@ def test_types_are_the_engines(
 
 
 def test_dashboards_and_alerts_read_series_that_somebody_has(service: Build) -> None:
-    published = {sample.name for family in ServerMetrics("m").collect() for sample in family.samples}
+    server = ServerMetrics("m")
+    server.attach_adapters(dict, 3)
+    published = {sample.name for family in server.collect() for sample in family.samples}
     for found in (metrics.ACTIVATOR_HELD, metrics.ACTIVATOR_REQUESTS, metrics.ACTIVATOR_WAKES, metrics.ACTIVATOR_WAIT):
         kind, [family] = type(found).__name__, found.describe()
         published.add(family.name + {"Counter": "_total", "Histogram": "_bucket"}.get(kind, ""))
-    built = service(autoscaling={"min": 0, "max": 2, "scaleToZero": {"maxWait": "31m"}})
+    built = service(
+        autoscaling={"min": 0, "max": 2, "scaleToZero": {"maxWait": "31m"}},
+        canary={"weight": 9, "runtime": {"args": ["--seed", "1"]}},
+        model={"uri": "hf://a/b", "adapters": [{"name": "a", "uri": "hf://a/lora"}]},
+    )
     for text in (json.dumps(manifests.dashboard(built)), json.dumps(manifests.prometheus_rule(built))):
-        asked = set(re.findall(r"(?:vllm:|stoker_activator)[a-z0-9_]+", text))
+        asked = set(re.findall(r"(?:vllm:|stoker:|stoker_activator)[a-z0-9_]+", text))
         assert len(asked) >= 6
         assert asked <= published, asked - published
     assert "> 930" in text, "half of maxWait"

@@ -4,41 +4,19 @@ and the way back to the revision before.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from e2e.scenarios import stoker
 from e2e.scenarios.kube import Kube, eventually
+from e2e.scenarios.person import Plugin, plugin_of
 
 KEY = "sk-scenario-4711"
-Plugin = Callable[..., str]
 
 
 @pytest.fixture
 def plugin(place: Kube, tmp_path: Path) -> Plugin:
-    """Run `kubectl stoker …` as kubectl finds it, and return what it prints."""
-    script = tmp_path / "kubectl-stoker"
-    code = "import sys; from stoker_operator.plugin.cli import main; sys.exit(main())"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
-    script.chmod(0o755)
-    (tmp_path / "kubectl").symlink_to(place.kubectl_path)
-    where = [f"--kubeconfig={place.kubeconfig}", f"--namespace={place.namespace}"]
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NO_PROXY": "127.0.0.1"}
-    environment.pop("OPENAI_API_KEY", None)
-
-    def run(*words: str) -> str:
-        mark = words.index("--") if "--" in words else len(words)
-        command = [str(tmp_path / "kubectl"), "stoker", *words[:mark], *where, *words[mark:]]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
-        assert KEY not in done.stdout + done.stderr
-        return done.stdout
-
-    return run
+    return plugin_of(place, tmp_path, secret=KEY)
 
 
 def test_a_person_looks_asks_and_goes_back(place: Kube, plugin: Plugin) -> None:

@@ -60,6 +60,8 @@ class WorkQueue:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        # Whoever reads the metric has the keys counted: to do so for each of them would cost more the more there are.
+        metrics.QUEUE_LENGTH.set_function(lambda: float(len(self)))
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._worker())
@@ -67,7 +69,6 @@ class WorkQueue:
     async def _worker(self) -> None:
         while True:
             key = await self._take()
-            metrics.QUEUE_LENGTH.set(len(self))
             again = await self._attempt(key)
             async with self._changed:
                 del self._active[key]

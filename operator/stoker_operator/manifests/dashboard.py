@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from stoker_operator.manifests.canary import canary_name
 from stoker_operator.manifests.identity import Manifest, child, short_hash, stamped
 from stoker_operator.spec.service import InferenceService
 
@@ -22,8 +23,8 @@ _WINDOW = "[$__rate_interval]"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph: what it shows, in which of Grafana's units, and its lines as (name, query with PODS for the pods and
-    SERVICE for the service as the activator names it).
+    """One graph: what it shows, in which of Grafana's units, and its lines as (name, query with PODS for the stable
+    pods, TRIAL for those of a canary, and SERVICE for the service as the activator names it).
     """
 
     title: str
@@ -34,6 +35,15 @@ class Panel:
 def _quantiles(series: str, of: str = "PODS") -> tuple[tuple[str, str], ...]:
     rate = f"sum by (le) (rate({series}_bucket{of}{_WINDOW}))"
     return tuple((f"p{share}", f"histogram_quantile({share / 100:g}, {rate})") for share in (50, 95, 99))
+
+
+def _both(query: str) -> tuple[tuple[str, str], ...]:
+    """A query with PODS in it, of the stable pods and of a canary's."""
+    return (("stable", query), ("canary", query.replace("PODS", "TRIAL")))
+
+
+def _mean(series: str) -> str:
+    return f"sum(rate({series}_sumPODS{_WINDOW})) / sum(rate({series}_countPODS{_WINDOW}))"
 
 
 PANELS = (
@@ -91,6 +101,51 @@ SLEEP_PANELS = (
     ),
 )
 
+# Of a service with a canary: by what the operator judges it, both sides in one graph.
+_ENDED = f"sum(rate(vllm:request_success_totalPODS{_WINDOW}))"
+_FAILED = f'sum(rate(vllm:request_success_totalPODS{{finished_reason="error"}}{_WINDOW}))'
+_REFUSED = f"sum(rate(stoker:requests_rejected_totalPODS{_WINDOW}))"
+_BETWEEN = "vllm:inter_token_latency_seconds"
+CANARY_PANELS = (
+    Panel("Canary: pods", "short", _both("count(vllm:num_requests_runningPODS) or vector(0)")),
+    Panel("Canary: requests that ended", "reqps", _both(_ENDED)),
+    Panel(
+        "Canary: share that failed or was refused",
+        "percentunit",
+        _both(f"(({_FAILED} or vector(0)) + ({_REFUSED} or vector(0))) / ({_ENDED} + ({_REFUSED} or vector(0)))"),
+    ),
+    Panel("Canary: mean time to first token", "s", _both(_mean("vllm:time_to_first_token_seconds"))),
+    Panel(
+        "Canary: tokens per second of a stream",
+        "short",
+        _both(f"sum(rate({_BETWEEN}_countPODS{_WINDOW})) / sum(rate({_BETWEEN}_sumPODS{_WINDOW}))"),
+    ),
+)
+
+# Of a service with adapters.
+ADAPTER_PANELS = (
+    Panel(
+        "Adapters that requests run with, by pods",
+        "short",
+        (
+            (
+                "{{running_lora_adapters}}",
+                'count by (running_lora_adapters) (vllm:lora_requests_infoPODS{running_lora_adapters!=""})',
+            ),
+        ),
+    ),
+    Panel(
+        "Adapters that requests wait for, by pods",
+        "short",
+        (
+            (
+                "{{waiting_lora_adapters}}",
+                'count by (waiting_lora_adapters) (vllm:lora_requests_infoPODS{waiting_lora_adapters!=""})',
+            ),
+        ),
+    ),
+)
+
 
 def dashboard(service: InferenceService) -> Manifest:
     """The ConfigMap with the dashboard's JSON."""
@@ -117,18 +172,14 @@ def _document(service: InferenceService) -> dict[str, Any]:
 
 def _panels(service: InferenceService) -> tuple[Panel, ...]:
     scaling = service.autoscaling
-    return PANELS + (SLEEP_PANELS if scaling is not None and scaling.scale_to_zero is not None else ())
+    sleeps = SLEEP_PANELS if scaling is not None and scaling.scale_to_zero is not None else ()
+    trial = CANARY_PANELS if service.canary is not None else ()
+    return PANELS + sleeps + trial + (ADAPTER_PANELS if service.model.adapters else ())
 
 
 def _panel(service: InferenceService, number: int, panel: Panel) -> dict[str, Any]:
-    pods = f'{{namespace="{service.namespace}",pod=~"{service.name}-[a-z0-9]+-[a-z0-9]+"}}'
-    own = f'{{service_namespace="{service.namespace}",inferenceservice="{service.name}"}}'
     targets = [
-        {
-            "refId": chr(ord("A") + index),
-            "legendFormat": name,
-            "expr": query.replace("PODS", pods).replace("SERVICE", own),
-        }
+        {"refId": chr(ord("A") + index), "legendFormat": name, "expr": _query(service, query)}
         for index, (name, query) in enumerate(panel.lines)
     ]
     return {
@@ -145,3 +196,13 @@ def _panel(service: InferenceService, number: int, panel: Panel) -> dict[str, An
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": targets,
     }
+
+
+def _query(service: InferenceService, query: str) -> str:
+    """A panel's query, of this service."""
+    sides = {"PODS": service.name, "TRIAL": canary_name(service)}
+    own = f'{{service_namespace="{service.namespace}",inferenceservice="{service.name}"}}'
+    for word, name in sides.items():
+        labels = f'namespace="{service.namespace}",pod=~"{name}-[a-z0-9]+-[a-z0-9]+"'
+        query = query.replace(f"{word}{{", f"{{{labels},").replace(word, f"{{{labels}}}")
+    return query.replace("SERVICE", own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker_operator.manifests.canary import canary_name
 from stoker_operator.manifests.identity import Manifest, child, pods_selector, stamped
 from stoker_operator.spec.service import InferenceService
 from stoker_operator.spec.sleeping import ScaleToZero
@@ -44,12 +45,27 @@ def prometheus_rule(service: InferenceService) -> Manifest:
     zero = scaling.scale_to_zero if scaling is not None else None
     if zero is not None:
         alerts += _sleep_alerts(service, zero)
+    if service.canary is not None:
+        alerts.append(_canary_alert(service))
+    if service.model.adapters:
+        waits = pods.replace("}", ',waiting_lora_adapters!=""}')
+        alerts.append(
+            _alert(service, "StokerAdapterWaits", f"count(vllm:lora_requests_info{waits}) > 0",
+                   "requests wait for a place for their adapter: raise --max-loras in runtime.args, or add pods")
+        )  # fmt: skip
     if not service.suspend and service.replicas != 0 and zero is None:
         alerts.append(
             _alert(service, "StokerNoPodAnswers", f"absent(vllm:num_requests_running{pods})",
                    "no pod is there to be scraped: see kubectl describe infsvc")
         )  # fmt: skip
     return stamped(rule | {"spec": {"groups": [{"name": f"stoker-{service.name}", "rules": alerts}]}})
+
+
+def _canary_alert(service: InferenceService) -> dict[str, Any]:
+    """A verdict takes requests, and one with a weight takes a person."""
+    pods = f'{{namespace="{service.namespace}",pod=~"{canary_name(service)}-[a-z0-9]+-[a-z0-9]+"}}'
+    text = "its canary has run for a day: kubectl stoker status says for what it waits; promote it or take it back"
+    return _alert(service, "StokerCanaryStands", f"count(vllm:num_requests_running{pods}) > 0", text) | {"for": "24h"}
 
 
 def _sleep_alerts(service: InferenceService, zero: ScaleToZero) -> list[dict[str, Any]]:

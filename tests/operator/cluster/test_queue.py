@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from prometheus_client import generate_latest
 
 from stoker_operator.cluster import queue as queue_module
 from stoker_operator.cluster.queue import Key, WorkQueue
@@ -171,3 +172,32 @@ async def test_many_keys_and_workers_do_each_key_once() -> None:
     await asyncio.gather(task, return_exceptions=True)
     assert sorted(seen) == sorted(str(index) for index in range(500))
     assert len(queue) == 0
+
+
+async def test_what_waits_is_counted_for_who_asks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = 0
+    plain = WorkQueue.__len__
+
+    def count(self: WorkQueue) -> int:
+        nonlocal counted
+        counted += 1
+        return plain(self)
+
+    async def work(namespace: str, name: str) -> None:
+        done.append(name)
+        if len(done) == 30:
+            enough.set()
+            await asyncio.sleep(60)
+
+    done: list[str] = []
+    enough = asyncio.Event()
+    monkeypatch.setattr(WorkQueue, "__len__", count)
+    queue = WorkQueue(work, workers=1, per_second=100000)
+    for number in range(77):
+        await queue.add(("n", str(number)))
+    running = asyncio.create_task(queue.run())
+    await asyncio.wait_for(enough.wait(), 60)
+    assert counted == 0, "each key costs more, the more there are"
+    assert b"stoker_queue_length 47.0" in generate_latest()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

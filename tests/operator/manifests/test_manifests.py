@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -243,8 +244,15 @@ def test_a_dashboard(service: Build, golden: Any) -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in sleeps["panels"]]
     assert len(set(places)) == len(places) == len(json.loads(text)["panels"]) + 5
     golden("dashboard-of-a-sleeper", sleeps["panels"][-5:])
+    tried = service("heron", canary={"weight": 7, "runtime": {"args": ["--seed", "3"]}}, model=ADAPTED)
+    [text] = manifests.dashboard(tried)["data"].values()
+    golden("dashboard-of-a-canary", json.loads(text)["panels"][-7:])
+    assert len(text) < 30_000
+    assert not re.search("PODS|TRIAL|SERVICE", text)
+    assert not re.fullmatch("heron-[a-z0-9]+-[a-z0-9]+", "heron-canary-7f-x2"), "both sides would be one"
 
 
+ADAPTED: dict[str, Any] = {"uri": "hf://a/b", "adapters": [{"name": "sql", "uri": "hf://a/lora"}]}
 SLEEPS: dict[str, Any] = {"min": 0, "max": 3, "scaleToZero": {"maxWait": "5m"}}
 
 
@@ -366,6 +374,8 @@ def test_the_edge(service: Build, golden: Any, endpoint: dict[str, Any], request
 def test_what_prometheus_is_told(service: Build, golden: Any) -> None:
     golden("monitoring", [manifests.pod_monitor(service()), manifests.prometheus_rule(service())])
     golden("alerts-of-a-sleeper", [manifests.prometheus_rule(service(autoscaling=SLEEPS))])
+    tried = service(canary={"weight": 7, "runtime": {"args": ["--seed", "3"]}}, model=ADAPTED)
+    golden("alerts-of-a-canary", [manifests.prometheus_rule(tried)])
     suspended = manifests.prometheus_rule(service(suspend=True))
     assert "StokerNoPodAnswers" not in str(suspended)
 
