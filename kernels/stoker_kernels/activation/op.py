@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
     cpu_supports,
     reference_supports,
@@ -27,6 +28,9 @@ for _op in (
 ):
     _path = f"stoker_kernels.activation.triton_activation:{_op}"
     register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL), invariant=True)
+    if _op == "silu_and_mul":
+        _compiled = f"stoker_kernels.activation.compiled_activation:{_op}"
+        register(_op, "compiled", _compiled, compiled_supports("cpu_activation"))
     register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
     register_invariant(_op, "rows", f"stoker_kernels.activation.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
 _quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89)

@@ -40,11 +40,26 @@ def paged_attention(
         )  # fmt: skip
     if out is None:
         out = torch.empty_like(q)
-    lengths, starts = meta.seq_lens.tolist(), meta.query_start.tolist()
-    decodes = meta.num_decodes
-    for rows in _groups(lengths[:decodes]):
+    lengths = meta.seq_lens.tolist()
+    for rows in _groups(lengths[: meta.num_decodes]):
         _decode(q, k_cache, v_cache, meta, lengths, rows, scale, window, out)
-    for row in range(decodes, len(lengths)):
+    chunks(q, k_cache, v_cache, meta, lengths, scale, window, out)
+    return out
+
+
+def chunks(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    lengths: list[int],
+    scale: float,
+    window: int,
+    out: Tensor,
+) -> None:
+    """The rows behind those that decode, each by itself, and zeros for tokens of padding."""
+    starts = meta.query_start.tolist()
+    for row in range(meta.num_decodes, len(lengths)):
         tokens = slice(starts[row], starts[row + 1])
         if lengths[row] == 0:
             out[tokens] = 0
@@ -54,7 +69,6 @@ def paged_attention(
             out[tokens] = _chunk(q[tokens], k, v, scale, window)
     if starts[-1] < len(out):
         out[starts[-1] :] = 0
-    return out
 
 
 def _groups(lengths: list[int]) -> list[slice]:

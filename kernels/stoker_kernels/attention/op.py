@@ -21,6 +21,7 @@ from stoker_kernels.attention.meta import (
     attention_workspace,
     attention_workspace_bytes,
 )
+from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
     Target,
     cpu_supports,
@@ -54,6 +55,12 @@ def _supports(target: Target) -> str | None:
 
 
 register("paged_attention", "triton", "stoker_kernels.attention.choose:paged_attention", _supports)
+register(
+    "paged_attention",
+    "compiled",
+    "stoker_kernels.attention.compiled_attention:paged_attention",
+    compiled_supports("cpu_attention"),
+)
 register("paged_attention", "cpu", "stoker_kernels.attention.cpu_attention:paged_attention", cpu_supports(*_FLOATS))
 register("paged_attention", "reference", "stoker_kernels.attention.reference:reference_attention", reference_supports)
 register_invariant("paged_attention", "fixed", "stoker_kernels.attention.fixed:paged_attention", _supports)

@@ -1,14 +1,27 @@
 """Products with weights in the blocks of GGUF, and rows of such tables: `block_linear`, `block_rows`.
 
-`csrc/cpu_blocks.c` unpacks and multiplies on a CPU (`cpu.py`, compiled by `launch/cc.py`). For a GPU blocks are
-brought into planes of bits (`planes.py`, by `store_planes`) and multiplied in Triton (`triton_planes.py`;
-`plane_choose.py` says how many tokens go which way). `reference.py` is the oracle of both.
+`csrc/cpu_blocks.c` unpacks and multiplies on a CPU (`cpu.py`, compiled by `launch/cc.py`); where the processor has
+AVX-512 BF16, `csrc/cpu_packed.c` multiplies four formats in an order of their own (`cpu_packed.py`). For a GPU blocks
+are brought into planes of bits (`planes.py`, by `store_planes`) and multiplied in Triton (`triton_planes.py`;
+`plane_choose.py` says how many tokens go which way). `reference.py` is the oracle of all.
 Must never know: files, models. A new format: `quant/block_weight.py` and `quant/block_planes.py`, `fields.py`, and
 KINDS of cpu_blocks.c.
 """
 
+from stoker_kernels.block_gemm.cpu_packed import pack, packs
+from stoker_kernels.block_gemm.cpu_packed import refusal as packing_refusal
 from stoker_kernels.block_gemm.op import block_linear, block_rows
 from stoker_kernels.block_gemm.planes import store_planes
-from stoker_kernels.block_gemm.reference import decode_blocks, decode_piece
+from stoker_kernels.block_gemm.reference import decode_blocks, decode_piece, plain_rows
 
-__all__ = ["block_linear", "block_rows", "decode_blocks", "decode_piece", "store_planes"]
+__all__ = [
+    "block_linear",
+    "block_rows",
+    "decode_blocks",
+    "decode_piece",
+    "pack",
+    "packing_refusal",
+    "packs",
+    "plain_rows",
+    "store_planes",
+]

@@ -1,4 +1,5 @@
-"""GGUF's blocks on the CPU: csrc/cpu_blocks.c for few tokens, its unpacking and torch's product for many.
+"""GGUF's blocks on the CPU: packed ones by `cpu_packed`; of others csrc/cpu_blocks.c multiplies few tokens, and torch
+many, with what it unpacked.
 
 Invariants: what the C functions get is contiguous and lies within its tensors; sizes are checked here, for C does not.
 Does not know: how the library was compiled (`launch.cc`).
@@ -7,10 +8,12 @@ Does not know: how the library was compiled (`launch.cc`).
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from stoker_kernels.block_gemm import cpu_packed
 from stoker_kernels.launch import cc
 from stoker_kernels.quant import BLOCK_FORMATS, BlockRows, BlockWeight
 
@@ -29,7 +32,9 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
 
 def block_linear(x: Tensor, weight: BlockWeight, *, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """`block_gemm.block_linear`."""
-    if x.shape[0] >= UNPACKED_TOKENS:
+    if weight.packed and x.dtype == torch.bfloat16:
+        return cpu_packed.product(x, weight, bias, out)
+    if x.shape[0] >= UNPACKED_TOKENS or weight.packed:
         y = torch.cat([_unpacked_product(x, piece, weight.in_features) for piece in weight.blocks], dim=1)
         y = y if bias is None else y.add_(bias)
         return y if out is None else out.copy_(y)
@@ -57,14 +62,15 @@ def _unpacked_product(x: Tensor, piece: BlockRows, columns: int) -> Tensor:
     """x [T, K] · one piece, unpacked to the dtype of x a part at a time → [T, rows]."""
     rows = piece.data.shape[0]
     step = max(1, SCRATCH // columns)
-    parts = (BlockRows(piece.format, piece.data[at : at + step]) for at in range(0, rows, step))
+    step += -step % cpu_packed.GROUP  # packed rows are parted between their groups
+    parts = (replace(piece, data=piece.data[at : at + step]) for at in range(0, rows, step))
     return torch.cat([torch.nn.functional.linear(x, unpack(part, columns, x.dtype)) for part in parts], dim=1)
 
 
 def unpack(piece: BlockRows, columns: int, dtype: torch.dtype) -> Tensor:
     """The values of a piece: [rows, columns] of `dtype`."""
     long, (rows, row_bytes) = ctypes.c_long, piece.data.shape
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and not piece.packed:
         values = torch.empty((rows, columns), dtype=torch.bfloat16)
         cc.library("cpu_blocks").stoker_block_rows_bf16(
             _KINDS[piece.format], _at(piece.data), long(row_bytes), long(rows), long(columns), _at(values)
@@ -83,6 +89,8 @@ def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
 
 
 def _rows(piece: BlockRows, ids: Tensor | None, count: int, columns: int) -> Tensor:
+    if piece.packed:
+        return cpu_packed.rows(piece, ids, count, columns)
     values, long = torch.empty((count, columns), dtype=torch.float32), ctypes.c_long
     cc.library("cpu_blocks").stoker_block_rows(
         _KINDS[piece.format], _at(piece.data), long(piece.data.shape[1]), None if ids is None else _at(ids),

@@ -28,12 +28,33 @@ def block_rows(ids: Tensor, table: BlockWeight, dtype: torch.dtype) -> Tensor:
     (piece,) = table.pieces
     if isinstance(piece, PlaneRows):
         return decode_planes(piece)[ids.long()].to(dtype)
-    return decode_blocks(piece.data[ids.long()], piece.format).to(dtype)
+    return decode_blocks(plain_rows(piece)[ids.long()], piece.format).to(dtype)
+
+
+def plain_rows(piece: BlockRows) -> Tensor:
+    """The rows as a file has them, uint8 [N, row bytes], of packed ones too."""
+    if not piece.packed:
+        return piece.data
+    _, size = BLOCK_FORMATS[piece.format]
+    count, row_bytes = piece.data.shape
+    planes, scales = (2, 2) if size == 34 else (1, size - 16)
+    groups = piece.data.view(count // 16, row_bytes // size, 16 * size)
+    # Of a plane: four vectors of sixteen rows of two columns in the four half bytes of a word.
+    words = groups[..., : planes * 256].contiguous().view(torch.int16).view(*groups.shape[:2], planes, 4, 16, 2)
+    halves = torch.stack([words >> shift & 15 for shift in (0, 4, 8, 12)], dim=4).to(torch.uint8)
+    codes = halves.permute(2, 0, 5, 1, 3, 4, 6).reshape(planes, count, -1, 32)
+    if planes == 2:
+        codes = codes[0] | codes[1] << 4
+    else:
+        codes = codes[0, ..., :16] | codes[0, ..., 16:] << 4
+    parts = groups[..., planes * 256 :].reshape(*groups.shape[:2], scales // 2, 16, 2)
+    heads = parts.permute(0, 3, 1, 2, 4).reshape(count, -1, scales)
+    return torch.cat([heads, codes], dim=-1).view(count, row_bytes)
 
 
 def decode_piece(piece: BlockRows | PlaneRows) -> Tensor:
     """The values of rows in either layout, fp32 [N, K]."""
-    return decode_planes(piece) if isinstance(piece, PlaneRows) else decode_blocks(piece.data, piece.format)
+    return decode_planes(piece) if isinstance(piece, PlaneRows) else decode_blocks(plain_rows(piece), piece.format)
 
 
 def decode_blocks(data: Tensor, name: str) -> Tensor:

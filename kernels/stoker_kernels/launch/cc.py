@@ -1,7 +1,8 @@
 """Compiles C kernels for CPUs: `python -m stoker_kernels.launch.cc [--out FOLDER]` ahead of time, or once when needed.
 
-A source `OP/csrc/cpu_NAME.c` becomes a shared library a level of processor; the best one that this processor has is
-loaded. Ahead of time they lie in the folder of compiled kernels, else in the user's cache.
+A source `OP/csrc/cpu_NAME.c`, with the headers `launch/csrc/cpu_*.h`, becomes a shared library a level of processor;
+the best one that this processor has is loaded. Ahead of time they lie in the folder of compiled kernels, else in the
+user's cache.
 Invariants: a library's name holds the hash of its source and flags, so an old one is never loaded; it is written whole
 or not at all. Nothing is compiled for a processor that is not x86-64 but on that processor itself.
 Does not know: what the functions of a library take.
@@ -24,6 +25,7 @@ from pathlib import Path
 from stoker_kernels.launch.aot_index import aot_folder, cache_folder
 
 PACKAGE = Path(__file__).parents[1]
+HEADERS = Path(__file__).parent / "csrc"
 # -ffp-contract: a product and a sum in two roundings stay two, as the formats are defined.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
 # Level of x86-64 → flags of /proc/cpuinfo that it needs; the best first.
@@ -44,17 +46,23 @@ def sources() -> dict[str, Path]:
 
 
 @functools.cache
+def processor_flags() -> frozenset[str]:
+    """What this processor can do, in the words of /proc/cpuinfo; nothing for one that is not x86-64."""
+    if platform.machine() != "x86_64":
+        return frozenset()
+    return frozenset(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+
+
+@functools.cache
 def level() -> str:
     """The best level of this processor."""
-    if platform.machine() != "x86_64":
-        return NATIVE
-    words = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
-    return next((name for name, needs in LEVELS.items() if words.issuperset(needs)), NATIVE)
+    return next((name for name, needs in LEVELS.items() if processor_flags().issuperset(needs)), NATIVE)
 
 
 def file_name(stem: str, wanted: str) -> str:
     """The library's name for a level."""
     said = sources()[stem].read_bytes() + " ".join((*FLAGS, wanted)).encode()
+    said += b"".join(path.read_bytes() for path in sorted(HEADERS.glob("cpu_*.h")))
     if wanted == NATIVE:
         said += f"{platform.machine()} {platform.processor()} {platform.node()}".encode()
     return f"{stem}-{wanted}-{hashlib.sha256(said).hexdigest()[:16]}.so"
@@ -69,7 +77,7 @@ def compile_library(stem: str, wanted: str, folder: Path) -> Path:
     wide = ("-mprefer-vector-width=512",) if wanted == "x86-64-v4" else ()
     with tempfile.TemporaryDirectory(dir=folder) as place:
         made = Path(place) / "library.so"
-        command = [compiler, *FLAGS, f"-march={wanted}", *wide, "-o", str(made), str(sources()[stem])]
+        command = [compiler, *FLAGS, f"-march={wanted}", *wide, f"-I{HEADERS}", "-o", str(made), str(sources()[stem])]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CcMissing(f"{compiler} does not compile {stem}.c: {done.stderr.strip()[-500:]}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
     cpu_supports,
     reference_supports,
@@ -25,6 +26,8 @@ _HALF_AND_FULL = (torch.bfloat16, torch.float16, torch.float32)
 for _op in ("rms_norm", "add_rms_norm", "add_normed", "rms_norm_columns"):
     _path = f"stoker_kernels.norm.triton_rms_norm:{_op}"
     register(_op, "triton", _path, triton_supports(*_HALF_AND_FULL), invariant=True)
+    if _op in ("rms_norm", "add_rms_norm"):
+        register(_op, "compiled", f"stoker_kernels.norm.compiled_norm:{_op}", compiled_supports("cpu_norm"))
     register(_op, "cpu", f"stoker_kernels.norm.cpu_norm:{_op}", cpu_supports(*_HALF_AND_FULL))
     register(_op, "reference", f"stoker_kernels.norm.reference:{_op}", reference_supports)
     register_invariant(_op, "rows", f"stoker_kernels.norm.rows:{_op}", cpu_supports(*_HALF_AND_FULL))

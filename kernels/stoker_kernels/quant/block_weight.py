@@ -8,6 +8,7 @@ Does not know: what a block means (`block_gemm`), nor which file it came from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -44,10 +45,14 @@ def block_row_bytes(name: str, columns: int) -> int:
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Neighbouring rows in one format: uint8 [rows, row bytes], contiguous."""
+    """Neighbouring rows in one format: uint8 [rows, row bytes], contiguous.
+
+    `packed`: sixteen rows lie side by side in as many bytes, as `block_gemm/csrc/cpu_packed.c` reads them.
+    """
 
     format: str
     data: Tensor
+    packed: bool = False
 
     @property
     def rows(self) -> int:
@@ -87,12 +92,17 @@ class BlockWeight:
         """Whether products read activations in FP8: never."""
         return False
 
-    @property
+    @cached_property
+    def packed(self) -> bool:
+        """Whether all of it is packed for the processor."""
+        return not self.in_planes and all(piece.packed for piece in self.blocks)
+
+    @cached_property
     def out_features(self) -> int:
         """N."""
         return sum(piece.rows for piece in self.pieces)
 
-    @property
+    @cached_property
     def in_planes(self) -> bool:
         """Whether the pieces are in planes."""
         return isinstance(self.pieces[0], PlaneRows)
@@ -102,7 +112,7 @@ class BlockWeight:
         """The pieces, where they are in planes."""
         return tuple(piece for piece in self.pieces if isinstance(piece, PlaneRows))
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[BlockRows, ...]:
         """The pieces, where they are as a file has them."""
         return tuple(piece for piece in self.pieces if isinstance(piece, BlockRows))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
     cpu_supports,
     reference_supports,
@@ -25,6 +26,12 @@ register(
     "triton",
     "stoker_kernels.rope.triton_rope:qk_norm_rope_kv_write",
     triton_supports(torch.bfloat16, torch.float16, torch.float32),
+)
+register(
+    "qk_norm_rope_kv_write",
+    "compiled",
+    "stoker_kernels.rope.compiled_rope:qk_norm_rope_kv_write",
+    compiled_supports("cpu_rope"),
 )
 register(
     "qk_norm_rope_kv_write",

@@ -44,7 +44,7 @@ from stoker_runtime.models.quantized_head import head_and_table, with_head
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.rank import Rank
 from stoker_runtime.process.clock import process_age
-from stoker_runtime.weights.block_plan import keep_blocks
+from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
 from stoker_runtime.weights.layout import TORCH_DTYPES, packed_for_cpu
 from stoker_runtime.weights.load import load_weights
 from stoker_runtime.weights.upload_ahead import UploadAhead
@@ -118,7 +118,8 @@ def _build(
         if device.type == "cpu":
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
-        spec = keep_blocks(spec, source, config.quantization, device.type)
+        unasked = keeps_unasked(config, spec, device.type)
+        spec = keep_blocks(spec, source, config.quantization, device.type, unasked=unasked)
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     with phase("supply", seconds):
         supply_cuda(device)
@@ -143,7 +144,7 @@ def _build(
 
     def load(ahead: UploadAhead | None = None) -> DecoderWeights:
         found = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)
-        return packed_for_cpu(found) if device.type == "cpu" else found
+        return packed_for_cpu(found, dtype) if device.type == "cpu" else found
 
     with phase("weights", seconds), torch.inference_mode():
         weights = load(ahead)

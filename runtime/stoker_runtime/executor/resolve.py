@@ -181,7 +181,9 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
                 f"quantization is {asked}, but the checkpoint is not quantized; w4 and fp8 quantize it at load.",
                 param="quantization",
             )
-        return "none" if asked == "auto" or (asked == "gguf" and not spec.blocks) else asked
+        if asked in ("auto", "gguf"):
+            return "gguf" if spec.blocks else "none"
+        return asked
     floats = isinstance(checkpoint, Fp8Checkpoint)
     if asked not in ("auto", checkpoint.method, *(("fp8",) if floats else ())):
         raise ConfigError(

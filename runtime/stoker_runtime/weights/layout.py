@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from stoker_kernels.block_gemm import pack as pack_blocks
 from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
 from stoker_kernels.moe import ExpertKind, ExpertWeights, pack_mxfp4, quantize_mxfp4
@@ -303,21 +304,30 @@ class WeightArena:
         )
 
 
-def packed_for_cpu(weights: DecoderWeights) -> DecoderWeights:
-    """The same weights, the matrices once more in the order in which this processor's GEMM reads them, if it has one.
+def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeights:
+    """The same weights, the matrices in the order in which this processor's products read them, if it has one.
 
-    That takes as many bytes again as the dense matrices in bf16, and makes a step half as long.
+    Dense matrices in bf16 take as many bytes again and make a step half as long; blocks are packed where they lie, for
+    a model that runs in bf16, so that `weights` must not be read again.
     """
+
+    def packed(weight: AnyWeight) -> AnyWeight:
+        if isinstance(weight, BlockWeight):
+            return pack_blocks(weight) if dtype == torch.bfloat16 else weight
+        return pack(weight)
+
     layers = tuple(
         replace(
             each,
-            qkv=pack(each.qkv),
-            latent=each.latent and replace(each.latent, q_b=each.latent.q_b and pack(each.latent.q_b)),
-            output=pack(each.output),
-            gate_up=each.gate_up and pack(each.gate_up),
-            down=each.down and pack(each.down),
+            qkv=packed(each.qkv),
+            latent=each.latent and replace(each.latent, q_b=each.latent.q_b and packed(each.latent.q_b)),
+            output=packed(each.output),
+            gate_up=each.gate_up and packed(each.gate_up),
+            down=each.down and packed(each.down),
         )
         for each in weights.layers
     )
-    head = pack(weights.head) if weights.head.out_features else weights.head
+    head = packed(weights.head) if weights.head.out_features else weights.head
+    if isinstance(head, BlockWeight) and weights.embed is weights.head:
+        return replace(weights, layers=layers, head=head, embed=head)
     return replace(weights, layers=layers, head=head)

@@ -202,7 +202,7 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
         if parameter.scheme is not None or stored == EXPERTS_KIND:
             continue
         if parameter.blocks:
-            kept = arena.blocks[parameter.name].pieces
+            kept = arena.blocks[parameter.name].blocks
             for piece, rows in zip(routes[parameter.name], kept, strict=True):
                 copies += _submit_blocks(lanes, piece, rows.data)
             continue

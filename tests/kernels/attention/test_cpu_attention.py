@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from tests.kernels.rounding import close
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_kernels.attention.compiled_attention import paged_attention as compiled_attention
 from stoker_kernels.attention.cpu_attention import paged_attention
 from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.launch import cc
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 LAX = settings(deadline=None, max_examples=60)
@@ -19,9 +21,9 @@ LAX = settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_attention(data: st.DataObject) -> None:
     draw = data.draw
-    dim, kv_heads, group = draw(st.sampled_from([8, 40, 96])), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    dim, kv_heads, group = draw(st.sampled_from([8, 40, 64, 96])), draw(st.integers(1, 3)), draw(st.integers(1, 5))
     page, dtype = draw(st.sampled_from([2, 16])), draw(DTYPES)
-    decodes = draw(st.lists(st.integers(0, 70), max_size=6))
+    decodes = draw(st.lists(st.integers(0, 150), max_size=6))
     chunks = [
         (draw(st.integers(1, length)), length) for length in draw(st.lists(st.integers(1, 40), max_size=3))
     ]
@@ -33,7 +35,7 @@ def test_attention(data: st.DataObject) -> None:
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
     pages = sum(-(-length // page) for length in lengths) + 1
     shuffled = iter(torch.randperm(pages, generator=generator).tolist())
-    table = torch.full((len(lengths) + 2, 40), 10**6, dtype=torch.int32)
+    table = torch.full((len(lengths) + 2, 80), 10**6, dtype=torch.int32)
     slots = torch.randperm(len(lengths) + 2, generator=generator)[: len(lengths)].to(torch.int32)
     for slot, length in zip(slots.tolist(), lengths, strict=True):
         used = -(-length // page)
@@ -46,9 +48,11 @@ def test_attention(data: st.DataObject) -> None:
             for cache in caches:
                 cache[int(table[slot, length // page]), :, length % page :] = float("nan")
     meta = AttentionMeta(
-        table, slots, starts, torch.tensor(lengths, dtype=torch.int32), len(decodes), max(counts), 80,
+        table, slots, starts, torch.tensor(lengths, dtype=torch.int32), len(decodes), max(counts), 150,
         attention_workspace(8, group * kv_heads, dim, "cpu"),
     )  # fmt: skip
     window = draw(st.sampled_from([0, 1, 7, 500]))
-    got = paged_attention(q, *caches, meta, scale=dim**-0.5, window=window)
-    close(got, reference_attention(q, *caches, meta, scale=dim**-0.5, window=window), parts=8)
+    expected = reference_attention(q, *caches, meta, scale=dim**-0.5, window=window)
+    close(paged_attention(q, *caches, meta, scale=dim**-0.5, window=window), expected, parts=8)
+    if cc.refusal("cpu_attention") is None:
+        close(compiled_attention(q, *caches, meta, scale=dim**-0.5, window=window), expected, parts=8)

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 import torch
 
+from stoker_kernels.block_gemm import packing_refusal
 from stoker_kernels.launch import cc
 from stoker_kernels.quant import BLOCK_FORMATS, BlockWeight
+from stoker_runtime import LLM, SamplingParams
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.build import build_model
+from stoker_runtime.executor.executor import Executor
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.weights.block_plan import keep_blocks
 
 Kind = gguf.GGMLQuantizationType
-VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 211, 256, 512, 4, 2, 64, 2
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 208, 256, 512, 4, 2, 64, 2
 # Where each format's fp16 numbers stand in a block, and how large they are for weights of a few hundredths.
 NUMBERS = {
     **dict.fromkeys(("Q8_0", "IQ4_NL"), ((0, 5e-4),)),
@@ -139,6 +142,28 @@ def test_the_engine_keeps_blocks_when_it_is_told_to(tmp_path: Path) -> None:
         assert executor.kernels()["block_linear"].startswith("compiled")
     finally:
         executor.close()
+
+
+@pytest.mark.skipif(packing_refusal() is not None, reason=f"packed blocks: {packing_refusal()}")
+def test_fast_formats_stay_unasked_and_give_the_logits_of_the_numbers(tmp_path: Path) -> None:
+    kinds = {"ffn_down": "Q6_K", "attn_k": "Q8_0", "token_embd": random.choice(["Q8_0", "Q4_0", "IQ4_NL"])}
+    file = write(tmp_path / "m.gguf", kinds, "Q4_1")
+    wanted = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+    prompt, found = [random.randrange(VOCAB) for _ in range(40)], []
+    for asked in ("auto", "none"):
+        with LLM(str(file), device="cpu", dtype="bfloat16", quantization=asked, max_model_len=128) as llm:
+            executor = llm.engine.executor
+            assert isinstance(executor, Executor)
+            assert executor.config.quantization == {"auto": "gguf", "none": "none"}[asked]
+            weights = executor.body.decoder.weights
+            kept = [isinstance(each, BlockWeight) and each.packed for each in (weights.head, weights.layers[1].qkv)]
+            assert kept == [asked == "auto"] * 2
+            assert weights.embed is weights.head or asked == "none"
+            assert not isinstance(weights.layers[0].down, BlockWeight), "Q6_K is faster in bf16"
+            (told,) = llm.generate([{"prompt_token_ids": prompt}], wanted)
+            assert told.prompt_logprobs is not None
+            found.append([row[token].logprob for row, token in zip(told.prompt_logprobs[1:], prompt[1:], strict=True)])
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), atol=0.1, rtol=0.02)
 
 
 def test_what_cannot_be_kept_is_refused(

@@ -14,7 +14,16 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as decode_gguf
 from torch import Tensor
 
-from stoker_kernels.quant import AnyWeight, BlockWeight, Fp4Weight, Int8Weight, IntegerWeight, LinearWeight
+from stoker_kernels.quant import (
+    BLOCK_FORMATS,
+    AnyWeight,
+    BlockRows,
+    BlockWeight,
+    Fp4Weight,
+    Int8Weight,
+    IntegerWeight,
+    LinearWeight,
+)
 
 LARGEST_FP8 = 448.0  # of e4m3
 FP8_BLOCK = 128
@@ -27,7 +36,7 @@ def values_of(weight: Tensor | AnyWeight) -> Tensor:
     if isinstance(weight, Tensor):
         return weight
     if isinstance(weight, BlockWeight):
-        return torch.cat([_decoded(piece.data, piece.format) for piece in weight.pieces])
+        return torch.cat([_decoded(_file_rows(piece), piece.format) for piece in weight.blocks])
     if isinstance(weight, IntegerWeight):
         return _integers(weight)
     if isinstance(weight, Fp4Weight):
@@ -82,6 +91,26 @@ def as_fp8_reads(x: Tensor) -> Tensor:
 def _decoded(data: Tensor, name: str) -> Tensor:
     values = decode_gguf(data.cpu().numpy(), GGMLQuantizationType[name])
     return torch.from_numpy(values).float().to(data.device)
+
+
+def _file_rows(piece: BlockRows) -> Tensor:
+    """The rows of blocks as a file has them; packed ones are read code by code (block_gemm/csrc/cpu_packed.c)."""
+    if not piece.packed:
+        return piece.data
+    _, size = BLOCK_FORMATS[piece.format]
+    planes, head = (2, 2) if size == 34 else (1, size - 16)
+    (count, row_bytes), packed = piece.data.shape, piece.data.flatten()
+    row, block = torch.arange(count)[:, None, None], torch.arange(row_bytes // size)[None, :, None]
+    start = row // 16 * 16 * row_bytes + block * 16 * size
+    column, byte = torch.arange(32), torch.arange(head)
+    shift = 4 * (column // 2 % 4)
+    codes = torch.zeros((count, row_bytes // size, 32), dtype=torch.uint8)
+    for plane in range(planes):
+        place = start + 256 * plane + 64 * (column // 8) + 4 * (row % 16) + 2 * (column % 2) + shift // 8
+        codes |= (packed[place] >> shift % 8 & 15) << 4 * plane
+    heads = packed[start + 256 * planes + 32 * (byte // 2) + 2 * (row % 16) + byte % 2]
+    halves = codes if planes == 2 else codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([heads, halves], dim=-1).view(count, row_bytes)
 
 
 def _integers(weight: IntegerWeight) -> Tensor:

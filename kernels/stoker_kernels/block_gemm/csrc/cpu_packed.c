@@ -1,0 +1,250 @@
+// Weights in blocks of 32 columns of GGUF, multiplied with activations in bf16 by AVX-512 BF16 (vdpbf16ps).
+//
+// Sixteen rows lie side by side (a group), one in each lane, so that scales are a vector and nothing is summed across
+// lanes. Of a block of a group there come: `planes` times 256 bytes of half codes, the 16 scales in fp16, and for Q4_1
+// its 16 offsets. That is what the file's blocks take, so that a matrix is packed where it lies.
+// Half codes become bf16 by one permutation of a table of 16 values, which is exact: codes have at most 4 bits, and a code
+// of 8 bits is the sum of a multiple of 16 and a number below 16.
+//
+// Shapes: weight [rows, row_bytes], x [tokens, columns] bf16, y [tokens, stride] bf16 or fp32.
+// Invariants: a product is exact, sums are fp32, scales and offsets are applied to the sums of a block, and the result is
+// rounded once; each row of y depends on its own row of x alone, whatever the number of tokens and threads.
+#if !defined(__x86_64__)
+#error "needs x86-64"
+#endif
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+#include <immintrin.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu_pool.h"
+
+#define GROUP 16
+#define COLUMNS 32
+#define PLANE 256
+#define MOST_TOKENS 8
+#define INLINE static inline __attribute__((always_inline))
+
+// The order is that of PACKED in cpu_packed.py. `low`: the table of the lower half codes, `high` of the upper ones.
+static const struct { int planes, offset, bytes; short low[16], high[16]; } KINDS[] = {
+    {2, 0, 34, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+     {0, 16, 32, 48, 64, 80, 96, 112, -128, -112, -96, -80, -64, -48, -32, -16}},
+    {1, 0, 18, {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}, {0}},
+    {1, 1, 20, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {0}},
+    {1, 0, 18, {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, {0}},
+};
+
+// ---- packing ----
+
+static inline int plain_code(int kind, const uint8_t *block, int column) {
+    if (KINDS[kind].planes == 2) return block[2 + column];
+    int byte = block[(KINDS[kind].offset ? 4 : 2) + column % 16];
+    return column < 16 ? byte & 15 : byte >> 4;
+}
+
+// Where the code of (row, column) lies in its plane: a vector has two columns of each row side by side, and four pairs
+// of columns in the four half bytes of its words.
+static inline long place(int row, int column, int *shift) {
+    int pair = column / 2;
+    *shift = 4 * (pair % 4);
+    return 64 * (pair / 4) + 4 * row + 2 * (column % 2);
+}
+
+static void pack_block(int kind, uint8_t *const rows[GROUP], uint8_t *out) {
+    int planes = KINDS[kind].planes;
+    uint16_t words[2 * PLANE / 2];
+    memset(words, 0, sizeof words);
+    for (int row = 0; row < GROUP; row++) {
+        for (int column = 0; column < COLUMNS; column++) {
+            int shift, code = plain_code(kind, rows[row], column);
+            long at = place(row, column, &shift) / 2;
+            words[at] |= (uint16_t)((code & 15) << shift);
+            if (planes == 2) words[PLANE / 2 + at] |= (uint16_t)((code >> 4) << shift);
+        }
+        for (int part = 0; part <= KINDS[kind].offset; part++)
+            memcpy(out + planes * PLANE + part * 2 * GROUP + 2 * row, rows[row] + 2 * part, 2);
+    }
+    memcpy(out, words, (size_t)(planes * PLANE));
+}
+
+// Packs in place; rows are a multiple of 16, columns of 32. Returns 0, or 1 where there is no memory.
+int stoker_pack(int kind, uint8_t *weight, long rows, long columns) {
+    long blocks = columns / COLUMNS, bytes = KINDS[kind].bytes, group_bytes = GROUP * blocks * bytes;
+    uint8_t *plain = malloc((size_t)group_bytes);
+    if (!plain) return 1;
+    for (long group = 0; group < rows / GROUP; group++) {
+        uint8_t *out = weight + group * group_bytes;
+        memcpy(plain, out, (size_t)group_bytes);
+        for (long block = 0; block < blocks; block++, out += GROUP * bytes) {
+            uint8_t *heads[GROUP];
+            for (int row = 0; row < GROUP; row++) heads[row] = plain + (row * blocks + block) * bytes;
+            pack_block(kind, heads, out);
+        }
+    }
+    free(plain);
+    return 0;
+}
+
+INLINE float half(const uint8_t *at) {
+    uint16_t bits;
+    memcpy(&bits, at, 2);
+    return _cvtsh_ss(bits);
+}
+
+// Values of rows `ids`, or of the first `count` where ids is 0: fp32 [count, columns], as the format defines them.
+void stoker_packed_rows(int kind, const uint8_t *weight, const int64_t *ids, long count, long columns, float *out) {
+    int planes = KINDS[kind].planes, bytes = KINDS[kind].bytes;
+    for (long at = 0; at < count; at++) {
+        long id = ids ? ids[at] : at;
+        int row = (int)(id % GROUP);
+        const uint8_t *block = weight + id / GROUP * (columns / COLUMNS) * GROUP * bytes;
+        for (long first = 0; first < columns; first += COLUMNS, block += GROUP * bytes) {
+            const uint8_t *scales = block + planes * PLANE + 2 * row;
+            float scale = half(scales), offset = KINDS[kind].offset ? half(scales + 2 * GROUP) : 0.0f;
+            for (int column = 0; column < COLUMNS; column++) {
+                int shift;
+                long where = place(row, column, &shift);
+                uint16_t low, high = 0;
+                memcpy(&low, block + where, 2);
+                if (planes == 2) memcpy(&high, block + PLANE + where, 2);
+                int code = KINDS[kind].low[low >> shift & 15] + KINDS[kind].high[high >> shift & 15];
+                float value = scale * (float)code;
+                out[at * columns + first + column] = KINDS[kind].offset ? value + offset : value;
+            }
+        }
+    }
+}
+
+// ---- products ----
+
+struct Piece {
+    int64_t kind;
+    const uint8_t *weight;
+    int64_t rows;
+};
+
+struct Work {
+    const struct Piece *pieces;
+    long count, columns, tokens, stride, groups, step;
+    const uint16_t *x;
+    const float *sums, *bias;
+    void *y;
+    int wide;
+};
+
+INLINE __m512i table_of(const short *values) {
+    uint16_t words[32];
+    for (int at = 0; at < 32; at++) {
+        float value = (float)values[at % 16];
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        words[at] = (uint16_t)(bits >> 16);
+    }
+    return _mm512_loadu_si512(words);
+}
+
+// The codes of a block: two sums a token, in turn, for the instruction's latency is longer than one can hide.
+INLINE void codes_product(const uint8_t *codes, __m512i low, __m512i high, const uint16_t *x, long columns,
+                          __m512 (*sums)[2], int planes, int tokens) {
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; part++) {
+#pragma GCC unroll 4
+        for (int nibble = 0; nibble < 4; nibble++) {
+            __m512i words = _mm512_srli_epi16(_mm512_loadu_si512(codes + 64 * part), 4 * nibble), above = words;
+            if (planes == 2) above = _mm512_srli_epi16(_mm512_loadu_si512(codes + PLANE + 64 * part), 4 * nibble);
+            // The permutation reads five bits of an index; both halves of the table are the same.
+            __m512i code = _mm512_permutexvar_epi16(words, low), upper = _mm512_permutexvar_epi16(above, high);
+#pragma GCC unroll 8
+            for (int m = 0; m < tokens; m++) {
+                int32_t pair;
+                memcpy(&pair, x + m * columns + 8 * part + 2 * nibble, 4);
+                __m512bh values = (__m512bh)_mm512_set1_epi32(pair);
+                __m512 sum = _mm512_dpbf16_ps(sums[m][nibble % 2], (__m512bh)code, values);
+                sums[m][nibble % 2] = planes == 2 ? _mm512_dpbf16_ps(sum, (__m512bh)upper, values) : sum;
+            }
+        }
+    }
+}
+
+INLINE __m512 scales_at(const uint8_t *at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
+
+// Sixteen rows against `tokens` rows of x; planes, offset and tokens are constants where it is called.
+INLINE void group_product(const struct Work *w, int kind, const uint8_t *block, long token, long row, int planes,
+                          int offset, int tokens) {
+    long blocks = w->columns / COLUMNS;
+    const uint16_t *x = w->x + token * w->columns;
+    const float *sums = w->sums + token * blocks;
+    __m512i low = table_of(KINDS[kind].low), high = table_of(KINDS[kind].high);
+    __m512 totals[MOST_TOKENS];
+#pragma GCC unroll 8
+    for (int m = 0; m < tokens; m++) totals[m] = w->bias ? _mm512_loadu_ps(w->bias + row) : _mm512_setzero_ps();
+    for (long at = 0; at < blocks; at++, block += planes * PLANE + (1 + offset) * 2 * GROUP, x += COLUMNS) {
+        __m512 dots[MOST_TOKENS][2];
+#pragma GCC unroll 8
+        for (int m = 0; m < tokens; m++) dots[m][0] = dots[m][1] = _mm512_setzero_ps();
+        codes_product(block, low, high, x, w->columns, dots, planes, tokens);
+        __m512 scale = scales_at(block + planes * PLANE);
+#pragma GCC unroll 8
+        for (int m = 0; m < tokens; m++)
+            totals[m] = _mm512_fmadd_ps(scale, _mm512_add_ps(dots[m][0], dots[m][1]), totals[m]);
+        if (offset) {
+            __m512 lows = scales_at(block + planes * PLANE + 2 * GROUP);
+#pragma GCC unroll 8
+            for (int m = 0; m < tokens; m++)
+                totals[m] = _mm512_fmadd_ps(lows, _mm512_set1_ps(sums[m * blocks + at]), totals[m]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < tokens; m++) {
+        long place = (token + m) * w->stride + row;
+        if (w->wide) _mm512_storeu_ps((float *)w->y + place, totals[m]);
+        else _mm256_storeu_si256((__m256i *)((uint16_t *)w->y + place), (__m256i)_mm512_cvtneps_pbh(totals[m]));
+    }
+}
+
+#define FOR_TOKENS(count) \
+    case count: group_product(w, kind, block, token, row, planes, offset, count); break;
+
+INLINE void group_by_tokens(const struct Work *w, int kind, const uint8_t *block, long row, int planes, int offset) {
+    for (long token = 0; token < w->tokens; token += MOST_TOKENS) {
+        long left = w->tokens - token;
+        switch (left < MOST_TOKENS ? left : MOST_TOKENS) {
+            FOR_TOKENS(1) FOR_TOKENS(2) FOR_TOKENS(3) FOR_TOKENS(4) FOR_TOKENS(5) FOR_TOKENS(6) FOR_TOKENS(7) FOR_TOKENS(8)
+        }
+    }
+}
+
+static void groups_product(const void *work, long part) {
+    const struct Work *w = work;
+    long group = part * w->step, end = group + w->step < w->groups ? group + w->step : w->groups, first = 0;
+    for (const struct Piece *piece = w->pieces; piece < w->pieces + w->count; first += piece->rows / GROUP, piece++) {
+        int kind = (int)piece->kind;
+        long bytes = w->columns / COLUMNS * GROUP * KINDS[kind].bytes;
+        for (; group < end && group < first + piece->rows / GROUP; group++) {
+            const uint8_t *block = piece->weight + (group - first) * bytes;
+            if (KINDS[kind].planes == 2) group_by_tokens(w, kind, block, group * GROUP, 2, 0);
+            else if (KINDS[kind].offset) group_by_tokens(w, kind, block, group * GROUP, 1, 1);
+            else group_by_tokens(w, kind, block, group * GROUP, 1, 0);
+        }
+    }
+}
+
+// The sums of x over each block: [tokens, columns / 32]. In this order, whatever the number of threads.
+static void block_sums(const uint16_t *x, long count, float *sums) {
+    for (long at = 0; at < count; at++) {
+        __m512i words = _mm512_loadu_si512(x + at * COLUMNS);
+        __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
+        __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+        sums[at] = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    }
+}
+
+// y[m, n] = sum over k of weight[n, k] · x[m, k] + bias[n], for pieces whose rows follow each other in y. `sums` is
+// scratch [tokens, columns / 32]; bias is fp32, or 0; `wide`: y is fp32. Parts have `step` groups each.
+void stoker_packed_product(const struct Piece *pieces, long count, long columns, const uint16_t *x, long tokens,
+                           float *sums, const float *bias, void *y, long stride, int wide, long step, int threads) {
+    struct Work work = {pieces, count, columns, tokens, stride, 0, step, x, sums, bias, y, wide};
+    for (long at = 0; at < count; at++) work.groups += pieces[at].rows / GROUP;
+    block_sums(x, tokens * (columns / COLUMNS), sums);
+    pool_run(groups_product, &work, (work.groups + step - 1) / step, threads);
+}
