@@ -1,12 +1,15 @@
-"""Speculation on the device: drafts from a sequence's own tokens, the tokens to verify them by, and what is accepted.
+"""Speculation on the device: drafts from a sequence's own tokens, or what a model that drafts is to run; the tokens to
+verify them by; what is accepted.
 
-`op.py` holds the public functions, `triton_match.py` and `triton_verify.py` the kernels, `reference.py` the oracle.
+`op.py` holds the public functions, `triton_match.py`, `triton_describe.py` and `triton_verify.py` the kernels,
+`reference.py` the oracle.
 Must never know: sampling parameters, models, and who decides how many drafts a row may have.
 """
 
 from stoker_kernels.drafts.op import (
     HEADER,
     accept_drafts,
+    describe_draft,
     expand_drafts,
     follow_drafts,
     match_drafts,
@@ -19,6 +22,7 @@ __all__ = [
     "Matching",
     "VerifyOutputs",
     "accept_drafts",
+    "describe_draft",
     "expand_drafts",
     "follow_drafts",
     "match_drafts",

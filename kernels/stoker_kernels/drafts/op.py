@@ -1,5 +1,7 @@
 """A step that verifies drafts: match → expand → (forward, logits, sample) → follow → accept.
 
+Where a model drafts, `describe_draft` stands in the place of `match_drafts`, once for each of its forward passes.
+
 Drafts are tokens `[k, R]` int32, −1 from the first one on that there is not. Verification is a decode of k + 1 rows a
 sequence, whose keys are in the cache before attention reads them. A token is sampled for each by the sequence's own
 parameters, seed and position; a draft is accepted if it is that token. For a draft that is certain of itself this is
@@ -27,6 +29,7 @@ HEADER = 2
 _TRITON = {
     "match_drafts": "triton_match",
     **dict.fromkeys(("expand_drafts", "follow_drafts", "accept_drafts", "record_tokens"), "triton_verify"),
+    "describe_draft": "triton_describe",
 }
 for _op, _module in _TRITON.items():
     register(_op, "triton", f"stoker_kernels.drafts.{_module}:{_op}", triton_supports(torch.int32), invariant=True)
@@ -41,6 +44,29 @@ def match_drafts(
     A match that overlaps the end goes on with itself, so a text that repeats itself is drafted as far as `k` goes.
     """
     select("match_drafts", row_slots.device, row_slots.dtype)(row_slots, caps, position, history, rules, out=out)
+
+
+def describe_draft(
+    row_slots: Tensor,
+    caps: Tensor,
+    drafts: Tensor,
+    at: int,
+    position: Tensor,
+    history: Tensor,
+    page_table: Tensor,
+    page_size: int,
+    *,
+    out: VerifyOutputs,
+) -> None:
+    """Describe the pass of a draft model that ends with the tokens whose successors are draft number `at`.
+
+    Pass 0 runs 2 · R rows of one token: each row's last token, and behind all of these the ones before them, which may
+    have been drafts that nothing came after. Pass `at` runs R: draft `at - 1` of `drafts [k, R]` at its position.
+    A row whose `caps [R]` int32 allow no draft `at` is padding.
+    """
+    select("describe_draft", row_slots.device, row_slots.dtype)(
+        row_slots, caps, drafts, at, position, history, page_table, page_size, out=out
+    )
 
 
 def expand_drafts(

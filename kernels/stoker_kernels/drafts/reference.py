@@ -61,6 +61,36 @@ def _longest_match(tokens: Ids, most: int) -> tuple[npt.NDArray[np.int64], int]:
     return ends, length
 
 
+def describe_draft(
+    row_slots: Tensor,
+    caps: Tensor,
+    drafts: Tensor,
+    at: int,
+    position: Tensor,
+    history: Tensor,
+    page_table: Tensor,
+    page_size: int,
+    *,
+    out: VerifyOutputs,
+) -> None:
+    """The last two tokens of each row, or one draft."""
+    slots = row_slots.clamp_min(0).long()
+    index = position[slots].long() + at
+    if at:
+        tokens = drafts[at - 1]
+    else:
+        index = torch.stack((index, index - 1))
+        tokens = history[slots, index.clamp(0, history.shape[1] - 1)]
+    there = (row_slots >= 0) & (caps > at) & (index >= 0) & (index < history.shape[1])
+    index = torch.where(there, index, 0)
+    pages = page_table[slots, index // page_size].long()
+    out.slots.copy_(torch.where(there, row_slots, -1).view(-1))
+    out.ids.copy_(torch.where(there, tokens, 0).view(-1))
+    out.positions.copy_(index.view(-1))
+    out.seq_lens.copy_(torch.where(there, index + 1, 0).view(-1))
+    out.slot_mapping.copy_(torch.where(there, pages * page_size + index % page_size, -1).view(-1))
+
+
 def expand_drafts(
     row_slots: Tensor,
     drafts: Tensor,

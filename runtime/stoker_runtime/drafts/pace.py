@@ -5,6 +5,9 @@ are accepted. Per sequence two figures are kept: how often there is a draft at a
 predecessors were accepted is accepted, too. The k with the most tokens a second is taken, 0 among them; where it is 0
 a narrow step now and then looks whether that has changed, so seldom that it costs half a percent.
 
+A draft model has to compute what it lacks of a sequence before it drafts. That is done where it promises to pay, or
+where so many steps went by that it is within the same half percent.
+
 Invariants: no k is taken that has proved slower than none; decisions change no token, only when it comes. Costs are
 compared at one padded size. Knows nothing of tokens and devices; does no I/O.
 """
@@ -12,6 +15,8 @@ compared at one padded size. Knows nothing of tokens and devices; does no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from stoker_runtime.drafts.settings import DraftCosts
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16)
 LEARNING = 0.125
@@ -30,6 +35,10 @@ WORTH = 1.03
 HOPELESS = 0.05
 PROBE_LOSS = 0.005
 FEWEST_BETWEEN_PROBES, MOST_BETWEEN_PROBES = 16, 128
+MOST_CREDIT = 10.0
+"""Plain steps that a draft model's catching up may cost, which promises nothing, after a long while without any."""
+CAUTION = 4
+"""What is to be gained by catching up has to be so much more than it costs: nobody knows how long a text gets."""
 REVIEW = 8
 """Steps for which a decision stands, unless sequences come or go."""
 
@@ -78,8 +87,13 @@ class Timing:
 class Pace:
     """The figures of all sequences, the costs of steps, and the decision that stands."""
 
-    def __init__(self, most: int, verify_tokens: int, batch_limit: int = 0) -> None:
-        """At most `most` drafts a sequence, `verify_tokens` tokens a step, from `batch_limit` sequences on none."""
+    def __init__(
+        self, most: int, verify_tokens: int, batch_limit: int = 0, model: DraftCosts | None = None
+    ) -> None:
+        """At most `most` drafts a sequence, `verify_tokens` tokens a step, from `batch_limit` sequences on none.
+
+        `model`: what a draft model's passes cost, where one drafts.
+        """
         self.ladder = tuple(sorted({k for k in LADDER if k < most} | {most}))
         self._verify_tokens = verify_tokens
         self._batch_limit = batch_limit or 1 << 30
@@ -90,6 +104,9 @@ class Pace:
         self._k = 0
         self._steps_left = 0
         self._since_probe = 0
+        self._model = model
+        self._cost_of_draft = COST_OF_DRAFT + (model.draft if model else 0.0)
+        self._credit = 0.0
 
     def new_row(self) -> RowPace:
         """The figures of a sequence of which nothing is known: those of the others."""
@@ -109,11 +126,11 @@ class Pace:
         size = _size(rows)
         plain = self._timings.get((size, 0))
         if k == 0 or plain is None or plain.samples < FEWEST_TIMINGS:
-            return 1 + COST_OF_DRAFT * k
+            return 1 + self._cost_of_draft * k
         timed = ((other, self._timings.get((size, other))) for other in self.ladder)
         known = [(other, found.seconds / plain.seconds) for other, found in timed if found and self._believed(found)]
         if not known:
-            return 1 + COST_OF_DRAFT * k
+            return 1 + self._cost_of_draft * k
         nearest, ratio = min(known, key=lambda each: abs(each[0] - k))
         return 1 + (ratio - 1) * k / nearest
 
@@ -124,6 +141,7 @@ class Pace:
         """
         self._steps += 1
         self._since_probe += 1
+        self._credit = min(self._credit + PROBE_LOSS, MOST_CREDIT)
         if changed or self._steps_left <= 0 or len(self._decision) != len(rows):
             self._steps_left = REVIEW
             self._decide(rows)
@@ -134,6 +152,22 @@ class Pace:
             k = max(self._k, 1)
             return k, tuple(k if row else 0 for row in rows)
         return self._k, self._decision
+
+    def catches_up(self, row: RowPace, lacking: int, left: int, rows: int) -> bool:
+        """Whether to have a draft model compute `lacking` tokens of a sequence among `rows`, with `left` yet to come.
+
+        What does not promise to pay is taken off the steps that may be lost.
+        """
+        if self._model is None:
+            return True
+        cost, gain = lacking * self._model.token, row.gain(self._k)
+        # All rows wait for it, and one gains; half of what may come is what comes, for want of knowledge.
+        if CAUTION * cost * rows <= left / 2 * gain / (1 + gain):
+            return True
+        if cost > self._credit:
+            return False
+        self._credit -= cost
+        return True
 
     def _believed(self, timing: Timing) -> bool:
         return timing.samples >= FEWEST_TIMINGS and self._steps - timing.at <= STALE

@@ -20,8 +20,8 @@ VERIFY_TOKENS = 256
 """Rows of the widest verification: beyond them a step is bound by arithmetic, and drafts are not nearly free."""
 
 NAME = "speculative_config"
+DRAFT_MODEL = "draft_model"
 OTHER_METHODS = {
-    "draft_model": "a draft model has no pages of its own yet",
     "eagle": "EAGLE heads are not there yet",
     "eagle3": "EAGLE heads are not there yet",
     "mtp": "multi-token prediction heads are not there yet",
@@ -46,6 +46,9 @@ class Drafting:
     factor: float = 0.0
     share: float = 0.0
     batch_limit: int = 0
+    model: str = ""
+    """A folder, a .gguf file or a name of the hub, of the model that drafts; "" where none does."""
+    revision: str = ""
 
     def verify_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """Rows of the widest verification where a step has at most so many sequences and tokens; 0: none fits."""
@@ -54,6 +57,14 @@ class Drafting:
 
     def __str__(self) -> str:
         return f"{self.method}, up to {self.tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """What passes of a draft model cost, in plain steps of the model: one pass, and each token that it lacked."""
+
+    draft: float
+    token: float
 
 
 def read_drafting(value: str) -> Drafting | None:
@@ -68,7 +79,7 @@ def read_drafting(value: str) -> Drafting | None:
         raise ConfigError(f"{NAME} is {value!r:.100}; it must be a JSON object with a method.", param=NAME)
     method = given.get("method")
     if method is None and "model" in given:
-        raise _refused("model", given["model"], OTHER_METHODS["draft_model"])
+        method = DRAFT_MODEL
     if isinstance(method, str) and (method in OTHER_METHODS or method.endswith("_mtp")):
         raise _refused("method", method, OTHER_METHODS.get(method, OTHER_METHODS["mtp"]))
     if not isinstance(method, str) or method not in _READERS:
@@ -79,7 +90,14 @@ def read_drafting(value: str) -> Drafting | None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise _refused(name, given[name], f"{method} has no such field{hint}")
     limit = _whole(given, "disable_by_batch_size", 0, 0, 1 << 20)
-    return _ngram(given, limit) if method == "ngram" else _suffix(given, limit)
+    return {"ngram": _ngram, "suffix": _suffix, DRAFT_MODEL: _draft_model}[method](given, limit)
+
+
+def with_model(value: str, path: str) -> str:
+    """`value`, which names a draft model, with `path` in the place of its name and revision."""
+    given = json.loads(value)
+    given.pop("revision", None)
+    return json.dumps({**given, "model": path})
 
 
 _READERS: dict[Any, dict[str, None]] = {
@@ -92,6 +110,7 @@ _READERS: dict[Any, dict[str, None]] = {
             "suffix_decoding_min_token_prob",
         )
     ),
+    DRAFT_MODEL: dict.fromkeys(("model", "revision", "draft_tensor_parallel_size")),
 }
 
 
@@ -116,6 +135,19 @@ def _suffix(given: dict[str, Any], batch_limit: int) -> Drafting:
     factor = _number(given, "suffix_decoding_max_spec_factor", 1.0, 0.1, 100.0)
     share = _number(given, "suffix_decoding_min_token_prob", 0.1, 0.0, 1.0)
     return Drafting("suffix", tokens, 1, depth, factor, share, batch_limit)
+
+
+def _draft_model(given: dict[str, Any], batch_limit: int) -> Drafting:
+    model, revision = given.get("model"), given.get("revision") or ""
+    if not isinstance(model, str) or not model:
+        raise _refused("model", model, "it must name the model that drafts: a folder, a .gguf file, a name of the hub")
+    if not isinstance(revision, str):
+        raise _refused("revision", revision, "it must be text")
+    if "num_speculative_tokens" not in given:
+        raise _refused("num_speculative_tokens", None, f"{DRAFT_MODEL} needs it: how many tokens a step verifies")
+    tokens = _whole(given, "num_speculative_tokens", 0, 1, MAX_DRAFTS)
+    _whole(given, "draft_tensor_parallel_size", 1, 1, 1)
+    return Drafting(DRAFT_MODEL, tokens, 0, 0, batch_limit=batch_limit, model=model, revision=revision)
 
 
 def _whole(given: dict[str, Any], name: str, default: Any, least: int, most: int) -> int:

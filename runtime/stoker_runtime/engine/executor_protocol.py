@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.drafts.settings import Drafting
+from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.pooling_protocol import PoolingExecutor
 from stoker_runtime.step.batch import Batch
 from stoker_runtime.step.result import MaskRows, StepResult
@@ -109,7 +109,8 @@ class Executor(Protocol):
     `max_num_batched_tokens` tokens, which is at least `max_num_seqs`; a sequence at most `max_model_len`.
     `host_pages` pages in host memory, 0 for none; to bring one back takes as long as to compute `host_page_tokens`.
     `adapters` is None where none are served. A batch verifies up to `drafting.tokens` drafts a slot and `verify_tokens`
-    tokens in all; where it is None no batch does.
+    tokens in all; where it is None no batch does. `draft_costs` is None unless a model drafts, which keeps pages of its
+    own under the same numbers and computes the `catch_ups` of a batch.
     """
 
     num_pages: int
@@ -123,6 +124,11 @@ class Executor(Protocol):
     vocab_size: int
     drafting: Drafting | None
     verify_tokens: int
+
+    @property
+    def draft_costs(self) -> DraftCosts | None:
+        """What passes of the model that drafts cost."""
+        ...
 
     @property
     def adapters(self) -> AdapterHolder | None:

@@ -156,5 +156,6 @@ def scheduler_config(executor: Executor, config: EngineConfig, journal: CacheJou
         journal=journal,
         drafts=executor.drafting.tokens if executor.drafting else 0,
         verify_tokens=executor.verify_tokens,
+        draft_costs=executor.draft_costs,
         draft_batch_limit=executor.drafting.batch_limit if executor.drafting else 0,
     )

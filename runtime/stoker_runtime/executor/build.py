@@ -27,13 +27,15 @@ from stoker_runtime.executor.device import (
     refuse_head,
     use_threads,
 )
+from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
-from stoker_runtime.executor.resolve import GIB, plan_memory, refuse_at_load, resolve
+from stoker_runtime.executor.resolve import GIB, NOTHING_BESIDE, plan_memory, refuse_at_load, resolve
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
@@ -126,12 +128,14 @@ def _build(
     pin_kernels(config)
     refuse_head(config, device)
     refuse_variant(config, spec, device)
-    weights_bytes = spec.parameter_bytes(config.dtype, config.quantization)
+    draft = read_draft_model(config, spec)
+    beside = draft.beside if draft else NOTHING_BESIDE
+    weights_bytes = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.all_ranks)
-    host = plan_host(config, spec, free_host_memory)
-    state = state_bytes(config, spec) + host.device_bytes(config.device)
-    plan = plan_memory(config, spec, memory, weights_bytes, state)
+    host = plan_host(config, spec, free_host_memory, beside)
+    state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
+    plan = plan_memory(config, spec, memory, weights_bytes, state, beside)
     dtype = TORCH_DTYPES[config.dtype]
     if rank is not None:
         with phase("ranks", seconds):
@@ -142,17 +146,22 @@ def _build(
             plan = replace(plan, pages=rank.collectives.least(plan.pages))
             host = replace(host, pages=rank.collectives.least(host.pages))
 
-    def load(ahead: UploadAhead | None = None) -> DecoderWeights:
-        found = load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)
-        return packed_for_cpu(found, dtype) if device.type == "cpu" else found
+    def load(ahead: UploadAhead | None = None) -> list[DecoderWeights]:
+        """The weights of the model, and behind them those of the draft model, if there is one."""
+        found = [load_weights(source, spec, device, dtype, config.quantization, seed=config.seed, ahead=ahead, cut=cut)]
+        if draft is not None:
+            own = draft.config
+            found.append(load_weights(draft.source, draft.spec, device, dtype, own.quantization, seed=own.seed))
+        return [packed_for_cpu(each, dtype) if device.type == "cpu" else each for each in found]
 
     with phase("weights", seconds), torch.inference_mode():
-        weights = load(ahead)
+        weights, *drafting = load(ahead)
     with phase("cache", seconds), torch.inference_mode():
         if rank is None:
             decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
             adapters = AdapterMemory(config, spec, dtype, device) if config.enable_lora else None
-            executor = make(config, decoder, plan, device, host, adapters=adapters)
+            drafter = Drafter(draft, drafting[0], plan.pages, device, dtype) if draft else None
+            executor = make(config, decoder, plan, device, host, adapters=adapters, drafter=drafter)
         else:
             decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)
             executor = make(config, decoder, plan, device, host, rank.sampler)
@@ -180,6 +189,8 @@ def _build(
         _log_kv_scales(config.kv_cache_dtype)
     if config.drafting is not None:
         log.info("speculation: %s; a step verifies up to %d tokens", config.drafting, executor.verify_tokens)
+    if draft is not None:
+        log_draft_model(draft)
     if host.pages:
         log_host_pool(host, config.page_size)
     executor.start_seconds = seconds
@@ -203,6 +214,12 @@ def log_head(config: EngineConfig, spec: ModelSpec) -> None:
     kept = f"; the embedding that it was tied to keeps {table / GIB:.2f} GiB for lookups" if table else ""
     if head:
         log.info("weights: the output head in %s, %.2f GiB%s", config.quantize_head, head / GIB, kept)
+
+
+def log_draft_model(draft: DraftModel) -> None:
+    """Say which model drafts, and what it takes of what was said before."""
+    kv = draft.beside.kv_of_a_token / 1024
+    log.info("draft model: %s; %.2f GiB of weights, %.1f KiB of KV a token", draft, draft.weights / GIB, kv)
 
 
 def _log_kv_scales(kv_dtype: str) -> None:

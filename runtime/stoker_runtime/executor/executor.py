@@ -8,12 +8,11 @@ Knows nothing of requests, text or why a batch is what it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from stoker_kernels.launch.aot_index import compiled_at_start
@@ -23,8 +22,11 @@ from stoker_kernels.slots import apply_updates, pack_updates
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.drafts.settings import DraftCosts
+from stoker_runtime.executor.arena import kv_arena
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
+from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.host_memory import NO_HOST_POOL, HostPlan
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.launched import Launched
@@ -34,7 +36,7 @@ from stoker_runtime.executor.resolve import SCORED_ROWS, MemoryPlan, step_shapes
 from stoker_runtime.executor.sleep import DeviceSleep
 from stoker_runtime.executor.state import STAGES, Staging
 from stoker_runtime.executor.step import StepBody
-from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.executor.step_shape import StepShape, pack_ragged, sampled_rows
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.sampling.logprobs import PendingLogprobs, PendingPromptLogprobs, to_host
 from stoker_runtime.sampling.sampler import GREEDY, MASKED, SAMPLE, Sampler
@@ -43,12 +45,6 @@ from stoker_runtime.step.result import MaskRows
 
 # Page-table entries one upload carries; a step that maps more (long cached prefixes) takes several.
 MAX_UPDATES = 16384
-KV_TORCH_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "fp8": torch.float8_e4m3fn,
-}
 
 
 class Executor:
@@ -65,6 +61,7 @@ class Executor:
         host: HostPlan = NO_HOST_POOL,
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
         adapters: AdapterMemory | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         spec = decoder.spec
         self.config = config
@@ -83,15 +80,17 @@ class Executor:
         self.drafting = config.drafting
         self.verify_tokens = verify_tokens(config)
         self.start_seconds: dict[str, float] = {}
-        shape = (spec.num_layers, spec.caches, plan.pages, spec.kv_heads, config.page_size, spec.head_dim)
-        # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
-        self.arena = zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
-        self._pages = by_page(self.arena)
-        self._swap = PageSwap(self.arena, host) if host.pages else None
+        self.arena = kv_arena(config, spec, plan.pages, device)
+        self.drafter = drafter
+        # A page is one of each arena.
+        arenas = (self.arena,) if drafter is None else (self.arena, drafter.arena)
+        self._pages = [by_page(arena) for arena in arenas]
+        parts = [replace(host, page_bytes=arena[:, :, :1].nbytes) for arena in arenas if host.pages]
+        self._swaps = [PageSwap(arena, part) for arena, part in zip(arenas, parts, strict=False)]
         self.adapters = adapters
         self.sleeper: DeviceSleep | None = None
         step = AdapterStep(config, adapters, device) if adapters is not None else None
-        self.body = StepBody(config, decoder, self.arena, device, make_sampler, step)
+        self.body = StepBody(config, decoder, self.arena, device, make_sampler, step, drafter)
         self._decodes: tuple[int, ...] = ()
         self._adapted = False
         """Whether one of `_decodes` has an adapter."""
@@ -111,6 +110,11 @@ class Executor:
         self.graphs = StepGraphs(self.body, device, plan.graphs, enabled=not config.enforce_eager)
         hold(plan.workspace, device)
 
+    @property
+    def draft_costs(self) -> DraftCosts | None:
+        """What passes of the draft model cost; None where no model drafts."""
+        return None if self.drafter is None else self.drafter.model.costs(self.decoder.spec, self.config)
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Launched:
         """Launch one step: upload what changed, run the forward pass, sample, start the read-back.
@@ -127,10 +131,12 @@ class Executor:
     def _apply(self, batch: Batch) -> None:
         """Page moves and copies, new slots and page-table diffs; the diffs take one upload and one kernel."""
         if batch.swap_outs or batch.swap_ins:
-            assert self._swap is not None, "pages move to a host pool that there is not"
-            self._swap.move(batch.swap_outs, batch.swap_ins)
+            assert self._swaps, "pages move to a host pool that there is not"
+            for swap in self._swaps:
+                swap.move(batch.swap_outs, batch.swap_ins)
         if batch.copies:
-            copy_pages(self._pages, self._pages, upload(batch.copies, self.device))
+            for pages in self._pages:
+                copy_pages(pages, pages, upload(batch.copies, self.device))
         for adapter, slot in batch.adapter_loads:
             assert self.adapters is not None, "an adapter is loaded where there is no room for any"
             self.adapters.load(adapter, slot)
@@ -159,10 +165,20 @@ class Executor:
             self._decodes = batch.decodes
             self.body.sampler.select(batch.decodes)
             self._adapted = self._has_adapters(batch.decodes)
+        if batch.catch_ups:
+            self._catch_up(batch)
         if batch.drafts:
             return self._verify(batch)
         shape = self._shapes.decode(count, self.body.sampler.mode, self._adapted)
         return self._read_back(batch, shape, self.graphs.run(shape))
+
+    def _catch_up(self, batch: Batch) -> None:
+        """Have the draft model compute what it lacks, before it drafts."""
+        chunks = batch.catch_ups
+        shape = StepShape(0, len(chunks), sum(len(chunk.token_ids) for chunk in chunks), GREEDY)
+        described = Batch(batch.step, (), chunks)
+        self._ragged_staging.upload(pack_ragged(described, shape), self.body.ragged.packed)
+        self.body.catch_up(shape, max(len(chunk.token_ids) for chunk in chunks))
 
     def _verify(self, batch: Batch) -> Launched:
         """A decode with drafts; its rows are on the device already."""
@@ -288,6 +304,7 @@ class Executor:
             "page_size": str(self.page_size),
             "host_pages": str(self.host_pages),
             **({"speculation": str(self.drafting)} if self.drafting is not None else {}),
+            **({"draft_model": str(self.drafter.model)} if self.drafter is not None else {}),
             **({"adapter_slots": str(self.adapters.slots)} if self.adapters is not None else {}),
             "graphs": str(self.graphs.captured),
             **{f"kernel.{op}": kernel for op, kernel in self.kernels().items()},
@@ -309,7 +326,8 @@ class Executor:
 
         And copy a page that is blank still, onto itself.
         """
-        copy_pages(self._pages, self._pages, upload([(0, 0)], self.device))
+        for pages in self._pages:
+            copy_pages(pages, pages, upload([(0, 0)], self.device))
         for shape in self.graphs.missing(self._planned((GREEDY,))):
             if shape.prefills == 0 and shape.rows in sizes:
                 self._quiesce(shape)
@@ -344,16 +362,8 @@ class Executor:
     def close(self) -> None:
         """Release graphs, device memory and the host pool."""
         self.graphs.clear()
-        if self._swap is not None:
-            self._swap.close()
-
-
-def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. On the CPU untouched pages stay unbacked, so an arena costs memory only as sequences fill it."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+        for swap in self._swaps:
+            swap.close()
 
 
 def prompt_targets(batch: Batch) -> tuple[list[int], list[int]]:
@@ -366,35 +376,3 @@ def prompt_targets(batch: Batch) -> tuple[list[int], list[int]]:
         rows += range(at, at + len(chunk.targets))
         at += len(chunk.token_ids)
     return targets, rows
-
-
-def sampled_rows(batch: Batch, shape: StepShape) -> list[int]:
-    """The row of `shape` of each of `batch.sampled_slots`: every decode, and the chunks that end their prompt."""
-    chunks = (shape.decodes + i for i, chunk in enumerate(batch.prefills) if chunk.sample)
-    return [*range(len(batch.decodes)), *chunks]
-
-
-def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
-    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, cut by RaggedBuffers.
-
-    Padded decode rows hold one token each, padded prefill rows none.
-    """
-    rows = shape.rows
-    packed = np.zeros(4 * rows + 1 + shape.total_tokens, dtype=np.int32)
-    slots, query_start = packed[:rows], packed[rows : 2 * rows + 1]
-    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 : -rows]
-    slots[:] = -1
-    slots[: len(batch.decodes)] = batch.decodes
-    query_start[: shape.decodes + 1] = np.arange(shape.decodes + 1)
-    at = shape.decodes
-    for row, chunk in enumerate(batch.prefills, start=shape.decodes):
-        end = at + len(chunk.token_ids)
-        slots[row] = chunk.slot
-        starts[row] = chunk.start
-        ids[at:end] = chunk.token_ids
-        query_start[row + 1] = at = end
-    query_start[shape.decodes + len(batch.prefills) + 1 :] = at
-    counts = sampled_rows(batch, shape)
-    packed[-rows:] = -1
-    packed[-rows:][counts] = slots[counts]
-    return packed

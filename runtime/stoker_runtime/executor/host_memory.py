@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.executor.resolve import GIB
+from stoker_runtime.executor.resolve import GIB, NOTHING_BESIDE, Beside, page_bytes
 from stoker_runtime.models.spec import ModelSpec
 
 LINK_BYTES_PER_SECOND = {"cuda": 50e9, "cpu": 5e9}
@@ -57,36 +57,40 @@ class HostPlan:
 NO_HOST_POOL = HostPlan(0, 0, 0.0, 0)
 
 
-def plan_host(config: EngineConfig, spec: ModelSpec, free_memory: Callable[[], int]) -> HostPlan:
+def plan_host(
+    config: EngineConfig, spec: ModelSpec, free_memory: Callable[[], int], beside: Beside = NOTHING_BESIDE
+) -> HostPlan:
     """The pool that a resolved `config` asks for, in `free_memory()` bytes of the host, which is asked if there is one.
+
+    `beside` is what a draft model's part of a page takes.
 
     Raises:
         ConfigError: it does not fit, or would not hold a page; names the flag.
     """
     if not (config.num_cpu_blocks or config.swap_space):
         return NO_HOST_POOL
-    page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    pages = config.num_cpu_blocks or int(config.swap_space * GIB) // page_bytes
+    page = page_bytes(config, spec, beside)
+    pages = config.num_cpu_blocks or int(config.swap_space * GIB) // page
     if not pages:
         raise ConfigError(
-            f"swap_space is {config.swap_space:g} GiB, but one KV page is {page_bytes / GIB:.4f} GiB; "
+            f"swap_space is {config.swap_space:g} GiB, but one KV page is {page / GIB:.4f} GiB; "
             "raise --swap-space or leave it out.",
             param="swap_space",
         )
     free = free_memory()
-    if pages * page_bytes > free:
+    if pages * page > free:
         if config.num_cpu_blocks:
-            name, asked, most = "num_cpu_blocks", f"{pages} pages", f"{free // page_bytes}"
+            name, asked, most = "num_cpu_blocks", f"{pages} pages", f"{free // page}"
         else:
             name, asked, most = "swap_space", f"{config.swap_space:g} GiB", f"{int(free / GIB * 10) / 10:g}"
         raise ConfigError(
-            f"{name} asks for {asked} ({pages * page_bytes / GIB:.2f} GiB of host memory), but {free / GIB:.2f} GiB "
+            f"{name} asks for {asked} ({pages * page / GIB:.2f} GiB of host memory), but {free / GIB:.2f} GiB "
             f"are free; lower --{name.replace('_', '-')} to {most} or less.",
             param=name,
         )
-    seconds = page_bytes / LINK_BYTES_PER_SECOND[config.device]
+    seconds = page / LINK_BYTES_PER_SECOND[config.device]
     rate = OPERATIONS_PER_SECOND[config.device] / spec.active_bytes("bfloat16")
-    return HostPlan(pages, page_bytes, seconds * rate, max(1, min(pages, LANE_BYTES // page_bytes)))
+    return HostPlan(pages, page, seconds * rate, max(1, min(pages, LANE_BYTES // page)))
 
 
 def free_host_memory() -> int:

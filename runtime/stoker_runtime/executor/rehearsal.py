@@ -7,7 +7,7 @@ Knows nothing of what is done about a kernel that is missing (`kernel_supply`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -38,19 +38,25 @@ def rehearsed_shapes(shapes: ShapeTable, max_rows: int, max_tokens: int) -> Iter
 
 
 def rehearse_steps(
-    body: StepBody, shapes: ShapeTable, max_tokens: int, pages: torch.Tensor, updates: torch.Tensor
+    body: StepBody, shapes: ShapeTable, max_tokens: int, pages: Sequence[torch.Tensor], updates: torch.Tensor
 ) -> None:
-    """Run them, and what happens between steps: sampling, log-probabilities, copies of `pages`, `updates` of slots."""
+    """Run them, and what happens between steps: sampling, log-probabilities, copies of `pages`, `updates` of slots.
+
+    `pages` are those of each arena.
+    """
     rows = len(body.row_slots)
     with body.few_layers():
         for shape in rehearsed_shapes(shapes, rows, max_tokens):
             body(shape)
             if body.adapters is not None:
                 body(replace(shape, adapters=True))
+            if shape.prefills and body.speculation is not None and body.speculation.drafter is not None:
+                body.catch_up(replace(shape, decodes=0), shape.tokens)
     few = min(2, rows)
     logits = torch.empty((few, body.decoder.spec.vocab), dtype=body.decoder.dtype, device=updates.device)
     body.sampler.rehearse(logits, body.row_slots[:few], body.ragged.positions[:few])
     for top in TOPS:
         token_logprobs(logits, body.ring[:few], top)
-    copy_pages(pages, pages, updates.view(-1)[:2].view(1, 2))
+    for each in pages:
+        copy_pages(each, each, updates.view(-1)[:2].view(1, 2))
     apply_updates(updates[:1], body.slots.page_table, body.slots.position, body.slots.last_token)

@@ -41,6 +41,21 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a second model, which drafts, adds to each token's KV, and what its largest passes take. Bytes.
+
+    `workspace` of passes that are launched kernel by kernel, `graphs` of those within a CUDA graph.
+    """
+
+    kv_of_a_token: int = 0
+    workspace: int = 0
+    graphs: int = 0
+
+
+NOTHING_BESIDE = Beside()
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Where every byte goes; `pages` of KV are what is left. Bytes unless named otherwise.
 
@@ -317,14 +332,29 @@ def budget_bytes(config: EngineConfig, memory: DeviceMemory) -> int:
     return min(int(memory.total * config.gpu_memory_utilization), memory.total - reserve)
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, weights: int, state: int) -> MemoryPlan:
+def page_bytes(config: EngineConfig, spec: ModelSpec, beside: Beside = NOTHING_BESIDE) -> int:
+    """Bytes of one KV page of a resolved `config`: of all models that have a part of it."""
+    return (spec.kv_bytes_per_token(config.kv_cache_dtype) + beside.kv_of_a_token) * config.page_size
+
+
+def plan_memory(
+    config: EngineConfig,
+    spec: ModelSpec,
+    memory: DeviceMemory,
+    weights: int,
+    state: int,
+    beside: Beside = NOTHING_BESIDE,
+) -> MemoryPlan:
     """Count the KV pages that fit beside `weights` and `state` bytes, or take `num_gpu_blocks` and check that they do.
+
+    Both are of all models; what a draft model's pages and passes take is in `beside`.
 
     Raises:
         ConfigError: not even one sequence of max_model_len fits; the message says what would.
     """
-    page_bytes = spec.kv_bytes_per_token(config.kv_cache_dtype) * config.page_size
-    plan = MemoryPlan(weights, workspace_bytes(config, spec), graph_bytes(config, spec), state, page_bytes, pages=0)
+    page = page_bytes(config, spec, beside)
+    workspace = max(workspace_bytes(config, spec), beside.workspace)
+    plan = MemoryPlan(weights, workspace, max(graph_bytes(config, spec), beside.graphs), state, page, pages=0)
     pages_for_one = -(-config.max_model_len // config.page_size)
     if config.device == "cpu":
         room = int(config.cpu_kv_gb * GIB)
@@ -334,17 +364,17 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, memory: DeviceMemory, wei
         f"{weights / GIB:.2f} GiB of weights, {plan.overhead / GIB:.2f} GiB of workspace and "
         f"{memory.used / GIB:.2f} GiB that were in use"
     )
-    wanted = config.num_gpu_blocks or room // page_bytes
-    if wanted * page_bytes > room and config.device != "cpu":
+    wanted = config.num_gpu_blocks or room // page
+    if wanted * page > room and config.device != "cpu":
         raise ConfigError(
-            f"num_gpu_blocks is {wanted} ({wanted * page_bytes / GIB:.2f} GiB of KV), but {max(room, 0) / GIB:.2f} GiB "
+            f"num_gpu_blocks is {wanted} ({wanted * page / GIB:.2f} GiB of KV), but {max(room, 0) / GIB:.2f} GiB "
             f"are left beside {taken}; lower --num-gpu-blocks or raise --gpu-memory-utilization.",
             param="num_gpu_blocks",
         )
     if wanted < 1 and config.device == "cpu":
         raise ConfigError(
             f"cpu_kv_gb is {config.cpu_kv_gb}, but one page of {config.page_size} tokens takes "
-            f"{page_bytes / GIB:.4f} GiB; raise --cpu-kv-gb.",
+            f"{page / GIB:.4f} GiB; raise --cpu-kv-gb.",
             param="cpu_kv_gb",
         )
     if wanted < 1:

@@ -18,7 +18,7 @@ import logging
 import mmap
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.errors import UnavailableError
 from stoker_runtime.executor.cuda_graphs import StepGraphs
 from stoker_runtime.executor.device import hold
+from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.host_memory import free_host_memory
 from stoker_runtime.executor.resolve import GIB, MemoryPlan
 from stoker_runtime.models.decoder import Decoder
@@ -52,6 +53,8 @@ class Holder(Protocol):
     def decoder(self) -> Decoder: ...
     @property
     def arena(self) -> Tensor: ...
+    @property
+    def drafter(self) -> Drafter | None: ...
     @property
     def adapters(self) -> AdapterMemory | None: ...
     @property
@@ -104,8 +107,8 @@ class Block:
 class DeviceSleep:
     """Puts one executor to sleep and wakes it. Called from one thread at a time, any one."""
 
-    def __init__(self, executor: Holder, reload: Callable[[], DecoderWeights]) -> None:
-        """`reload` reads the weights from their files again."""
+    def __init__(self, executor: Holder, reload: Callable[[], Sequence[DecoderWeights]]) -> None:
+        """`reload` reads the weights from their files again: the model's, then those of a draft model, if any."""
         self.bytes_freed = 0
         self._executor = executor
         self._reload = reload
@@ -114,8 +117,10 @@ class DeviceSleep:
         """Parts that sleep."""
         self._woken: list[str] = []
         """Parts that the last `take` woke."""
-        slabs = () if executor.adapters is None else (executor.adapters.slab,)
-        self._kv = [Block(tensor.untyped_storage()) for tensor in (executor.arena, *slabs)]
+        drafter, slabs = executor.drafter, () if executor.adapters is None else (executor.adapters.slab,)
+        arenas = (executor.arena,) if drafter is None else (executor.arena, drafter.arena)
+        self._decoders = [executor.decoder] if drafter is None else [executor.decoder, drafter.decoder]
+        self._kv = [Block(tensor.untyped_storage()) for tensor in (*arenas, *slabs)]
         self._weights: list[Block] = []
         """What the weights stand in; where the host keeps them, they come back from there."""
 
@@ -240,7 +245,7 @@ class DeviceSleep:
         self.bytes_freed = self.bytes_freed + self._free() - free if self._gone else 0
 
     def _keep_weights(self) -> None:
-        self._weights = blocks_of(self._executor.decoder.weights)
+        self._weights = self._blocks()
         needed, free = sum(block.nbytes for block in self._weights), free_host_memory()
         if needed > free:
             raise UnavailableError(
@@ -266,13 +271,13 @@ class DeviceSleep:
             block.restore()
 
     def _release_weights(self) -> None:
-        decoder = self._executor.decoder
         self._executor.graphs.clear()
-        kept = self._weights if self.host_bytes else blocks_of(decoder.weights)
+        kept = self._weights if self.host_bytes else self._blocks()
         for block in kept:
             block.release()
         if not self.host_bytes:
-            decoder.renew(hollow(decoder.weights))
+            for decoder in self._decoders:
+                decoder.renew(hollow(decoder.weights))
         self._gone.add(WEIGHTS)
 
     def _take_workspace(self) -> None:
@@ -283,10 +288,15 @@ class DeviceSleep:
 
     def _restore_weights(self) -> None:
         if not self.host_bytes:
-            self._executor.decoder.renew(self._reload())
+            for decoder, weights in zip(self._decoders, self._reload(), strict=True):
+                decoder.renew(weights)
             return
         for block in self._weights:
             block.restore()
+
+    def _blocks(self) -> list[Block]:
+        """What the weights stand in."""
+        return [block for decoder in self._decoders for block in blocks_of(decoder.weights)]
 
     def _forget_kept(self) -> None:
         for block in self._weights:

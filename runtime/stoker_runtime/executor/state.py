@@ -17,8 +17,8 @@ from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
-from stoker_runtime.executor.speculation import SpeculationState
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.sampling.masks import mask_words
 

@@ -14,16 +14,17 @@ from contextlib import contextmanager
 
 import torch
 
-from stoker_kernels.attention import AttentionMeta, attention_workspace, plan_attention
-from stoker_kernels.latent_attention import plan_latent_attention
+from stoker_kernels.attention import attention_workspace
 from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import sampled_rows
-from stoker_runtime.executor.speculation import SpeculationState
 from stoker_runtime.executor.state import RaggedBuffers, allocate_slots
 from stoker_runtime.executor.step_shape import StepShape
+from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.sampling.sampler import MASKED, Sampler
@@ -40,14 +41,14 @@ class StepBody:
         device: torch.device,
         make_sampler: Callable[[int, int, torch.device], Sampler] = Sampler,
         adapters: AdapterStep | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`adapters`: None where the engine serves none."""
+        """`adapters`: None where the engine serves none; `drafter`: None where no model drafts."""
         spec = decoder.spec
         rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
         self.decoder = decoder
         self.adapters = adapters
         self.page_size = config.page_size
-        self.max_model_len = config.max_model_len
         self.kv = [tuple(layer) for layer in arena]
         self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
@@ -57,13 +58,13 @@ class StepBody:
         # One for all steps: each is done with it before the next one writes it, and graphs keep no memory of their own.
         most = sampled_rows(config)
         self._logits = torch.empty((most, spec.vocab), dtype=decoder.dtype, device=device)
-        self._workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
+        workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
+        table, kv_dtype = self.slots.page_table, self.kv[0][0].dtype
+        self._planner = AttentionPlanner(spec, decoder.dtype, kv_dtype, table, config.max_model_len, workspace)
         self._arange = torch.arange(most + 1, dtype=torch.int32, device=device)
         drafting = config.drafting
-        self.speculation = SpeculationState(config, drafting, device) if drafting is not None else None
+        self.speculation = SpeculationState(config, drafting, device, drafter) if drafting is not None else None
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
-        # A window bounds the plan only if every layer has one.
-        self._widest_window = 0 if 0 in spec.windows else max(spec.windows)
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -102,7 +103,9 @@ class StepBody:
             slot_mapping_out=out.slot_mapping,
             seq_lens_out=out.seq_lens,
         )
-        meta = self._meta(row_slots, self._arange[: rows + 1], out.seq_lens, shape, 1)
+        meta = self._planner.plan(
+            row_slots, self._arange[: rows + 1], out.seq_lens, decodes=rows, tokens=rows, max_query_len=1
+        )
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(row_slots, self._arange[: rows + 1])
@@ -119,9 +122,11 @@ class StepBody:
         """
         assert self.speculation is not None, "a step verifies drafts where nothing is drafted"
         wide, row_slots = shape.total_tokens, self.row_slots[: shape.rows]
-        out = self.speculation.propose(row_slots, shape.drafts, self.slots, self.page_size)
+        out = self.speculation.propose(
+            row_slots, shape.drafts, self.slots, self.page_size, self.sampler, shape.mode
+        )
         starts = self._arange[: wide + 1]
-        meta = self._meta(out.slots, starts, out.seq_lens, StepShape(wide, 0, 0, shape.mode), 1)
+        meta = self._planner.plan(out.slots, starts, out.seq_lens, decodes=wide, tokens=wide, max_query_len=1)
         adapters = None
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(out.slots, starts)
@@ -141,7 +146,10 @@ class StepBody:
         rows, tokens = shape.rows, shape.total_tokens
         packed, out = self.ragged.rows(rows, tokens), self.ragged.outputs(rows, tokens)
         prepare_ragged(packed, self.slots, self.page_size, shape.decodes, out)
-        meta = self._meta(packed.row_slots, packed.query_start, out.seq_lens, shape, max_query_len)
+        meta = self._planner.plan(
+            packed.row_slots, packed.query_start, out.seq_lens,
+            decodes=shape.decodes, tokens=tokens, max_query_len=max_query_len,
+        )  # fmt: skip
         wanted = out.logits_rows if extra_rows is None else torch.cat((out.logits_rows, extra_rows))
         adapters = None
         if shape.adapters and self.adapters is not None:
@@ -154,6 +162,14 @@ class StepBody:
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]
+
+    def catch_up(self, shape: StepShape, longest: int) -> None:
+        """Have the draft model compute the chunks that `ragged.packed` describes; none has more than `longest`."""
+        assert self.speculation is not None, "nothing is drafted"
+        assert self.speculation.drafter is not None, "no model drafts"
+        rows, tokens = shape.rows, shape.total_tokens
+        out = self.ragged.outputs(rows, tokens)
+        self.speculation.drafter.catch_up(self.ragged.rows(rows, tokens), self.slots, longest, out)
 
     def choose(self, shape: StepShape, logits: torch.Tensor) -> None:
         """Sample a token for each row of the step that gave `logits`, with drafts several; scatter it to its slot."""
@@ -185,37 +201,3 @@ class StepBody:
         rows.row_slots.fill_(-1)
         self.ragged.sampled_slots(shape.rows, shape.total_tokens).fill_(-1)
         rows.query_start.copy_(self._arange[: shape.rows + 1].clamp(max=shape.decodes))
-
-    def _meta(
-        self,
-        seq_slots: torch.Tensor,
-        query_start: torch.Tensor,
-        seq_lens: torch.Tensor,
-        shape: StepShape,
-        max_query_len: int,
-    ) -> AttentionMeta:
-        """What attention needs, with the KV splits of the decode rows and the tiles planned once for all layers."""
-        spec = self.decoder.spec
-        meta = AttentionMeta(
-            page_table=self.slots.page_table,
-            seq_slots=seq_slots,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            num_decodes=shape.decodes,
-            max_query_len=max_query_len,
-            max_seq_len=self.max_model_len,
-            workspace=self._workspace,
-            settled=True,  # the embedding stands between this step's description and its first layer
-        )
-        if spec.latent is not None:
-            rank = spec.latent.kv_lora_rank
-            return plan_latent_attention(meta, heads=spec.heads, rank=rank, dtype=self.decoder.dtype)
-        return plan_attention(
-            meta,
-            num_tokens=shape.total_tokens,
-            num_kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            kv_dtype=self.kv[0][0].dtype,
-            window=self._widest_window,
-            softcap=spec.attention_softcap,
-        )

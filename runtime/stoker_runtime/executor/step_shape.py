@@ -1,4 +1,4 @@
-"""The padded shape of a step, and which shapes are worth a CUDA graph.
+"""The padded shape of a step, which shapes are worth a CUDA graph, and what is uploaded for one.
 
 Invariants: pure; a batch fits the shape chosen for it. Rows come decodes first, then prefill chunks; the padded tokens
 are those of the decode rows, one each, then `tokens` of the chunks.
@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker_runtime.step.batch import Batch
 
 # Prefill rows of a graph: short prompts that arrive together. Padded rows cost only their share of the output head.
 GRAPH_PREFILLS = 8
@@ -124,3 +129,35 @@ class ShapeTable:
             if most and size <= EXPECTED_VERIFIED_ROWS and size * (most + 1) <= self._verify_tokens
         ]
         return decodes + verified + [shape for shape in prefills if shape.rows <= self._max_rows]
+
+
+def sampled_rows(batch: Batch, shape: StepShape) -> list[int]:
+    """The row of `shape` of each of `batch.sampled_slots`: every decode, and the chunks that end their prompt."""
+    chunks = (shape.decodes + i for i, chunk in enumerate(batch.prefills) if chunk.sample)
+    return [*range(len(batch.decodes)), *chunks]
+
+
+def pack_ragged(batch: Batch, shape: StepShape) -> npt.NDArray[np.int32]:
+    """The upload of a ragged step: `[row_slots | query_start | starts | ids | sampled_slots]`, cut by RaggedBuffers.
+
+    Padded decode rows hold one token each, padded prefill rows none.
+    """
+    rows = shape.rows
+    packed = np.zeros(4 * rows + 1 + shape.total_tokens, dtype=np.int32)
+    slots, query_start = packed[:rows], packed[rows : 2 * rows + 1]
+    starts, ids = packed[2 * rows + 1 : 3 * rows + 1], packed[3 * rows + 1 : -rows]
+    slots[:] = -1
+    slots[: len(batch.decodes)] = batch.decodes
+    query_start[: shape.decodes + 1] = np.arange(shape.decodes + 1)
+    at = shape.decodes
+    for row, chunk in enumerate(batch.prefills, start=shape.decodes):
+        end = at + len(chunk.token_ids)
+        slots[row] = chunk.slot
+        starts[row] = chunk.start
+        ids[at:end] = chunk.token_ids
+        query_start[row + 1] = at = end
+    query_start[shape.decodes + len(batch.prefills) + 1 :] = at
+    counts = sampled_rows(batch, shape)
+    packed[-rows:] = -1
+    packed[-rows:][counts] = slots[counts]
+    return packed

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.drafts.settings import with_model
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.fetch.errors import FetchError
 from stoker_runtime.fetch.reference import PUBLISHED, hub_name
@@ -30,14 +31,17 @@ Say = Callable[[str], None]
 
 
 def located(config: EngineConfig, *, only: Sequence[str] = (), say: Say = log.info) -> EngineConfig:
-    """The configuration with paths for its model and tokenizer, fetched where they have to be.
+    """The configuration with paths for its model, tokenizer and draft model, fetched where they have to be.
 
-    `only` narrows the model to files that match, where it has a config.json. Raises ConfigError for a name that means
+    `only` narrows the models to files that match, where it has a config.json. Raises ConfigError for a name that means
     nothing, FetchError where trying again may help.
     """
     model = locate(config.model, config.revision, only=only, say=say)
     tokenizer = locate(config.tokenizer, only=TOKENIZERS, say=say) if config.tokenizer else ""
-    return replace(config, model=model, tokenizer=tokenizer, revision="")
+    drafting, speculation = config.drafting, config.speculative_config
+    if drafting is not None and drafting.model:
+        speculation = with_model(speculation, locate(drafting.model, drafting.revision, only=only, say=say))
+    return replace(config, model=model, tokenizer=tokenizer, revision="", speculative_config=speculation)
 
 
 def locate(model: str, revision: str = "", *, only: Sequence[str] = (), say: Say = log.info) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.manager import PageManager
 
 Moves = tuple[tuple[int, int], ...]
@@ -44,6 +45,8 @@ class HostPool:
         self.moved_out = 0
         self.moved_in = 0
         """Pages copied in each direction since start."""
+        self.drafted: DraftedPages | None = None
+        """Which pages a draft model has computed, where there is one."""
         self._outs: list[tuple[int, int]] = []
         self._ins: list[tuple[int, int]] = []
         self._arriving: dict[bytes, int] = {}
@@ -70,7 +73,7 @@ class HostPool:
         held = tuple(next(fresh) if page is None else page for page in known)
         for at, (source, target) in enumerate(zip(pages, held, strict=True)):
             if known[at] is None:
-                self._outs.append((source, target))
+                self._move_out(source, target)
                 if at < len(keys):
                     self.pages.acquire([target])
                     self._arriving[keys[at]] = target
@@ -91,7 +94,7 @@ class HostPool:
             self.pages.release([known])
         elif self.pages.available:
             [target] = self.pages.allocate(1)
-            self._outs.append((page, target))
+            self._move_out(page, target)
             self._arriving[key] = target
 
     def match(self, keys: list[bytes], limit: int, start: int) -> list[int]:
@@ -106,6 +109,9 @@ class HostPool:
     def bring(self, found: Sequence[int], targets: Sequence[int], stored: Stored | None) -> None:
         """Copy pages that are on `hold` to the device's `targets`; `stored`, if any, is let go after that."""
         self._ins += zip(found, targets, strict=True)
+        if self.drafted is not None:
+            for host, page in zip(found, targets, strict=True):
+                self.drafted.moved_in(host, page)
         if stored is not None:
             self._returning += stored.pages
 
@@ -144,6 +150,11 @@ class HostPool:
         keyed = [*self._arriving.values(), *self._launched.values()]
         self.pages.check([*(each.pages for each in stored), keyed, self._returning, self._returned])
         assert set(self._arriving.values()) <= {target for _, target in self._outs}, "a page arrives that nothing fills"
+
+    def _move_out(self, page: int, host: int) -> None:
+        self._outs.append((page, host))
+        if self.drafted is not None:
+            self.drafted.moved_out(page, host)
 
     def _known(self, key: bytes) -> int | None:
         if self.pages.index is None:

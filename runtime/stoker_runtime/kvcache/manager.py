@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.journal import CacheJournal
 from stoker_runtime.kvcache.prefix_index import PrefixIndex
 
@@ -25,6 +26,8 @@ class PageManager:
         """Told of each cached page that `allocate` takes away, and of the key that it had."""
         self.journal: CacheJournal | None = None
         """Where evictions and clearings are noted; who publishes notes what."""
+        self.drafted: DraftedPages | None = None
+        """Which of these pages a draft model has computed, where there is one."""
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
 
@@ -90,6 +93,8 @@ class PageManager:
                     self.on_evict(page, key)
             self._references[page] = 1
             pages.append(page)
+        if self.drafted is not None:
+            self.drafted.blank(pages)
         return pages
 
     def release(self, pages: Sequence[int]) -> None:

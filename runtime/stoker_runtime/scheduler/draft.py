@@ -37,6 +37,7 @@ class Draft:
     """Who leaves in this step; they do not come back in it."""
     drafts: int = 0
     draft_caps: tuple[int, ...] = ()
+    catch_ups: list[PrefillChunk] = field(default_factory=list)
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
@@ -58,6 +59,7 @@ class Draft:
             adapter_loads=adapter_loads,
             drafts=self.drafts,
             draft_caps=self.draft_caps,
+            catch_ups=tuple(self.catch_ups),
         )
 
 

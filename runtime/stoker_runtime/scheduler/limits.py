@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from stoker_runtime.drafts.settings import DraftCosts
 from stoker_runtime.errors import ConfigError, RequestError
 from stoker_runtime.kvcache.journal import CacheJournal
 from stoker_runtime.request import MAX_ADJUSTED, Request, SamplingParams
@@ -26,8 +27,8 @@ class SchedulerConfig:
 
     `host_page_tokens`: bringing a page back from the host takes as long as computing so many tokens. A step has rows
     of at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
-    of at most `adapter_slots` adapters. A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
-    all, of fewer than `draft_batch_limit` sequences (0: of any number).
+    A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
+    all, of fewer than `draft_batch_limit` sequences (0: of any number). `draft_costs`: a model drafts, at these costs.
     """
 
     num_pages: int
@@ -48,6 +49,7 @@ class SchedulerConfig:
     drafts: int = 0
     verify_tokens: int = 0
     draft_batch_limit: int = 0
+    draft_costs: DraftCosts | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker_runtime.kvcache.drafted_pages import DraftedPages
 from stoker_runtime.kvcache.host_pool import HostPool, Moves
 from stoker_runtime.kvcache.journal import PagesCached
 from stoker_runtime.kvcache.manager import PageManager
@@ -67,6 +68,10 @@ class Placement:
             host = HostPool(config.host_pages, size, prefix_caching=caching, page_tokens=config.host_page_tokens)
         pages = PageManager(config.num_pages, size, prefix_caching=caching)
         pages.journal = config.journal
+        if config.draft_costs is not None:
+            pages.drafted = DraftedPages()
+            if host is not None:
+                host.drafted = pages.drafted
         return cls(pages, config.max_num_seqs, host, config.adapter_slots)
 
     def lookup(self, sequence: Sequence) -> Found:
@@ -266,7 +271,8 @@ class Placement:
         self.pages.release(sequence.pages)
         sequence.slot = NO_SLOT
         sequence.pages = []
-        sequence.published = 0
+        sequence.published = sequence.drafted = 0
+        sequence.caught_up = None
 
     def settle_copies(self) -> None:
         """The copies of the last batch were launched: let go of their sources."""
@@ -285,6 +291,8 @@ class Placement:
         """Forget what is cached on the device and on the host, for when nothing there can be trusted."""
         self.pages.clear_cache()
         self.adapters.forget()
+        if self.pages.drafted is not None:
+            self.pages.drafted.clear()
         if self.host is not None:
             self.host.clear()
 

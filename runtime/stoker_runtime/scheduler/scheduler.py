@@ -116,7 +116,7 @@ class Scheduler:
         if not draft.decodes and not draft.chunks:
             return None
         if self.speculation is not None and not draft.chunks:
-            self.speculation.extend(draft)
+            self.speculation.extend(draft, self._step + 1)
         self._step += 1
         batch = draft.batch(self._step, *self._placement.take_moves())
         self._launched_prefills = tuple(draft.prefilling)

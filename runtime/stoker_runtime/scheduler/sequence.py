@@ -33,9 +33,11 @@ class Sequence:
         "ahead",
         "awaited",
         "cached_tokens",
+        "caught_up",
         "client",
         "complete",
         "computed",
+        "drafted",
         "error",
         "event",
         "finish",
@@ -94,6 +96,10 @@ class Sequence:
         self.ahead = 0
         """Positions beyond `computed` that drafts in flight may turn out to have added to it."""
         self.pace: RowPace | None = None
+        self.caught_up: int | None = None
+        """Step before which its draft model had all its tokens, if it had decoded plainly since; None: to be seen."""
+        self.drafted = 0
+        """Leading pages that are known to be the draft model's, too."""
         self.recorded = False
         """The device keeps its tokens, to draft from them."""
         self.event = 0

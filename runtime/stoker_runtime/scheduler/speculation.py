@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from stoker_runtime.drafts.pace import Pace, RowPace
 from stoker_runtime.request import EngineStats
+from stoker_runtime.scheduler.catching_up import CatchingUp
 from stoker_runtime.scheduler.draft import Draft, Flight, StepOutput
 from stoker_runtime.scheduler.limits import SchedulerConfig
 from stoker_runtime.scheduler.placement import Placement
@@ -24,8 +25,11 @@ class Speculation:
     """The decisions about drafts, and counts of what came of them."""
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
-        self.pace = Pace(config.drafts, config.verify_tokens, config.draft_batch_limit)
+        self.pace = Pace(config.drafts, config.verify_tokens, config.draft_batch_limit, config.draft_costs)
         self._placement = placement
+        self._model: CatchingUp | None = None
+        if (drafted := placement.pages.drafted) is not None:
+            self._model = CatchingUp(drafted, config.page_size, config.max_num_batched_tokens)
         self._rows: tuple[Sequence, ...] = ()
         self._paces: list[RowPace | None] = []
         self._drafts = 0
@@ -37,15 +41,17 @@ class Speculation:
         """None where nothing is drafted."""
         return cls(config, placement) if config.verify_tokens else None
 
-    def extend(self, draft: Draft) -> None:
-        """Give the rows of a step that only decodes as many drafts as are worth it and have room."""
+    def extend(self, draft: Draft, step: int) -> None:
+        """Give the rows of `step`, which only decodes, as many drafts as are worth it and have room."""
         changed = draft.decoding is not self._rows
         if changed:
             self._rows = draft.decoding
-            self._paces = [self._pace_of(sequence) for sequence in draft.decoding]
+            self._paces = [self._pace_of(sequence, step) for sequence in draft.decoding]
         k, wanted = self.pace.choose(self._paces, changed=changed)
         if not k:
             return
+        if self._model is not None:
+            wanted = self._caught_up(self._model, draft, step, wanted)
         caps = tuple(self._cap(*row, draft) for row in zip(draft.decoding, wanted, strict=True))
         if not any(caps):
             return
@@ -53,6 +59,8 @@ class Speculation:
         for sequence, cap in zip(draft.decoding, caps, strict=True):
             sequence.ahead += cap
             self._placement.set_event(sequence)
+            if cap and self._model is not None:
+                self._model.drafts(sequence, step)
 
     def settle(self, flight: Flight, result: StepResult) -> None:
         """The step of `flight` gave `result`: its sequences stand where they stand."""
@@ -78,7 +86,8 @@ class Speculation:
         """Learn what a step costs, where it stands among its like: then it does not matter whose time was measured."""
         rows = len(finished.decodes)
         alike = (len(launched.decodes), launched.drafts) == (rows, finished.drafts)
-        if alike and rows and not launched.prefills and not finished.prefills:
+        chunks = launched.prefills or finished.prefills or launched.catch_ups or finished.catch_ups
+        if alike and rows and not chunks:
             self.pace.spent(rows, finished.drafts, seconds)
 
     def count(self, stats: EngineStats) -> None:
@@ -86,7 +95,22 @@ class Speculation:
         stats.drafts, stats.draft_tokens = self._drafts, self._draft_tokens
         stats.accepted_tokens, stats.accepted_by_position = sum(self._accepted), tuple(self._accepted)
 
-    def _pace_of(self, sequence: Sequence) -> RowPace | None:
+    def _caught_up(
+        self, model: CatchingUp, draft: Draft, step: int, wanted: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """What is `wanted` by those alone whose draft model has all their tokens, or gets them before it drafts."""
+        ready = list(wanted)
+        for at, sequence in enumerate(draft.decoding):
+            lacking = model.lacks(sequence, step) if wanted[at] else 0
+            if lacking:
+                left, row = sequence.limit - sequence.computed, self._paces[at]
+                pays = row is not None and self.pace.catches_up(row, lacking, left, len(wanted))
+                ready[at] = wanted[at] if pays and model.catch_up(sequence, step, draft) else 0
+        return tuple(ready)
+
+    def _pace_of(self, sequence: Sequence, step: int) -> RowPace | None:
+        if self._model is not None:
+            self._model.enter(sequence, step)
         if sequence.params.masked:
             return None
         if sequence.pace is None:

@@ -65,7 +65,8 @@ class Batch:
     (device page, host page), `swap_ins` (host page, device page). `adapter_loads` are (adapter, slot): what the host
     holds of an adapter goes to that slot before the forward, and no row of this step used what was there.
     With `drafts` there are no prefills: each decode runs its last token and up to `draft_caps[row]` ≤ `drafts` tokens
-    that the device drafts behind it, and gets a token for each that is accepted and one more.
+    that the device drafts behind it, and gets a token for each that is accepted and one more. `catch_ups` are chunks
+    of decoding slots that the draft model alone computes, before it drafts; a batch with prefills has none.
     """
 
     step: int
@@ -79,10 +80,14 @@ class Batch:
     adapter_loads: tuple[tuple[int, int], ...] = ()
     drafts: int = 0
     draft_caps: tuple[int, ...] = ()
+    catch_ups: tuple[PrefillChunk, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the forward pass runs, padding of rows not counted, but drafts that there may be."""
+        """Tokens the forward pass runs, padding of rows not counted, but drafts that there may be.
+
+        What a draft model runs is not among them.
+        """
         return len(self.decodes) * (1 + self.drafts) + sum(len(chunk.token_ids) for chunk in self.prefills)
 
     @property

@@ -174,14 +174,17 @@ def pooling_lines(
 
 def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> list[Line]:
     """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
+    from stoker_runtime.executor.drafts.plan import read_draft_model
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
-    from stoker_runtime.executor.resolve import plan_memory
+    from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
 
-    weights = spec.parameter_bytes(config.dtype, config.quantization)
-    host = plan_host(config, spec, free_host_memory)
-    state = state_bytes(config, spec) + host.device_bytes(config.device)
-    plan = plan_memory(config, spec, device, weights, state)
+    draft = read_draft_model(config, spec)
+    beside = draft.beside if draft else NOTHING_BESIDE
+    weights = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
+    host = plan_host(config, spec, free_host_memory, beside)
+    state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
+    plan = plan_memory(config, spec, device, weights, state, beside)
     tokens = plan.pages * config.page_size
     # On a GPU plan_memory has refused what does not fit; the CPU's memory is the machine's.
     needed = plan.weights + plan.overhead + plan.kv_bytes + host.nbytes
@@ -198,7 +201,8 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         *head_lines(spec, config),
         *mixture_lines(spec, config),
         ("workspace", gib(plan.overhead)),
-        ("KV of a token", f"{spec.kv_bytes_per_token(config.kv_cache_dtype) / 1024:.1f} KiB"),
+        *([("draft model", f"{draft}; {gib(draft.weights)} of the weights")] if draft else []),
+        ("KV of a token", f"{plan.page_bytes / config.page_size / 1024:.1f} KiB"),
         ("KV cache", f"{gib(plan.kv_bytes)}: {plan.pages} pages of {config.page_size}, {tokens:,} tokens"),
         *([("adapters", describe_adapters(config, spec))] if config.enable_lora else []),
         ("host pool", describe_host(host, config.page_size)),

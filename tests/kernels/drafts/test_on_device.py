@@ -71,6 +71,37 @@ def test_drafts_are_those_of_the_definition(rules: Matching, device: torch.devic
     assert (expected >= 0).any(), "nothing was drafted"
 
 
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_the_passes_of_a_draft_model_are_described(at: int, device: torch.device) -> None:
+    rows, caps, position, history = _world(29 + at, device)
+    position[rows[0]], caps[0] = 0, 5
+    generator = torch.Generator().manual_seed(at)
+    table = torch.randint(0, 4000, (SLOTS, PAGES), generator=generator, dtype=torch.int32).to(device)
+    guesses = torch.randint(0, 900, (4, len(rows)), generator=generator, dtype=torch.int32).to(device)
+    columns = 1 if at else 2
+    results = []
+    for ops in (drafts, reference):
+        where = device if ops is drafts else torch.device("cpu")
+        given = [each.to(where) for each in (rows, caps, guesses)]
+        state = [each.to(where) for each in (position, history, table)]
+        parts = [torch.full((columns * len(rows),), -99, dtype=kind, device=where) for kind in OUTPUTS]
+        ops.describe_draft(*given, at, *state, PAGE, out=VerifyOutputs(*parts))
+        results.append([each.cpu().tolist() for each in parts])
+    assert results[0] == results[1]
+    by_hand: list[tuple[int, ...]] = []
+    for back in range(columns):
+        for row, (slot, cap) in enumerate(zip(rows.tolist(), caps.tolist(), strict=True)):
+            place = int(position[slot]) + at - back
+            if slot < 0 or cap <= at or not 0 <= place < LENGTH:
+                by_hand.append((-1, 0, 0, 0, -1))
+                continue
+            token = int(guesses[at - 1, row] if at else history[slot, place])
+            page = int(table[slot, place // PAGE])
+            by_hand.append((slot, token, place, place + 1, page * PAGE + place % PAGE))
+    assert list(zip(*results[0], strict=True)) == by_hand
+    assert any(line[0] >= 0 for line in by_hand[-len(rows) :]), "every row is padding"
+
+
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_a_verification_is_described_followed_and_accepted(k: int, device: torch.device) -> None:
     rows, _, position, history = _world(k, device)

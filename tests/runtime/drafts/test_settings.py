@@ -32,6 +32,14 @@ from stoker_runtime.settings.parse import parse
             },
             Drafting("suffix", 5, 1, 11, 2.5, 0.3, 9),
         ),
+        (
+            {"model": "some/draft", "num_speculative_tokens": 4, "revision": "v1", "disable_by_batch_size": 17},
+            Drafting("draft_model", 4, 0, 0, batch_limit=17, model="some/draft", revision="v1"),
+        ),
+        (
+            {"method": "draft_model", "model": "/d", "num_speculative_tokens": 9, "draft_tensor_parallel_size": 1},
+            Drafting("draft_model", 9, 0, 0, model="/d"),
+        ),
     ],
 )  # fmt: skip
 def test_it_is_read_as_vllm_spells_it(given: dict[str, Any], expected: Drafting) -> None:
@@ -39,6 +47,7 @@ def test_it_is_read_as_vllm_spells_it(given: dict[str, Any], expected: Drafting)
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+MODEL = {"model": "some/draft", "num_speculative_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +55,16 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
     [
         ("[3]", "must be a JSON object"),
         ("{", "must be a JSON object"),
-        ({}, "method is None: it must be one of ngram, suffix"),
+        ({}, "method is None: it must be one of ngram, suffix, draft_model"),
         ({"method": ["ngram"]}, "method is"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "method is 'eagle3': EAGLE heads"),
         ({"method": "qwen3_next_mtp"}, "'qwen3_next_mtp': multi-token prediction heads"),
-        ({"model": "some/draft", "num_speculative_tokens": 3}, "model is 'some/draft': a draft model"),
+        ({"model": "some/draft"}, "num_speculative_tokens is None: draft_model needs it"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, "model is None: it must name the model that drafts"),
+        ({**MODEL, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size is 2: it must be a whole"),
+        ({**MODEL, "revision": 3}, "revision is 3: it must be text"),
+        ({**MODEL, "quantisation": "fp8"}, "draft_model has no such field"),
+        ({**MODEL, "prompt_lookup_max": 3}, "draft_model has no such field"),
         ({"method": "ngram"}, "num_speculative_tokens is None: ngram needs it"),
         ({**NGRAM, "num_speculative_tokens": 17}, "num_speculative_tokens is 17: it must be a whole number from 1"),
         ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens is True"),

@@ -10,7 +10,7 @@ from tests.runtime.drafts.random_pace import decide_by_chance
 from tests.runtime.engine.uniform_executor import UniformExecutor, UniformLaunched
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.drafts.settings import Drafting
+from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import CapacityError, EngineError, RequestError
 from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingParams, TokenLogprobs
@@ -52,7 +52,7 @@ class StumblingExecutor(UniformExecutor):
 class Scenario:
     """One random world: sizes, arrivals, aborts, failures; runs to idle and verifies every request's whole output."""
 
-    def __init__(self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0) -> None:
+    def __init__(self, seed: int, policy: str, *, swap: bool = False, drafts: int = 0, model: bool = False) -> None:
         self.random = rng = random.Random(seed)
         slots = rng.randint(1, 8)
         self.executor = StumblingExecutor(
@@ -65,6 +65,7 @@ class Scenario:
             host_pages=rng.choice([1, 3, 12, 100]) if swap else 0,
             host_page_tokens=rng.choice([0.0, 0.0, 1.5]) if swap else 0.0,
             drafting=Drafting("ngram", drafts, 1, 4) if drafts else None,
+            draft_costs=DraftCosts(0.1, 0.001) if model else None,
         )
         config = EngineConfig(
             model="uniform",
@@ -214,16 +215,17 @@ def test_random_schedules(policy: str, block: int, swap: bool) -> None:
         assert total.host_hits > 100, "too few cached pages come back from the host"
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf"])
-def test_random_schedules_with_drafts(policy: str) -> None:
-    total = EngineStats()
+@pytest.mark.parametrize(("policy", "model"), [("fcfs", False), ("priority", True), ("sjf", False), ("fcfs", True)])
+def test_random_schedules_with_drafts(policy: str, model: bool) -> None:
+    total, caught_up = EngineStats(), 0
     for seed in range(DRAFTED_SCHEDULES):
-        scenario = Scenario(seed, policy, swap=seed % 2 == 0, drafts=1 + seed % 7)
+        scenario = Scenario(seed, policy, swap=seed % 2 == 0, drafts=1 + seed % 7, model=model)
         try:
             scenario.run()
         except AssertionError as error:
-            raise AssertionError(f"schedule {policy}/{seed} with drafts: {error}") from error
+            raise AssertionError(f"schedule {policy}/{seed} with drafts, model {model}: {error}") from error
         stats = scenario.loop.stats()
+        caught_up += scenario.executor.draft_pages.caught_up if scenario.executor.draft_pages else 0
         assert stats.accepted_tokens == sum(stats.accepted_by_position) <= stats.draft_tokens
         for name in ("preemptions", "prefix_hits", "host_hits", "draft_tokens", "accepted_tokens"):
             setattr(total, name, getattr(total, name) + getattr(stats, name))
@@ -231,3 +233,4 @@ def test_random_schedules_with_drafts(policy: str) -> None:
     assert total.draft_tokens > total.accepted_tokens > 100, "too little is drafted, or all of it is right"
     assert total.preemptions > 20, "the worlds are too roomy to test preemption"
     assert min(total.prefix_hits, total.host_hits) > 20, "too little is cached"
+    assert (caught_up > 1000) == model, "the draft model has nothing to catch up with"

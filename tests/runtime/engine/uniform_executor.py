@@ -6,7 +6,8 @@ its position, so that any read of a page that was not written by this sequence, 
 seen at once. Since tokens depend on (seed, position) alone, the whole true text of a sequence is known beforehand:
 `truth` gives it, and preemption, chunking and caching must never change it. Under a constraint the token is the next
 legal one, and a batch with constrained slots waits for its masks as on the real device.
-Drafts are the true tokens, or not, as chance has it; those that are not leave foreign entries in the pages.
+Drafts are the true tokens, or not, as chance has it; those that are not leave foreign entries in the pages. With
+`draft_costs` they come of a model, whose pages are verified as well (`draft_pages.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.runtime.engine.draft_pages import DraftPages
 
-from stoker_runtime.drafts.settings import Drafting
+from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.executor_protocol import DeviceSleeper
 from stoker_runtime.errors import ModelError
 from stoker_runtime.request import SamplingParams, TokenLogprobs
@@ -119,6 +121,7 @@ class UniformExecutor:
         adapters: UniformAdapters | None = None,
         drafting: Drafting | None = None,
         sleeper: DeviceSleeper | None = None,
+        draft_costs: DraftCosts | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.host_pages = host_pages
@@ -133,6 +136,8 @@ class UniformExecutor:
         self.adapters = adapters
         self.drafting = drafting
         self.sleeper = sleeper
+        self.draft_costs = draft_costs
+        self.draft_pages = DraftPages(num_pages, page_size, host_pages) if draft_costs is not None else None
         self.verify_tokens = drafting.verify_tokens(max_num_seqs, max_num_batched_tokens) if drafting else 0
         self.chance = random.Random(vocab_size)
         self.runs: dict[int, tuple[int, int]] = {}
@@ -173,6 +178,7 @@ class UniformExecutor:
             self.kv[destination] = list(self.kv[source])
         self.runs = {slot: self._draft(slot, cap) for slot, cap in zip(batch.decodes, batch.draft_caps, strict=False)}
         self._verify_writers(batch)
+        self._run_drafter(batch)
         result = self._run(batch)
         launched = UniformLaunched(self, batch, result, time.monotonic() + self.step_seconds)
         self.unread.append(launched)
@@ -285,6 +291,27 @@ class UniformExecutor:
         chunks = [(chunk.slot, chunk.start, chunk.start + len(chunk.token_ids)) for chunk in batch.prefills]
         return decodes + chunks
 
+    def _run_drafter(self, batch: Batch) -> None:
+        """What a draft model does with its pages before the first model runs."""
+        pages = self.draft_pages
+        assert pages is not None or not batch.catch_ups, "chunks for a draft model that there is not"
+        if pages is None:
+            return
+        assert not batch.catch_ups or not batch.prefills, "a prefill beside chunks of the draft model"
+        assert sum(len(chunk.token_ids) for chunk in batch.catch_ups) <= self.max_num_batched_tokens, "too many tokens"
+        pages.move(batch)
+        for chunk in batch.catch_ups:
+            slot = self.slots[chunk.slot]
+            assert chunk.slot in batch.decodes, "a chunk of a row that does not decode"
+            assert chunk.start + len(chunk.token_ids) < slot.position, "a chunk that runs the last token"
+            if slot.assign.seed in self.prompts:
+                pages.catch_up(chunk, slot.pages, self._true_tokens(slot.assign, slot.position))
+        for slot_id, cap in zip(batch.decodes, batch.draft_caps, strict=False):
+            slot = self.slots[slot_id]
+            if cap and slot.assign.seed in self.prompts:
+                true = self._true_tokens(slot.assign, slot.position + cap + 1)
+                pages.draft(slot.position, cap, self.runs[slot_id][1], slot.pages, true)
+
     def _run(self, batch: Batch) -> StepResult:
         for slot_id in batch.decodes:
             slot = self.slots[slot_id]
@@ -304,7 +331,8 @@ class UniformExecutor:
     def _draft(self, slot_id: int, cap: int) -> tuple[int, int]:
         """How many drafts a row has, and how many of them are right."""
         assert not cap or not self.slots[slot_id].assign.params.masked, "drafts for a row under a mask"
-        offered = self.chance.randint(0, cap)
+        # A model always has something to say.
+        offered = cap if self.draft_pages is not None else self.chance.randint(0, cap)
         return offered, self.chance.randint(0, offered)
 
     def _forward(self, slot: Slot, start: int, token_ids: tuple[int, ...]) -> None:

@@ -16,7 +16,8 @@ from stoker_runtime.bench.verify import verify_greedy
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine.engine import AsyncEngine
 from stoker_runtime.engine.step_loop import StepLoop
-from stoker_runtime.executor.executor import KV_TORCH_DTYPES, Executor
+from stoker_runtime.executor.arena import KV_TORCH_DTYPES
+from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan
 from stoker_runtime.executor.page_swap import PageSwap, by_page, runs
 from stoker_runtime.ranks.build import build_executor

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.drafts.random_pace import decide_by_chance
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker_runtime import LLM, LoRARequest, SamplingParams
@@ -80,14 +81,20 @@ def test_the_same_texts_after_each_level(checkpoint: Path, dtype: str) -> None:
             assert said(llm, asked) == before
 
 
-def test_quantized_weights_and_drafts_come_back() -> None:
+@pytest.mark.parametrize("drafting", [{"method": "ngram"}, {"model": "shape:tiny"}], ids=["ngram", "draft_model"])
+def test_quantized_weights_and_drafts_come_back(drafting: dict[str, Any]) -> None:
     asked = prompts(6, 200)
-    drafting = {"method": "ngram", "num_speculative_tokens": 2}
+    drafting = drafting | {"num_speculative_tokens": 2}
     with opened("shape:tiny", quantization="w4", speculative_config=drafting) as llm:
+        decide_by_chance(llm.engine, random.Random(5))
         before = said(llm, asked)
-        llm.sleep(2)
-        llm.wake_up()
-        assert said(llm, asked) == before
+        accepted = llm.engine.stats().accepted_tokens
+        for level in (2, 1):
+            llm.sleep(level)
+            llm.wake_up()
+            assert said(llm, asked) == before
+        if "model" in drafting:
+            assert llm.engine.stats().accepted_tokens > accepted > 0
 
 
 def test_memory_is_given_back(checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.runtime.drafts.random_pace import decide_by_chance
 
 from stoker_runtime.bench.reference.model import reference_logits
@@ -26,6 +26,7 @@ from stoker_runtime.request import EngineStats, FinishReason, Request, SamplingP
 METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6},
+    "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
 }
 
 
@@ -68,10 +69,33 @@ def random_llama(folder: Path, seed: int, vocab: int | None = None, spread: floa
     return str(folder)
 
 
+def smaller(model: str, noise: float) -> str:
+    """A folder within `model` with its first layer alone, its ends a little off: what it says is often the same."""
+    folder, generator = Path(model) / "draft", torch.Generator().manual_seed(8)
+    folder.mkdir(exist_ok=True)
+    tensors = load_file(Path(model) / "model.safetensors")
+    for name in [name for name in tensors if "layers." in name and "layers.0." not in name]:
+        del tensors[name]
+    head = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = head + noise * torch.randn(head.shape, generator=generator)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((Path(model) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    return str(folder)
+
+
+def speculative(model: str, method: str) -> str:
+    """The JSON of a method."""
+    if not method:
+        return ""
+    drafts = {"model": smaller(model, 0.1)} if method == "draft_model" else {}
+    return json.dumps(METHODS[method] | drafts)
+
+
 def build(model: str, method: str, **sizes: Any) -> Executor:
     config = EngineConfig(
         model=model, device="cpu", dtype="float32", max_model_len=96, page_size=16,
-        speculative_config=json.dumps(METHODS[method]) if method else "", **sizes,
+        speculative_config=speculative(model, method), **sizes,
     )  # fmt: skip
     return build_executor(config)
 
@@ -139,7 +163,7 @@ def serve(
     return answers, loop.stats()
 
 
-@pytest.mark.parametrize(("method", "seed"), [("ngram", 14), ("suffix", 159)])
+@pytest.mark.parametrize(("method", "seed"), [("ngram", 14), ("suffix", 159), ("draft_model", 14)])
 def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None:
     model = random_llama(tmp_path, seed)
     plain = build(model, "", max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks=80)
@@ -158,14 +182,17 @@ def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None
         each.close()
 
 
-@pytest.mark.parametrize(("seed", "temperature", "top_p"), [(5, 0.8, 1.0), (6, 1.1, 0.9)])
+@pytest.mark.parametrize(
+    ("method", "seed", "temperature", "top_p"),
+    [("ngram", 5, 0.8, 1.0), ("draft_model", 6, 1.1, 0.9)],
+)
 def test_sampled_texts_are_distributed_as_the_model_says(
-    seed: int, temperature: float, top_p: float, tmp_path: Path
+    method: str, seed: int, temperature: float, top_p: float, tmp_path: Path
 ) -> None:
     vocab, length, count = 4, 4, 1000
     executor = build(
         random_llama(tmp_path, seed, vocab, spread=0.15),
-        "ngram",
+        method,
         max_num_seqs=24,
         max_num_batched_tokens=120,
         num_gpu_blocks=48,

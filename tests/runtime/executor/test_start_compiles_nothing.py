@@ -29,7 +29,8 @@ from stoker_kernels.slots import apply_updates
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.executor.executor import KV_TORCH_DTYPES, MAX_UPDATES
+from stoker_runtime.executor.arena import KV_TORCH_DTYPES
+from stoker_runtime.executor.executor import MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
 from stoker_runtime.executor.resolve import resolve

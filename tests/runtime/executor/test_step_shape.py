@@ -7,8 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from stoker_runtime.executor.executor import pack_ragged, sampled_rows
-from stoker_runtime.executor.step_shape import GRAPH_PREFILLS, GRAPH_TOKENS, ShapeTable, StepShape
+from stoker_runtime.executor.step_shape import (
+    GRAPH_PREFILLS,
+    GRAPH_TOKENS,
+    ShapeTable,
+    StepShape,
+    pack_ragged,
+    sampled_rows,
+)
 from stoker_runtime.step.batch import Batch, PrefillChunk
 
 

@@ -1,6 +1,6 @@
 """What verifying drafts needs on the device: the tokens of each slot, the description of the step, what it gave.
 
-    1. propose: drafts from the slot's own tokens, then k + 1 rows of one token a sequence
+    1. propose: drafts from the slot's own tokens or by a second model, then k + 1 rows of one token a sequence
     2. (forward and logits, as of any decode)
     3. choose: a token for each row; drafts that are those tokens are accepted, position and last token move on
 
@@ -28,6 +28,7 @@ from stoker_kernels.drafts import (
 from stoker_kernels.ragged import SlotTensors
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.drafts.settings import Drafting
+from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.sampling.sampler import GREEDY, Sampler
 from stoker_runtime.step.batch import SlotAssign
 
@@ -35,13 +36,17 @@ from stoker_runtime.step.batch import SlotAssign
 class SpeculationState:
     """The buffers of verifications of up to `wide` rows of one token, and of `k` drafts each."""
 
-    def __init__(self, config: EngineConfig, drafting: Drafting, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, drafting: Drafting, device: torch.device, drafter: Drafter | None = None
+    ) -> None:
+        """`drafter` is the model that drafts, where one does."""
         slots, k = config.max_num_seqs, drafting.tokens
         self.wide = wide = drafting.verify_tokens(slots, config.max_num_batched_tokens)
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        self.drafter = drafter
         self.rules = Matching(drafting.least, drafting.match, drafting.factor, drafting.share)
         self.history = buffer(slots, config.max_model_len)
         self.caps = buffer(slots)
@@ -92,11 +97,16 @@ class SpeculationState:
             self._slot_mapping[:wide],
         )  # fmt: skip
 
-    def propose(self, row_slots: Tensor, k: int, slots: SlotTensors, page_size: int) -> VerifyOutputs:
+    def propose(
+        self, row_slots: Tensor, k: int, slots: SlotTensors, page_size: int, sampler: Sampler, mode: str
+    ) -> VerifyOutputs:
         """Draft up to `k` tokens for each row and describe the step that runs them."""
         rows = len(row_slots)
-        drafts, out = self.drafts(rows, k), self.outputs((k + 1) * rows)
-        match_drafts(row_slots, self.caps[:rows], slots.position, self.history, self.rules, out=drafts)
+        drafts, out, caps = self.drafts(rows, k), self.outputs((k + 1) * rows), self.caps[:rows]
+        if self.drafter is not None:
+            self.drafter.draft(row_slots, caps, slots, self.history, sampler, mode, scratch=out, out=drafts)
+        else:
+            match_drafts(row_slots, caps, slots.position, self.history, self.rules, out=drafts)
         expand_drafts(row_slots, drafts, slots.last_token, slots.position, slots.page_table, page_size, out=out)
         return out
 

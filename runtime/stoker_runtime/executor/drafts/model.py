@@ -1,0 +1,119 @@
+"""A second model that drafts, on the device: a chain of passes whose tokens the first model verifies in the same step.
+
+    0    the last two tokens of each row → draft 0
+    1    draft 0                         → draft 1
+    …
+
+The chain is part of the verification's graph; no draft crosses to the host. What a row's draft model lacks of the
+tokens before, because steps went by without drafts, is computed before: `catch_up`.
+
+A draft is drawn from the draft model's distribution by the row's own temperature, seed and position, at the very point
+at which the model's own token is drawn: where the two distributions agree the tokens do, too. It is verified as if it
+were certain of itself, so the text is the one of plain decoding, whatever is drafted.
+
+Invariants: allocated once; nothing waits for the device or depends on values there, so a CUDA graph may capture a
+chain. Rows write to pages of their own, at positions below those that they may draft up to.
+Knows nothing of batches, of what was accepted, and of penalties or grammars.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.attention import attention_workspace
+from stoker_kernels.drafts import VerifyOutputs, describe_draft
+from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors, prepare_ragged
+from stoker_runtime.executor.arena import kv_arena
+from stoker_runtime.executor.drafts.plan import DraftModel
+from stoker_runtime.executor.resolve import sampled_rows
+from stoker_runtime.models.attention_plan import AttentionPlanner
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
+
+
+class Drafter:
+    """The draft model, its KV pages and what its passes need besides."""
+
+    def __init__(
+        self, model: DraftModel, weights: DecoderWeights, pages: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """`pages` are as many as the first model's."""
+        config, spec = model.config, model.spec
+        self.model = model
+        self.decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
+        self.arena = kv_arena(config, spec, pages, device)
+        self._kv = [tuple(layer) for layer in self.arena]
+        self._page_size = config.page_size
+        self._max_model_len = config.max_model_len
+        rows = sampled_rows(config)
+        self._logits = torch.empty((rows, spec.vocab), dtype=dtype, device=device)
+        self._workspace = attention_workspace(rows, spec.heads, spec.attended_dim, device)
+        self._arange = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(rows, dtype=torch.int64, device=device)
+        # Where a chunk begins is written here: the slots' own positions are the first model's.
+        self._starts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
+        self._planner: AttentionPlanner | None = None
+
+    def draft(
+        self,
+        row_slots: Tensor,
+        caps: Tensor,
+        slots: SlotTensors,
+        history: Tensor,
+        sampler: Sampler,
+        mode: str,
+        *,
+        scratch: VerifyOutputs,
+        out: Tensor,
+    ) -> None:
+        """Fill `out [k, R]` int32 with drafts, of each row up to its cap and −1 behind them.
+
+        `scratch` are buffers of at least 2 · R rows that are free for now.
+        """
+        rows = len(row_slots)
+        for at, drafts in enumerate(out):
+            wide = rows if at else 2 * rows
+            step = _first(scratch, wide)
+            describe_draft(
+                row_slots, caps, out, at, slots.position, history, slots.page_table, self._page_size, out=step
+            )
+            meta = self._planned(slots).plan(
+                step.slots, self._arange[: wide + 1], step.seq_lens, decodes=wide, tokens=wide, max_query_len=1
+            )
+            wanted = None if at else self._rows[:rows]
+            hidden = self.decoder.forward(
+                ForwardInputs(step.ids, step.positions, step.slot_mapping, meta, wanted), self._kv
+            )
+            logits = self.decoder.logits(hidden, self._logits[:rows])
+            # What else has a say in a token is left to the first model: penalties count nothing here.
+            way = GREEDY if mode == GREEDY else SAMPLE
+            drafts.copy_(sampler(logits, row_slots, step.positions[:rows], way)).masked_fill_(caps <= at, -1)
+
+    def catch_up(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> None:
+        """Compute chunks of known tokens, whose packed description is in `rows`; none has more than `longest`."""
+        state = SlotTensors(slots.last_token, self._starts, slots.page_table)
+        prepare_ragged(rows, state, self._page_size, 0, out)
+        meta = self._planned(slots).plan(
+            rows.row_slots, rows.query_start, out.seq_lens, decodes=0, tokens=len(out.ids), max_query_len=longest
+        )
+        # Nobody reads what comes of it beyond keys and values: one row goes beyond the last layer's attention.
+        self.decoder.forward(
+            ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, out.logits_rows[:1]), self._kv
+        )
+
+    def _planned(self, slots: SlotTensors) -> AttentionPlanner:
+        if self._planner is None:
+            spec, dtype = self.decoder.spec, self.decoder.dtype
+            table, workspace = slots.page_table, self._workspace
+            self._planner = AttentionPlanner(spec, dtype, self.arena.dtype, table, self._max_model_len, workspace)
+        return self._planner
+
+
+def _first(buffers: VerifyOutputs, wide: int) -> VerifyOutputs:
+    return VerifyOutputs(
+        buffers.slots[:wide], buffers.ids[:wide], buffers.positions[:wide], buffers.seq_lens[:wide],
+        buffers.slot_mapping[:wide],
+    )  # fmt: skip
