@@ -29,7 +29,9 @@ from stoker_kernels.slots import apply_updates
 from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.executor.arena import KV_TORCH_DTYPES
+from stoker_runtime.executor.arena import KV_TORCH_DTYPES, kv_arena
+from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.drafts.plan import DraftModel
 from stoker_runtime.executor.executor import MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
@@ -38,7 +40,7 @@ from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
 from stoker_runtime.models import decoder as decoder_module
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.layers import mixture as mixture_module
 from stoker_runtime.models.quantized_head import with_head
@@ -116,7 +118,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(torch, "bmm", lambda a, b, *, out: out)
     monkeypatch.setattr(torch, "mm", lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
     monkeypatch.setattr(torch.Tensor, "index_select", lambda self, _, rows: self.new_empty(len(rows), *self.shape[1:]))
-    monkeypatch.setattr("stoker_runtime.executor.step.plan_attention", choose.plan_attention)
+    monkeypatch.setattr("stoker_runtime.models.attention_plan.plan_attention", choose.plan_attention)
     monkeypatch.setattr(sm90_decode, "launch_streams", lambda *_, **__: None)
     monkeypatch.setattr(sm90_mixed, "launch_mixed", lambda *_, **__: None)
     monkeypatch.setattr(sm90_decode, "sm_count", lambda device: 132)
@@ -285,6 +287,35 @@ def test_steps_with_adapters_have_precompiled_variants(
     assert not missing, "\n".join(sorted(missing))
 
 
+@pytest.mark.parametrize(("target", "draft"), [("Llama-2-7B", "TinyLlama-1.1B"), ("TinyLlama-1.1B", "Danube3-4B")])
+def test_passes_of_a_draft_model_have_precompiled_variants(
+    target: str, draft: str, recorder: Recorder, index: Index
+) -> None:
+    asked = EngineConfig(
+        model="shape:traced", device="cuda", dtype="bfloat16", page_size=64, max_model_len=2048,
+        speculative_config='{"model": "shape:drafts", "num_speculative_tokens": 5}',
+    )  # fmt: skip
+    spec, small, device = make_spec(target), make_spec(draft), torch.device("cpu")
+    config = resolve(asked, spec, "cuda")
+    decoders = []
+    for each in (spec, small):
+        weights = WeightArena(each, device, torch.bfloat16, "none").assemble()
+        decoders.append(Decoder(each, weights, device, torch.bfloat16, max_model_len=2048))
+    model = DraftModel(ModelSource("drafts", SourceKind.SHAPE, None, {}), small, config)
+    drafter = Drafter(model, decoders[1].weights, PAGES, device, torch.bfloat16)
+    body = StepBody(config, decoders[0], kv_arena(config, spec, PAGES, device), device, drafter=drafter)
+    recorder.take()
+    for rows, drafts, mode in ((1, 1, GREEDY), (1, 5, SAMPLE), (2, 3, ADJUST), (16, 5, GREEDY), (42, 5, GREEDY)):
+        body(StepShape(rows, 0, 0, mode, drafts=drafts))
+    for rows, tokens in ((1, 1), (1, 16), (3, 77), (40, 900), (1, 8192)):
+        body.catch_up(StepShape(0, rows, tokens, GREEDY), -(-tokens // rows))
+    launched = recorder.take().values()
+    names = {wanted.kernel.partition(".")[2] for wanted in launched}
+    assert {"describe_draft_kernel", "expand_drafts_kernel"} <= {name.lstrip("_") for name in names}, names
+    missing = [f"{wanted.kernel}: {index.reason(wanted)}" for wanted in launched if index.find(wanted) is None]
+    assert not missing, "\n".join(sorted(missing))
+
+
 # Sizes that no list of published models has, and that nothing is compiled ahead for.
 STRANGE = {
     "many queries a key": {"hidden_size": 2560, "num_attention_heads": 40, "num_key_value_heads": 1, "head_dim": 64},
@@ -307,7 +338,7 @@ def test_what_a_rehearsal_finds_serves_every_step(
     body, table = make_body(model, 32, "none", "fp8" if model == "Falcon3-1B" else "auto")
     choose_attention(body, streams, monkeypatch)
     pages = by_page(torch.empty((2, 2, *body.kv[0][0].shape), dtype=body.kv[0][0].dtype))
-    rehearse_steps(body, table, 8192, pages, torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32))
+    rehearse_steps(body, table, 8192, [pages], torch.full((MAX_UPDATES, 3), -1, dtype=torch.int32))
     rehearsed = recorder.take()
     absent = [wanted for wanted in rehearsed.values() if index.find(wanted) is None]
     assert bool(absent) == (model in ONLY_AT_NEED), "the test has to meet both kinds"
