@@ -129,6 +129,8 @@ def _build(
     refuse_head(config, device)
     refuse_variant(config, spec, device)
     draft = read_draft_model(config, spec)
+    if draft is not None:
+        refuse_variant(draft.config, draft.spec, device)
     beside = draft.beside if draft else NOTHING_BESIDE
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
     if device.type == "cpu":
