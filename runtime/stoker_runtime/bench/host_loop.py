@@ -97,7 +97,7 @@ class Idle:
     eos_token_ids: tuple[int, ...] = ()
     vocab_size = VOCABULARY
     drafting: Drafting | None = None
-    adapters, sleeper = None, None
+    adapters, sleeper, draft_costs = None, None, None
 
     def __init__(self, sequences: int, tokens: int) -> None:
         """Room for `sequences` of `tokens` tokens."""
