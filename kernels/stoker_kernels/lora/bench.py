@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stoker_kernels.launch import pdl
 from stoker_kernels.lora import reference
-from stoker_kernels.lora.op import add_lora, group_tokens, scratch_elements
+from stoker_kernels.lora.op import expand_lora, group_tokens, scratch_elements, shrink_lora
 from stoker_kernels.lora.types import LoraPlan, LoraTarget
 
 BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
@@ -66,7 +66,8 @@ def measure(slots: int, rank: int, tokens: int) -> Row:
     def body() -> None:
         for layer in layers:
             for target, y in zip(layer, outputs, strict=True):
-                add_lora(y, inputs[target.a.shape[3]], target, plan, scratch)
+                shrink_lora(inputs[target.a.shape[3]], target, plan, scratch, planned=True)
+                expand_lora(y, target, plan, scratch, planned=True)
 
     read = sum(target.a.numel() + target.b.numel() for target in layers[0]) * 2
     return Row(slots, rank, tokens, graph_us(body) / LAYERS, read / BANDWIDTH * 1e6)
@@ -75,8 +76,11 @@ def measure(slots: int, rank: int, tokens: int) -> Row:
 def check(y: Tensor, x: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
     """Raise AssertionError unless the kernels give what the reference gives."""
     expected = torch.zeros_like(y)
-    reference.add_lora(expected, x, target, plan, scratch)
-    add_lora(y.zero_(), x, target, plan, scratch)
+    reference.shrink_lora(x, target, plan, scratch, planned=False)
+    reference.expand_lora(expected, target, plan, scratch, planned=False)
+    for planned in (False, True):
+        shrink_lora(x, target, plan, scratch, planned=planned)
+        expand_lora(y.zero_(), target, plan, scratch, planned=planned)
     error = float((y.float() - expected.float()).abs().max() / expected.float().abs().max())
     assert error < 0.02, f"off by {error:.3f} of the largest value"
 

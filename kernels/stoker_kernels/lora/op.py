@@ -1,7 +1,8 @@
 """Adds what adapters change to the result of a linear layer, each token by its own adapter: y += B·(A·x).
 
 A step is planned once (`gather_adapters`, `group_tokens`), for all its layers. Then a product with few ranks (shrink)
-goes to a scratch buffer and a second one (expand) is added to y in place.
+goes to a scratch buffer and a second one (expand) is added to y in place. The linear's own product comes between the
+two: a GPU brings its weights in while the one ends.
 
 Invariants: fixed shapes, and everything that depends on values is read on the device, so a CUDA graph may capture it;
 a token without an adapter is not touched; a token belongs to one tile, so nothing is added by atomics and the order of
@@ -14,19 +15,21 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
-from stoker_kernels.lora.types import FEW_TOKENS, LoraPlan, LoraTarget, plan_tile, plan_tiles
+from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraTarget, plan_tile, plan_tiles
 from stoker_kernels.quant import Quantized
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_PIECES = 3
-MAX_SPLITS = 8
-SPLIT_COLUMNS = 512
+MAX_SPLITS = 16
+SPLIT_COLUMNS = 256
 """Columns of x that one program of a small step shrinks, unless that takes more than MAX_SPLITS."""
+_PROGRAMS = 128
+"""Programs that small steps shrink in, as far as splits go: each split more is read again by every block of rows."""
 
 for _op in ("gather_adapters", "group_tokens"):
     register(_op, "triton", f"stoker_kernels.lora.triton_plan:{_op}", triton_supports(torch.int32))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
-for _op in ("add_lora", "add_lora_embedding"):
+for _op in ("shrink_lora", "expand_lora", "add_lora_embedding"):
     register(_op, "triton", f"stoker_kernels.lora.triton_lora:{_op}", triton_supports(*_FLOATS))
     register(_op, "reference", f"stoker_kernels.lora.reference:{_op}", reference_supports)
 
@@ -50,44 +53,68 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
     select("group_tokens", adapters.device, adapters.dtype)(adapters, slots, plan)
 
 
-def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
-    """y += B·(A·x) in place, token by token with the matrices of the token's adapter slot.
+def shrink_lora(
+    x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, planned: bool = False
+) -> None:
+    """A·x into `scratch`, which nothing else may use until `expand_lora` has read it.
 
-    y: [T, N], rows contiguous. x: [T, K] of y's dtype, or `Quantized` as the linear took it; A and B have y's dtype.
-    scratch: fp32, at least `scratch_elements(T, …)`. Sums are fp32; A·x is rounded once to y's dtype.
+    x: [T, K] of A's dtype, or `Quantized` as the linear takes it. scratch: fp32, at least `scratch_elements(T, …)`.
+    planned: `group_tokens` and the launch after it have ended before the launch before this one began.
 
     Raises:
         ValueError: shapes that do not fit each other.
         KernelUnavailable: no implementation for the device and dtype.
     """
     data = x.data if isinstance(x, Quantized) else x
-    if data.shape[1] != target.a.shape[-1] or y.shape[1] != sum(target.rows):
-        raise ValueError(f"x {tuple(data.shape)} and y {tuple(y.shape)} do not fit A {tuple(target.a.shape)}")
-    if not 1 <= len(target.rows) <= MAX_PIECES:
-        raise ValueError(f"a linear has 1 to {MAX_PIECES} pieces, not {len(target.rows)}")
-    _check_scratch(y.shape[0], target, scratch)
-    select("add_lora", y.device, y.dtype)(y, x, target, plan, scratch)
+    if data.shape[1] != target.a.shape[-1]:
+        raise ValueError(f"x {tuple(data.shape)} does not fit A {tuple(target.a.shape)}")
+    _check(data.shape[0], target, scratch)
+    select("shrink_lora", data.device, target.a.dtype)(x, target, plan, scratch, planned)
+
+
+def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, *, planned: bool = False) -> None:
+    """y += B·(what `shrink_lora` left in `scratch`), in place; `planned` as there.
+
+    y: [T, N], rows contiguous, of B's dtype. Sums are fp32; A·x is rounded once to y's dtype.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+        KernelUnavailable: no implementation for the device and dtype.
+    """
+    if y.shape[1] != sum(target.rows):
+        raise ValueError(f"y {tuple(y.shape)} does not fit rows {target.rows}")
+    _check(y.shape[0], target, scratch)
+    select("expand_lora", y.device, y.dtype)(y, target, plan, scratch, planned)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
-    """y += B·A[:, id] in place: `add_lora` for an embedding, whose `x` would be one-hot. `ids [T]` int32."""
+    """y += B·A[:, id] in place: both steps for an embedding, whose `x` would be one-hot. `ids [T]` int32."""
     if y.shape[1] != sum(target.rows) or len(target.rows) != 1:
         raise ValueError(f"y {tuple(y.shape)} does not fit B {tuple(target.b.shape)}")
-    _check_scratch(y.shape[0], target, scratch)
+    _check(y.shape[0], target, scratch)
     select("add_lora_embedding", y.device, y.dtype)(y, ids, target, plan, scratch)
 
 
-def splits_of(tokens: int, columns: int) -> int:
-    """Parts into which a step of `tokens` tokens cuts `columns` columns of x, summed in order afterwards."""
-    return min(MAX_SPLITS, -(-columns // SPLIT_COLUMNS)) if tokens <= FEW_TOKENS else 1
+def splits_of(plan: LoraPlan, columns: int) -> int:
+    """Parts into which a step cuts `columns` columns of x, summed in order afterwards."""
+    return _splits(plan.tile, plan.adapters.shape[0], columns)
 
 
 def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
-    """fp32 elements of scratch that `add_lora` needs for `tokens` tokens of up to `columns` columns."""
-    return plan_tiles(tokens, slots) * plan_tile(tokens) * pieces * max_rank * splits_of(tokens, columns)
+    """fp32 elements of scratch that `shrink_lora` needs for `tokens` tokens of up to `columns` columns."""
+    tile, tiles = plan_tile(tokens), plan_tiles(tokens, slots)
+    return tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
 
 
-def _check_scratch(tokens: int, target: LoraTarget, scratch: Tensor) -> None:
+def _splits(tile: int, tiles: int, columns: int) -> int:
+    if tile != SMALL_TILE:
+        return 1
+    return max(1, min(MAX_SPLITS, -(-columns // SPLIT_COLUMNS), -(-_PROGRAMS // tiles)))
+
+
+def _check(tokens: int, target: LoraTarget, scratch: Tensor) -> None:
+    if not 1 <= len(target.rows) <= MAX_PIECES:
+        raise ValueError(f"a linear has 1 to {MAX_PIECES} pieces, not {len(target.rows)}")
     slots, ranks, pieces, columns = target.a.shape
     needed = scratch_elements(tokens, slots, ranks, pieces, columns)
     if scratch.numel() < needed:

@@ -38,33 +38,44 @@ def group_tokens(adapters: Tensor, slots: int, plan: LoraPlan) -> None:
         first += tiles
 
 
-def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
-    """The definition of `add_lora`; needs no scratch."""
-    del scratch
-    for slot, rank, tokens in _groups(target, plan):
+def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+    """The definition of `shrink_lora`; scratch holds `[places, pieces, max_rank]`."""
+    del planned
+    _, max_rank, pieces, _ = target.a.shape
+    room = scratch[: len(plan.order) * pieces * max_rank].view(-1, pieces, max_rank)
+    for slot, rank, tokens, places in _groups(target, plan):
         if isinstance(x, Quantized):
             inputs = x.data[tokens].float() * x.scale[tokens]
         else:
             inputs = x[tokens].float()
-        shrunk = torch.einsum("tk,rpk->tpr", inputs, target.a[slot, :rank].float()).to(y.dtype)
-        _expand(y, tokens, shrunk, target, slot)
+        room[places, :, :rank] = torch.einsum("tk,rpk->tpr", inputs, target.a[slot, :rank].float())
+
+
+def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+    """The definition of `expand_lora`, of what the definition of `shrink_lora` left."""
+    del planned
+    _, max_rank, pieces, _ = target.a.shape
+    room = scratch[: len(plan.order) * pieces * max_rank].view(-1, pieces, max_rank)
+    for slot, rank, tokens, places in _groups(target, plan):
+        _expand(y, tokens, room[places, :, :rank].to(y.dtype), target, slot)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
     """The definition of `add_lora_embedding`; needs no scratch."""
     del scratch
-    for slot, rank, tokens in _groups(target, plan):
+    for slot, rank, tokens, _ in _groups(target, plan):
         shrunk = target.a[slot, :rank, 0, ids[tokens].long()].T
         _expand(y, tokens, shrunk[:, None], target, slot)
 
 
-def _groups(target: LoraTarget, plan: LoraPlan) -> Iterator[tuple[int, int, Tensor]]:
-    """(slot, its rank, its tokens) of each slot that has tokens and changes this linear."""
-    places, ranks = plan.order.view(-1, plan.tile), target.ranks.tolist()
+def _groups(target: LoraTarget, plan: LoraPlan) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """(slot, its rank, its tokens, their places) of each slot that has tokens and changes this linear."""
+    ranks = target.ranks.tolist()
+    owner = plan.adapters.repeat_interleave(plan.tile)
     for slot in sorted(set(plan.adapters.tolist()) - {-1}):
-        tokens = places[plan.adapters == slot].flatten()
+        places = ((owner == slot) & (plan.order >= 0)).nonzero().view(-1)
         if ranks[slot]:
-            yield slot, ranks[slot], tokens[tokens >= 0].long()
+            yield slot, ranks[slot], plan.order[places].long(), places
 
 
 def _expand(y: Tensor, tokens: Tensor, shrunk: Tensor, target: LoraTarget, slot: int) -> None:

@@ -1,7 +1,8 @@
 """Shrink and expand in Triton, grouped by adapter slot: a program reads one slot's matrices for one tile of tokens.
 
 Invariants: tiles without tokens, and ranks that a slot's adapter does not have, end at once and read nothing. Few
-tokens shrink in several parts of the columns, which expand sums in their order; nothing is added by atomics.
+tokens shrink in several parts of the columns, which expand sums in their order; nothing is added by atomics. Where the
+step was planned before (`planned`), plan and matrices are read while the launch before still runs.
 Offsets within a slot are 32 bits of 16 elements each. Knows nothing of which layer it serves.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -18,14 +19,17 @@ from stoker_kernels.launch.aot_registry import BF16, FP16, FP32, I32, I32_ANYWHE
 from stoker_kernels.launch.dispatch import interpreting
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
-from stoker_kernels.lora.op import splits_of
+from stoker_kernels.lora.op import MAX_SPLITS, splits_of
 from stoker_kernels.lora.types import LARGE_TILE, SMALL_TILE, LoraPlan, LoraTarget
 from stoker_kernels.quant import Quantized
 
 UNIT = tl.constexpr(16)
 """Elements in which strides of slots, ranks and pieces are counted."""
+FEW_RANKS = tl.constexpr(16)
 _ROWS = 128
+_WARPS = {SMALL_TILE: 4, LARGE_TILE: 8}  # of expand
 _COLUMNS = {SMALL_TILE: 256, LARGE_TILE: 64}  # of 16 bits a step; of 32 half as many, for the shared memory of sm_75
+_SPLITS = {SMALL_TILE: MAX_SPLITS, LARGE_TILE: 1}  # that expand knows how to add up
 _ROW_COUNTS = ("rows_0", "rows_1", "rows_2")
 _INTEGERS = (
     "slot_units",
@@ -45,10 +49,11 @@ _INTEGERS = (
 def lora_shrink_kernel(
     x, x_scale, a, ranks, order, adapters, scratch, columns, x_stride,
     slot_units, rank_units, piece_units, max_rank, pieces, places, columns_of_split,
-    TILE: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+    TILE: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, PLANNED: tl.constexpr, WIDEN: tl.constexpr,
+    LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
+    if not PLANNED:
+        pdl_wait(LAUNCH_PDL)
     rank_blocks = (max_rank + RANKS - 1) // RANKS
     piece = tl.program_id(0) // rank_blocks
     rank = tl.program_id(0) % rank_blocks * RANKS + tl.arange(0, RANKS)
@@ -56,20 +61,30 @@ def lora_shrink_kernel(
     split = tl.program_id(2)
     slot = tl.load(adapters + tile)
     owned = tl.load(ranks + slot, mask=slot >= 0, other=0)
+    place = tile * TILE + tl.arange(0, TILE)
+    token = tl.load(order + place)
+    weights = a + (slot.to(tl.int64) * slot_units + piece * piece_units) * UNIT
+    weights += (rank.to(tl.int64) * rank_units * UNIT)[None, :]
+    start = split * columns_of_split
+    last = tl.minimum(start + columns_of_split, columns)
+    column = start + tl.arange(0, COLUMNS)
+    w = tl.load(weights + column[:, None], mask=(column[:, None] < last) & (rank[None, :] < owned), other=0.0)
+    if PLANNED:
+        pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
     if tl.program_id(0) % rank_blocks * RANKS < owned:
-        place = tile * TILE + tl.arange(0, TILE)
-        token = tl.load(order + place)
-        weights = a + (slot.to(tl.int64) * slot_units + piece * piece_units) * UNIT
-        weights += (rank.to(tl.int64) * rank_units * UNIT)[None, :]
         inputs = x + (token.to(tl.int64) * x_stride)[:, None]
-        sums = tl.zeros((TILE, RANKS), tl.float32)
-        last = tl.minimum((split + 1) * columns_of_split, columns)
-        for first in range(split * columns_of_split, last, COLUMNS):
+        v = tl.load(inputs + column[None, :], mask=(token[:, None] >= 0) & (column[None, :] < last), other=0.0)
+        v = v.to(w.dtype)
+        if WIDEN:  # Triton's interpreter multiplies fp32 only
+            v, w = v.to(tl.float32), w.to(tl.float32)
+        sums = tl.dot(v, w, input_precision="ieee")
+        for first in range(start + COLUMNS, last, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
             w = tl.load(weights + column[:, None], mask=(column[:, None] < last) & (rank[None, :] < owned), other=0.0)
             v = tl.load(inputs + column[None, :], mask=(token[:, None] >= 0) & (column[None, :] < last), other=0.0)
             v = v.to(w.dtype)
-            if WIDEN:  # Triton's interpreter multiplies fp32 only
+            if WIDEN:
                 v, w = v.to(tl.float32), w.to(tl.float32)
             sums += tl.dot(v, w, input_precision="ieee")
         if x_scale is not None:
@@ -100,66 +115,90 @@ def lora_lookup_kernel(
         tl.store(scratch + place[:, None] * max_rank + rank[None, :], value.to(tl.float32), mask=rank[None, :] < owned)
 
 
+@triton.jit
+def _shrunk(scratch, place, piece, pieces, rank, owned, max_rank, places, splits, SPLITS: tl.constexpr):
+    # The sum of all splits, in their order; their loads wait for none of each other.
+    at = (place[:, None] * pieces + piece) * max_rank + rank[None, :]
+    found = tl.load(scratch + at, mask=rank[None, :] < owned, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        more = (rank[None, :] < owned) & (split < splits)
+        found += tl.load(scratch + split * places * pieces * max_rank + at, mask=more, other=0.0)
+    return found
+
+
 @kernel(do_not_specialize=list(_INTEGERS))
 def lora_expand_kernel(
     y, b, ranks, order, adapters, scratch, y_stride, rows_0, rows_1, rows_2,
     slot_units, rank_units, max_rank, pieces, places, splits,
-    TILE: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
+    TILE: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, PLANNED: tl.constexpr,
+    WIDEN: tl.constexpr, LAUNCH_PDL: tl.constexpr,
 ):  # fmt: skip
-    pdl_wait(LAUNCH_PDL)
-    pdl_trigger(LAUNCH_PDL)
+    if not PLANNED:
+        pdl_wait(LAUNCH_PDL)
     block = tl.program_id(0)
     tile = tl.program_id(1)
     slot = tl.load(adapters + tile)
     owned = tl.load(ranks + slot, mask=slot >= 0, other=0)
+    # A block of rows lies within one piece.
+    blocks_0 = (rows_0 + ROWS - 1) // ROWS
+    blocks_1 = (rows_1 + ROWS - 1) // ROWS
+    piece = (block >= blocks_0).to(tl.int32) + (block >= blocks_0 + blocks_1).to(tl.int32)
+    start = tl.where(piece == 0, 0, tl.where(piece == 1, rows_0, rows_0 + rows_1))
+    end = start + tl.where(piece == 0, rows_0, tl.where(piece == 1, rows_1, rows_2))
+    skipped = tl.where(piece == 0, 0, tl.where(piece == 1, blocks_0, blocks_0 + blocks_1))
+    row = start + (block - skipped) * ROWS + tl.arange(0, ROWS)
+    place = tile * TILE + tl.arange(0, TILE)
+    token = tl.load(order + place)
+    weights = b + slot.to(tl.int64) * slot_units * UNIT + row[None, :]
+    rank = tl.arange(0, RANKS)
+    w = tl.load(
+        weights + (rank.to(tl.int64) * rank_units * UNIT)[:, None],
+        mask=(rank[:, None] < owned) & (row[None, :] < end), other=0.0,
+    )  # fmt: skip
+    if PLANNED:
+        pdl_wait(LAUNCH_PDL)
+    pdl_trigger(LAUNCH_PDL)
     if owned > 0:
-        # A block of rows lies within one piece.
-        blocks_0 = (rows_0 + ROWS - 1) // ROWS
-        blocks_1 = (rows_1 + ROWS - 1) // ROWS
-        piece = (block >= blocks_0).to(tl.int32) + (block >= blocks_0 + blocks_1).to(tl.int32)
-        start = tl.where(piece == 0, 0, tl.where(piece == 1, rows_0, rows_0 + rows_1))
-        end = start + tl.where(piece == 0, rows_0, tl.where(piece == 1, rows_1, rows_2))
-        skipped = tl.where(piece == 0, 0, tl.where(piece == 1, blocks_0, blocks_0 + blocks_1))
-        row = start + (block - skipped) * ROWS + tl.arange(0, ROWS)
-        place = tile * TILE + tl.arange(0, TILE)
-        token = tl.load(order + place)
-        weights = b + slot.to(tl.int64) * slot_units * UNIT + row[None, :]
-        sums = tl.zeros((TILE, ROWS), tl.float32)
-        for first in range(0, owned, RANKS):
-            rank = first + tl.arange(0, RANKS)
-            shrunk = tl.zeros((TILE, RANKS), tl.float32)
-            for split in range(splits):
-                at = ((split * places + place)[:, None] * pieces + piece) * max_rank + rank[None, :]
-                shrunk += tl.load(scratch + at, mask=rank[None, :] < owned, other=0.0)
-            w = tl.load(
-                weights + (rank.to(tl.int64) * rank_units * UNIT)[:, None],
-                mask=(rank[:, None] < owned) & (row[None, :] < end), other=0.0,
-            )  # fmt: skip
-            v = shrunk.to(w.dtype)
-            if WIDEN:
-                v, w = v.to(tl.float32), w.to(tl.float32)
-            sums += tl.dot(v, w, input_precision="ieee")
         target = y + (token.to(tl.int64) * y_stride)[:, None] + row[None, :]
         mask = (token[:, None] >= 0) & (row[None, :] < end)
         before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        v = _shrunk(scratch, place, piece, pieces, rank, owned, max_rank, places, splits, SPLITS).to(w.dtype)
+        if WIDEN:
+            v, w = v.to(tl.float32), w.to(tl.float32)
+        sums = tl.dot(v, w, input_precision="ieee")
+        if RANKS > FEW_RANKS:  # otherwise an adapter has no more
+            for first in range(RANKS, owned, RANKS):
+                rank = first + tl.arange(0, RANKS)
+                w = tl.load(
+                    weights + (rank.to(tl.int64) * rank_units * UNIT)[:, None],
+                    mask=(rank[:, None] < owned) & (row[None, :] < end), other=0.0,
+                )  # fmt: skip
+                v = _shrunk(scratch, place, piece, pieces, rank, owned, max_rank, places, splits, SPLITS).to(w.dtype)
+                if WIDEN:
+                    v, w = v.to(tl.float32), w.to(tl.float32)
+                sums += tl.dot(v, w, input_precision="ieee")
         tl.store(target, (before + sums).to(y.dtype.element_ty), mask=mask)
 
 
-def add_lora(y: Tensor, x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
-    """Two launches: shrink into `scratch`, expand onto y."""
+def shrink_lora(x: Tensor | Quantized, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+    """A program for each block of ranks, tile and split of the columns."""
     data, scale = (x.data, x.scale) if isinstance(x, Quantized) else (x, None)
     _, max_rank, pieces, columns = target.a.shape
     slot_stride, rank_stride, piece_stride, _ = target.a.stride()
-    splits = splits_of(y.shape[0], columns)
-    step = _COLUMNS[plan.tile] // (y.element_size() // 2)
+    splits = splits_of(plan, columns)
+    step = _COLUMNS[plan.tile] // (target.a.element_size() // 2)
     ranks = ranks_of(max_rank)
     lora_shrink_kernel[(pieces * triton.cdiv(max_rank, ranks), plan.adapters.shape[0], splits)](
         data, scale, target.a, target.ranks, plan.order, plan.adapters, scratch, columns, data.stride(0),
         slot_stride // 16, rank_stride // 16, piece_stride // 16, max_rank, pieces, plan.order.shape[0],
         triton.cdiv(triton.cdiv(columns, splits), step) * step,
-        TILE=plan.tile, RANKS=ranks, COLUMNS=step, WIDEN=interpreting(), **launch_options(y.device),
+        TILE=plan.tile, RANKS=ranks, COLUMNS=step, PLANNED=planned, WIDEN=interpreting(), **launch_options(data.device),
     )  # fmt: skip
-    _expand(y, target, plan, scratch, splits)
+
+
+def expand_lora(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, planned: bool) -> None:
+    """A program for each block of rows and tile."""
+    _expand(y, target, plan, scratch, splits_of(plan, target.a.shape[3]), planned)
 
 
 def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor) -> None:
@@ -172,15 +211,15 @@ def add_lora_embedding(y: Tensor, ids: Tensor, target: LoraTarget, plan: LoraPla
         slot_stride // 16, rank_stride // 16, max_rank, vocab,
         TILE=plan.tile, RANKS=ranks, **launch_options(y.device),
     )  # fmt: skip
-    _expand(y, target, plan, scratch, splits=1)
+    _expand(y, target, plan, scratch, 1, planned=False)
 
 
 def ranks_of(max_rank: int) -> int:
     """Ranks that a program takes at a time."""
-    return 16 if max_rank <= 16 else 32
+    return FEW_RANKS.value if max_rank <= FEW_RANKS.value else 32
 
 
-def _expand(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, splits: int) -> None:
+def _expand(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, splits: int, planned: bool) -> None:
     _, max_rank, pieces, _ = target.a.shape
     slot_stride, rank_stride, _ = target.b.stride()
     rows = (*target.rows, 0, 0)[:3]
@@ -188,7 +227,8 @@ def _expand(y: Tensor, target: LoraTarget, plan: LoraPlan, scratch: Tensor, spli
     lora_expand_kernel[(blocks, plan.adapters.shape[0])](
         y, target.b, target.ranks, plan.order, plan.adapters, scratch, y.stride(0), *rows,
         slot_stride // 16, rank_stride // 16, max_rank, pieces, plan.order.shape[0], splits,
-        TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, WIDEN=interpreting(), **launch_options(y.device),
+        TILE=plan.tile, RANKS=ranks_of(max_rank), ROWS=_ROWS, SPLITS=_SPLITS[plan.tile],
+        PLANNED=planned, WIDEN=interpreting(), num_warps=_WARPS[plan.tile], **launch_options(y.device),
     )  # fmt: skip
 
 
@@ -196,16 +236,22 @@ def _register() -> None:
     common = {"ranks": I32_ANYWHERE, "order": f"*{I32}", "adapters": f"*{I32}", "scratch": f"*{FP32}"}
     common |= dict.fromkeys(_INTEGERS, I32)
     sizes = [{"TILE": tile, "RANKS": ranks} for tile in _COLUMNS for ranks in (16, 32)]
+    planned = [each | {"PLANNED": early} for each in sizes for early in (False, True)]
     for dtype, min_sm in ((BF16, 80), (FP16, 75), (FP32, 75)):
         types = _taken(lora_lookup_kernel, common | {"ids": f"*{I32}", "a": f"*{dtype}", "vocab": I32})
         register_aot(lora_lookup_kernel, types, sizes, min_sm=min_sm, compact=dtype == BF16)
         for stride in (I32_DIVISIBLE, I32):
             types = {"y": f"*{dtype}", "b": f"*{dtype}", "y_stride": stride, **dict.fromkeys(_ROW_COUNTS, I32)}
-            register_aot(
-                lora_expand_kernel, _taken(lora_expand_kernel, common | types),
-                [each | {"ROWS": _ROWS, "WIDEN": False} for each in sizes],
-                min_sm=min_sm, compact=dtype == BF16 and stride == I32_DIVISIBLE,
-            )  # fmt: skip
+            for tile in _COLUMNS:
+                register_aot(
+                    lora_expand_kernel, _taken(lora_expand_kernel, common | types),
+                    [
+                        each | {"ROWS": _ROWS, "SPLITS": _SPLITS[tile], "WIDEN": False}
+                        for each in planned if each["TILE"] == tile
+                    ],
+                    options={"num_warps": _WARPS[tile]}, min_sm=min_sm,
+                    compact=dtype == BF16 and stride == I32_DIVISIBLE,
+                )  # fmt: skip
         for quantized in (False, True) if dtype != FP32 else (False,):
             types = {"x": "*fp8e4nv" if quantized else f"*{dtype}", "a": f"*{dtype}"}
             types |= {"columns": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE}
@@ -214,7 +260,7 @@ def _register() -> None:
             wide = 2 if dtype == FP32 else 1
             register_aot(
                 lora_shrink_kernel, _taken(lora_shrink_kernel, common | types),
-                [each | {"COLUMNS": _COLUMNS[each["TILE"]] // wide, "WIDEN": False} | scale for each in sizes],
+                [each | {"COLUMNS": _COLUMNS[each["TILE"]] // wide, "WIDEN": False} | scale for each in planned],
                 min_sm=89 if quantized else min_sm, compact=dtype == BF16,
             )  # fmt: skip
 

@@ -22,6 +22,7 @@ TOKEN_TILES = (16, 32, 64, 128)
 _SLACK = 1.5
 _STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
 _WAVES = 2  # of programs, so that the SMs end together
+_IN_TURN = 4  # programs an SM, from which on they follow each other
 
 
 class RowTile(NamedTuple):
@@ -85,7 +86,9 @@ def packed_row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) 
     if tile > _STREAMED:
         return RowTile(128, 256, 8, 2) if tile == TOKEN_TILES[-1] else RowTile(64, 256, 4, 3)
     if tile <= FEW_TOKENS:
-        return RowTile(32, 256, 2, 3)
+        # While the launch before still runs, each program brings in what its ring holds: a short one is better only
+        # where programs follow each other on an SM.
+        return RowTile(32, 256, 2, 3 if tiles * -(-rows // 32) > _IN_TURN * sms else 4 if gated else 6)
     for wide in (32,) if gated else (64, 32):
         if tiles * -(-rows // wide) >= _WAVES * sms:
             return RowTile(wide, 256, wide // 16, 4)

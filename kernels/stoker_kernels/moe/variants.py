@@ -47,7 +47,7 @@ _DOWN_CHOICES = _TILE_CHOICES | {
 
 # Of weights in four bits, by whether gate and up are multiplied together.
 _PACKED_CHOICES = {
-    gated: {16: (RowTile(32, 256, 2, 3),)}
+    gated: {16: tuple(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6))}
     | {32: tuple(RowTile(rows, 256, rows // 16, 4) for rows in few)}
     | {64: (RowTile(64, 256, 4, 3),), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))

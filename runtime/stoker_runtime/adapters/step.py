@@ -60,7 +60,7 @@ class AdapterStep:
         rows = len(row_slots)
         gather_adapters(row_slots, query_start, self._on_device, self._rows[:rows], self._tokens[:rows])
         plan = self._plan(self._rows[:rows], self._row_plan)
-        return AdapterInputs(self._memory.targets, plan, plan, self._memory.scratch)
+        return AdapterInputs(self._memory.targets, plan, plan, self._memory.scratch, planned=True)
 
     def of_mixed(
         self, row_slots: Tensor, query_start: Tensor, tokens: int, extra: Tensor | None = None
@@ -72,7 +72,7 @@ class AdapterStep:
             self._rows[rows:total] = self._tokens[extra]
         by_token = self._plan(self._tokens[:tokens], self._token_plan)
         by_row = self._plan(self._rows[:total], self._row_plan)
-        return AdapterInputs(self._memory.targets, by_token, by_row, self._memory.scratch)
+        return AdapterInputs(self._memory.targets, by_token, by_row, self._memory.scratch, planned=True)
 
     def of_rows(self, rows: int) -> AdapterInputs:
         """For the output head over the first `rows` rows of the newest step, where its plan has more."""

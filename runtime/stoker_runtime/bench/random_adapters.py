@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.models.spec import ModelSpec
 
-# Of both matrices: their product at rank 16 is half as large as a random weight, so that a wrong adapter shows.
-SPREAD = 0.05
+# Of what an adapter adds to a weight: a quarter of a random weight, so that a wrong one shows, and logits stay as wide.
+SPREAD = 0.005
 # Numbers of an adapter that are drawn; its matrices begin among them at random.
 DRAWN = (1 << 18) + 1
 
@@ -32,7 +32,7 @@ def write_adapters(spec: ModelSpec, count: int, rank: int, folder: Path) -> tupl
     folders = tuple(folder / f"random-{number}" for number in range(count))
     for number, path in enumerate(folders):
         generator = torch.Generator().manual_seed(number)
-        drawn = (torch.randn(DRAWN, generator=generator) * SPREAD).to(torch.bfloat16)
+        drawn = (torch.randn(DRAWN, generator=generator) * (SPREAD / rank**0.5) ** 0.5).to(torch.bfloat16)
         tensors = {}
         for module, rows, columns in modules:
             for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):

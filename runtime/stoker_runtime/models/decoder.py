@@ -130,9 +130,7 @@ class Decoder:
                 slots = slots.index_select(0, inputs.logits_rows) if self.mixture is not None else slots
                 hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
                 adapters = adapters and adapters.beyond_attention
-            update = self._linear(heads, layer.output, layer.output_bias)
-            if adapters is not None:
-                adapters.add(update, heads, f"layers.{index}.output")
+            update = self._adapted(heads, layer.output, layer.output_bias, f"layers.{index}.output", adapters)
             update = self._whole(update)
             if self.spec.parallel:
                 beside, hidden = update, stream.beside(residual, layer, hidden)
@@ -153,9 +151,11 @@ class Decoder:
         `adapters` are those of the rows of `hidden`, planned in `rows`.
         """
         spec = self.spec
+        if adapters is not None:
+            adapters.beyond_attention.shrink(hidden, "head")
         logits = linear(hidden, self.weights.head, bias=self.weights.head_bias, out=out)
         if adapters is not None:
-            adapters.beyond_attention.add(logits, hidden, "head")
+            adapters.beyond_attention.expand(logits, "head")
         if spec.logit_scale == 1.0 and not spec.logit_softcap:
             return logits
         return scale_and_cap(logits, spec.logit_scale, spec.logit_softcap, out=logits)
@@ -198,9 +198,7 @@ class Decoder:
         """`[T, H]` → the heads' outputs side by side `[T, Hq·D]`, before the output projection."""
         spec = self.spec
         layer = self.weights.layers[index]
-        qkv = self._linear(hidden, layer.qkv, layer.qkv_bias)
-        if inputs.adapters is not None:
-            inputs.adapters.add(qkv, hidden, f"layers.{index}.qkv")
+        qkv = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
         if layer.latent is not None:
             return attend_latents(spec, layer.latent, qkv, inputs, cache[0], self._cos_sin[index], self._linear)
         k_cache, v_cache = cache
@@ -277,14 +275,24 @@ class Decoder:
             return self._linear(fused(both), down, layer.down_bias)
         return self._linear(ACTIVATIONS[self.spec.activation](both), down, layer.down_bias)
 
+    def _adapted(
+        self, x: Tensor | Quantized, weight: AnyWeight, bias: Tensor | None, name: str, adapters: AdapterInputs | None
+    ) -> Tensor:
+        """`_linear`, with what adapters change in the parameter `name`."""
+        if adapters is not None:
+            adapters.shrink(x, name)
+        product = self._linear(x, weight, bias)
+        if adapters is not None:
+            adapters.expand(product, name)
+        return product
+
     def _adapted_dense(self, index: int, hidden: Tensor | Quantized, adapters: AdapterInputs) -> Tensor:
         """`_dense` in its single steps: adapters add to gate and up before the activation."""
         layer, activation = self.weights.layers[index], self.spec.activation
         gate_up, down = layer.gate_up, layer.down
         assert gate_up is not None, "a layer has experts or a feed-forward of its own"
         assert down is not None, "a layer has experts or a feed-forward of its own"
-        both = self._linear(hidden, gate_up, layer.gate_up_bias)
-        adapters.add(both, hidden, f"layers.{index}.gate_up")
+        both = self._adapted(hidden, gate_up, layer.gate_up_bias, f"layers.{index}.gate_up", adapters)
         fused = QUANTIZING_ACTIVATIONS.get(activation)
         product: Tensor | Quantized
         if not self.spec.gated:
@@ -293,9 +301,7 @@ class Decoder:
             product = fused(both)
         else:
             product = ACTIVATIONS[activation](both)
-        update = self._linear(product, down, layer.down_bias)
-        adapters.add(update, product, f"layers.{index}.down")
-        return update
+        return self._adapted(product, down, layer.down_bias, f"layers.{index}.down", adapters)
 
 
 def _rows(hidden: Tensor | Quantized, rows: Tensor) -> Tensor | Quantized:

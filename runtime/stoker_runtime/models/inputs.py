@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from stoker_kernels.attention import AttentionMeta
-from stoker_kernels.lora import LoraPlan, LoraTarget, add_lora, add_lora_embedding
+from stoker_kernels.lora import LoraPlan, LoraTarget, add_lora_embedding, expand_lora, shrink_lora
 from stoker_kernels.quant import Quantized
 
 
@@ -22,22 +22,29 @@ class AdapterInputs:
     """What adapters add in one step: their matrices by the parameter that they change, and whose tokens are whose.
 
     `tokens` plans all tokens of the step, `rows` those that go beyond the last layer's attention; `scratch` is fp32.
+    `planned`: between plan and layers other work was launched, so that launches may read the plan ahead of their turn.
     """
 
     targets: Mapping[str, LoraTarget]
     tokens: LoraPlan
     rows: LoraPlan
     scratch: Tensor
+    planned: bool = False
 
     @property
     def beyond_attention(self) -> AdapterInputs:
         """The same for what is left of the tokens after the last layer's attention."""
         return replace(self, tokens=self.rows)
 
-    def add(self, y: Tensor, x: Tensor | Quantized, parameter: str) -> None:
-        """Add to `y`, in place, what the adapters change in the product of `parameter` with `x`."""
+    def shrink(self, x: Tensor | Quantized, parameter: str) -> None:
+        """Begin what the adapters change in the product of `parameter` with `x`; `expand` must follow."""
         if (target := self.targets.get(parameter)) is not None:
-            add_lora(y, x, target, self.tokens, self.scratch)
+            shrink_lora(x, target, self.tokens, self.scratch, planned=self.planned)
+
+    def expand(self, y: Tensor, parameter: str) -> None:
+        """Add what `shrink` began to the product `y`, in place."""
+        if (target := self.targets.get(parameter)) is not None:
+            expand_lora(y, target, self.tokens, self.scratch, planned=self.planned)
 
     def add_embedding(self, y: Tensor, ids: Tensor) -> None:
         """The same for the embedding of `ids`."""

@@ -106,6 +106,9 @@ def test_quantized_inputs_match(device: torch.device) -> None:
     check(x, place, draw(generator, 19, 4, device), 4, torch.float16)
 
 
+DEFINITIONS = (reference.shrink_lora, reference.expand_lora)
+
+
 def check(
     x: torch.Tensor | Quantized, place: lora.LoraTarget, adapters: torch.Tensor, slots: int, dtype: torch.dtype
 ) -> None:
@@ -114,8 +117,10 @@ def check(
     _, max_rank, pieces, columns = place.a.shape
     scratch = torch.full((lora.scratch_elements(tokens, slots, max_rank, pieces, columns),), torch.nan, device=device)
     got, expected = base.clone(), base.clone()
-    lora.add_lora(got, x, place, plan(adapters, slots), scratch)
-    reference.add_lora(expected, x, place, plan(adapters, slots), scratch)
+    step, planned = plan(adapters, slots), random.random() < 0.5
+    for y, shrink, expand in ((got, lora.shrink_lora, lora.expand_lora), (expected, *DEFINITIONS)):
+        shrink(x, place, step, scratch, planned=planned)
+        expand(y, place, step, scratch, planned=planned)
     # Of the largest value: the interpreter rounds bf16 towards zero.
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     assert (got.float() - expected.float()).abs().max() <= tolerance * expected.float().abs().max()
@@ -154,7 +159,8 @@ def test_wide_matrices_match_in_a_graph(tokens: int, device: torch.device) -> No
     def body() -> None:
         got.zero_()
         lora.group_tokens(adapters, 8, step)
-        lora.add_lora(got, x, place, step, scratch)
+        lora.shrink_lora(x, place, step, scratch)
+        lora.expand_lora(got, place, step, scratch)
 
     body()
     graph = torch.cuda.CUDAGraph()
@@ -163,5 +169,6 @@ def test_wide_matrices_match_in_a_graph(tokens: int, device: torch.device) -> No
     adapters.copy_(adapters.roll(1))  # the graph reads who has which adapter from the device
     graph.replay()
     expected = torch.zeros_like(got)
-    reference.add_lora(expected, x, place, step, scratch)
+    reference.shrink_lora(x, place, step, scratch, planned=False)
+    reference.expand_lora(expected, place, step, scratch, planned=False)
     torch.testing.assert_close(got.float(), expected.float(), rtol=3e-2, atol=0.5)
