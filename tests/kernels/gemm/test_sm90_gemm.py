@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels.emulator.gemm import Machine
 
-from stoker_kernels.gemm import gated, small, table, tiles, wide
+from stoker_kernels.gemm import fixed, gated, small, table, tiles, wide
 from stoker_kernels.gemm.reference import linear_fp64, linear_silu_mul
 from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.gemm.wide import WideTile, pairing
@@ -170,6 +170,28 @@ def test_no_order_changes_a_bit_of_a_gated_cluster(machine: Machine, seed: int) 
     plain = product(machine, tile, 30, 320, 640)
     machine.seed = seed + 1
     assert torch.equal(product(machine, tile, 30, 320, 640), plain)
+
+
+def test_a_fixed_product_has_the_same_bits_for_any_number_of_tokens(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 5 tiles over 3 clusters of 2 CTAs: whole tiles and shared ones. 137 tokens are 128, then 9.
+    monkeypatch.setattr(tiles, "pdl_on", lambda _: True)
+    monkeypatch.setattr(fixed, "TOKEN_TILES", (8, 32, 128))
+    monkeypatch.setattr(small, "token_tile", lambda tokens: next(each for each in (8, 32, 128) if tokens <= each))
+    generator = torch.Generator().manual_seed(7)
+    x, weight = (torch.randn(rows, 448, generator=generator).to(BF16) for rows in (137, 296))
+    bias = torch.randn(296, generator=generator).to(BF16)
+    machine.resident = 3
+
+    def product_of(rows: slice) -> torch.Tensor:
+        return fixed.linear(x[rows].clone(), LinearWeight(weight), bias=bias, out=None)
+
+    whole = product_of(slice(0, 137))
+    want = linear_fp64(x, LinearWeight(weight), bias)
+    torch.testing.assert_close(whole.double(), want, rtol=2.0**-8, atol=1e-3)
+    for first, last in ((0, 1), (130, 137), (5, 29), (7, 120)):
+        assert torch.equal(product_of(slice(first, last)), whole[first:last])
 
 
 def multicast_tile(rows: int, tokens: int, share: int, split: int, stages: int = 3) -> Tile:

@@ -66,6 +66,22 @@ def test_a_pin_must_fit_the_target(op: str) -> None:
         dispatch.select(op, CPU, torch.bfloat16)
 
 
+def test_where_invariance_is_demanded_others_are_not_tried(op: str) -> None:
+    dispatch.register_invariant(op, "rows", "stoker_kernels.norm.rows:rms_norm", dispatch.cpu_supports(torch.float32))
+    assert "rows" not in dispatch.implementations(op)
+    with pytest.raises(ValueError, match="no implementation 'rows'"):
+        dispatch.pin(op, "rows")
+    assert _choice(op, "cpu", 0, torch.float32) == "reference"
+    dispatch.demand_invariance(True)
+    try:
+        assert _choice(op, "cpu", 0, torch.float32) == "rows"
+        with pytest.raises(KernelUnavailable, match="reference: is not batch-invariant; rows: needs a CPU"):
+            _choice(op, "cuda", 90, torch.bfloat16)
+    finally:
+        dispatch.demand_invariance(False)
+    assert _choice(op, "cpu", 0, torch.float32) == "reference"
+
+
 def test_pinning_forgets_earlier_choices(op: str) -> None:
     assert dispatch.select(op, CPU, torch.float32).__name__ == "embed"
     assert dispatch.chosen()[op] == "reference"

@@ -20,7 +20,7 @@ from stoker_runtime.sampling.sampler import Sampler
 from stoker_runtime.step.batch import SlotAssign
 
 Logits = dict[tuple[int, int], bytes]
-VOCAB = 101
+VOCAB = 104
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Logits:
         for row, slot in enumerate(row_slots.tolist()):
             if slot >= 0:
                 key = seeds[slot], int(positions[row])
-                bits = logits[row].clone().view(torch.uint8).numpy().tobytes()
+                bits = logits[row].clone().view(torch.uint8).cpu().numpy().tobytes()
                 assert found.setdefault(key, bits) == bits, f"seed and position {key}"
         return call(self, logits, row_slots, positions, mode)
 
@@ -53,10 +53,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Logits:
     return found
 
 
-def checkpoint(folder: Path, rng: random.Random) -> str:
-    """A random Llama, or Qwen with norms of queries and keys, of odd sizes."""
-    heads, head_dim, layers = rng.choice([2, 6]), rng.choice([8, 24]), 2
-    hidden, ffn, normed = rng.choice([40, 72]), rng.choice([52, 88]), rng.random() < 0.5
+def checkpoint(folder: Path, rng: random.Random, unit: int = 8) -> str:
+    """A random Llama, or Qwen with norms of queries and keys; `unit` divides its sizes."""
+    heads, head_dim, layers = rng.choice([2, 6]), rng.choice([1, 2, 3] if unit < 64 else [1, 2]) * min(unit, 64), 2
+    hidden, ffn, normed = rng.choice([5, 9]) * unit, rng.choice([7, 11]) * unit, rng.random() < 0.5
     kv, generator = heads // 2 * head_dim, torch.Generator().manual_seed(rng.getrandbits(30))
 
     def weight(*shape: int) -> Tensor:
@@ -104,20 +104,24 @@ def workload(rng: random.Random, count: int) -> tuple[list[list[int]], list[Samp
     return prompts, params
 
 
-@pytest.mark.parametrize(("dtype", "seed"), [("float32", 1), ("bfloat16", 2)])
-def test_no_schedule_changes_a_bit_of_logits(dtype: str, seed: int, tmp_path: Path, seen: Logits) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "seed"), [("float32", "none", 1), ("bfloat16", "none", 2), ("bfloat16", "fp8", 3)]
+)
+def test_no_schedule_changes_a_bit_of_logits(
+    dtype: str, quantization: str, seed: int, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     model = checkpoint(tmp_path, rng)
     prompts, params = workload(rng, 12)
     sizes: dict[str, Any] = {"device": "cpu", "dtype": dtype, "max_model_len": 128, "page_size": 16}
-    sizes |= {"batch_invariant": True, "cpu_threads": 1}
+    sizes |= {"batch_invariant": True, "cpu_threads": 1, "quantization": quantization}
     with LLM(
         model, **sizes, max_num_seqs=1, max_num_batched_tokens=128, num_gpu_blocks=8, enable_prefix_caching=False
     ) as roomy:
         alone = [roomy.generate_tokens([prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
     known = len(seen)
     for swapped in (0, 20):
-        crowd = {"max_num_seqs": 6, "max_num_batched_tokens": rng.randint(11, 30), "num_gpu_blocks": 12}
+        crowd = {"max_num_seqs": 6, "max_num_batched_tokens": rng.randint(11, 30), "num_gpu_blocks": 10}
         with LLM(model, **sizes, **crowd, num_cpu_blocks=swapped) as crowded:
             assert crowded.generate_tokens(prompts, params) == alone
             stats = crowded.engine.stats()
@@ -125,3 +129,36 @@ def test_no_schedule_changes_a_bit_of_logits(dtype: str, seed: int, tmp_path: Pa
         assert stats.prefix_hits > 0
     # The step that a sequence which ended by a stop id was already in may be the only new one.
     assert len(seen) - known <= len(prompts)
+    # Of drafts that are wrong there are other logits: the texts are the same.
+    monkeypatch.undo()
+    drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1})
+    with LLM(model, **sizes, max_num_seqs=5, num_gpu_blocks=32, speculative_config=drafts) as drafting:
+        assert drafting.generate_tokens(prompts, params) == alone
+        assert drafting.engine.stats().draft_tokens > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("fp8", "auto"), ("none", "fp8")])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_schedule_changes_a_bit_on_a_gpu(
+    quantization: str, kv: str, seed: int, tmp_path: Path, seen: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    model = checkpoint(tmp_path, rng, unit=128)
+    prompts, params = workload(rng, 100)
+    sizes: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 256, "page_size": 16}
+    sizes |= {"batch_invariant": True, "quantization": quantization, "kv_cache_dtype": kv, "seed": seed}
+    sizes |= {"gpu_memory_utilization": 0.3}
+    eager, few = {"enforce_eager": True}, {"num_gpu_blocks": 200}
+    with LLM(
+        model, **sizes, **eager, max_num_seqs=1, max_num_batched_tokens=256, enable_prefix_caching=False
+    ) as roomy:
+        alone = [roomy.generate_tokens([prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
+    for swapped in (0, 100):
+        crowd = {"max_num_seqs": rng.randint(60, 90), "max_num_batched_tokens": rng.randint(100, 400)}
+        with LLM(model, **sizes, **eager, **few, **crowd, num_cpu_blocks=swapped) as crowded:
+            assert crowded.generate_tokens(prompts, params) == alone
+    # As graphs: nothing may be read in a capture, so it is the texts that are compared.
+    monkeypatch.undo()
+    with LLM(model, **sizes, max_num_seqs=80, max_num_batched_tokens=2048, num_gpu_blocks=400) as graphed:
+        assert graphed.generate_tokens(prompts, params) == alone

@@ -107,6 +107,16 @@ def test_flags_that_switch_off() -> None:
     assert (config.log_requests, config.access_log) == (False, False)
 
 
+def test_vllms_variable_asks_for_batch_invariance_where_ours_says_nothing() -> None:
+    theirs = {"VLLM_BATCH_INVARIANT": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    assert parse(["m"], theirs).engine.batch_invariant
+    assert not parse(["m", "--no-batch-invariant"], theirs).engine.batch_invariant
+    assert not parse(["m"], theirs | {"STOKER_BATCH_INVARIANT": "false"}).engine.batch_invariant
+    assert not parse(["m"], {"VLLM_BATCH_INVARIANT": "0"}).engine.batch_invariant
+    with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT"):
+        parse(["m"], {"VLLM_BATCH_INVARIANT": "perhaps"})
+
+
 SERVICE_LINKS = {
     "STOKER_SERVICE_HOST": "10.0.0.1",
     "STOKER_SERVICE_PORT": "8000",
