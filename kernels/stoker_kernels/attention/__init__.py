@@ -3,7 +3,7 @@
 `op.py` is the public function, `inputs.py` what a launch is given, `choose.py` picks among the Triton kernels
 (`triton_*`; launched by `triton_launch.py`) and the Hopper ones (`sm90_*`, csrc/), `config.py` holds tile sizes and
 split rules, `variants.py` what is compiled ahead, `reference.py` the oracle. Where a token's bits may not depend on the
-batch: `fixed.py` (`triton_fixed.py`), and `cpu_rows.py`.
+batch: `fixed.py` (`triton_fixed.py`), and on a CPU `attend_rows` of `cpu_attention.py`.
 Must never know: models, requests, schedulers. A new kernel: its host side here, a rule in `config.py`, a branch in
 `choose.py`, its types and constants in `variants.py`.
 """

@@ -1,21 +1,31 @@
 """Paged attention on a CPU: pages gathered as blocks, then torch's fused attention in the cache's own type.
 
 Invariants: scores and sums are fp32, and what is read of a page past a sequence's length has no weight. What is rare on
-a CPU (soft-caps, sinks, caches of another type than the queries) is left to the reference.
+a CPU (soft-caps, sinks, caches of another type than the queries) is left to the reference. `attend_rows`, by
+csrc/cpu_rows.c, takes each token by itself, decode rows and chunks alike; what C gets is contiguous.
 Knows nothing of graphs.
 """
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.attention.meta import AttentionMeta
-from stoker_kernels.attention.reference import reference_attention
+from stoker_kernels.attention.reference import Cache, reference_attention
+from stoker_kernels.launch import cc
+from stoker_kernels.launch.dispatch import Target, cpu_supports
 
 # Rows are padded to the longest of them as long as that wastes no more than half of the work.
 MOST_PADDING = 2
+ROWS_LIBRARY = "cpu_rows"
+ROWS_LANES, ROWS_MOST_DIM = 16, 1024
+# Products of queries and keys below which a second thread costs more than it brings.
+ROWS_THREAD_PRODUCTS = 1 << 20
+_takes = cpu_supports(torch.bfloat16, torch.float16, torch.float32)
 
 
 def paged_attention(
@@ -146,3 +156,63 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor
         q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=causal, scale=scale
     )
     return attended[0].transpose(0, 1)
+
+
+def rows_support(target: Target) -> str | None:
+    """Floats on a CPU where the C function is compiled, or can be."""
+    return _takes(target) or cc.refusal(ROWS_LIBRARY)
+
+
+def attend_rows(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The same where a token's bits may not depend on the batch: each token by itself, over the keys up to its own.
+
+    Raises ValueError for heads beyond ROWS_MOST_DIM.
+    """
+    out = torch.zeros_like(q) if out is None else out.zero_()
+    if q.shape[2] > ROWS_MOST_DIM:
+        raise ValueError(f"heads of {q.shape[2]} values are more than {ROWS_MOST_DIM}")
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    starts = meta.query_start.tolist()
+    gain = None if sinks is None else sinks.float().contiguous()
+    for row, length in enumerate(meta.seq_lens.tolist()):
+        tokens = slice(row, row + 1) if row < meta.num_decodes else slice(starts[row], starts[row + 1])
+        if length and tokens.start < tokens.stop:
+            k, v = cache.gather(meta.page_table[meta.seq_slots[row : row + 1].long()], length)
+            out[tokens] = _rows_attended(q[tokens].float(), k[0], v[0], gain, scale, window, softcap)
+    return out
+
+
+def _rows_attended(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
+) -> Tensor:
+    """The last n positions `q [n, Hq, D]` of one sequence over its keys `[Hkv, L, D]`, all fp32."""
+    (tokens, heads, dim), (kv_heads, keys, _) = q.shape, k.shape
+    q, k, v = (functional.pad(each, (0, -dim % ROWS_LANES)).contiguous() for each in (q, k, v))
+    out = torch.empty_like(q)
+    threads = torch.get_num_threads() if tokens * heads * keys * dim >= ROWS_THREAD_PRODUCTS else 1
+    long = ctypes.c_long
+    done = cc.library(ROWS_LIBRARY).stoker_attend_rows(
+        _at(q), _at(k), _at(v), None if sinks is None else _at(sinks), _at(out), long(tokens), long(heads),
+        long(kv_heads), long(keys), long(q.shape[2]), long(window),
+        ctypes.c_float(scale), ctypes.c_float(softcap), threads,
+    )  # fmt: skip
+    if not done:
+        raise MemoryError(f"no memory for the scores of {keys} keys")
+    return out[..., :dim]
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention import cpu_rows
+from stoker_kernels.attention.cpu_attention import rows_support
 from stoker_kernels.attention.meta import (
     AttentionMeta,
     AttentionWorkspace,
@@ -64,7 +64,7 @@ register(
 register("paged_attention", "cpu", "stoker_kernels.attention.cpu_attention:paged_attention", cpu_supports(*_FLOATS))
 register("paged_attention", "reference", "stoker_kernels.attention.reference:reference_attention", reference_supports)
 register_invariant("paged_attention", "fixed", "stoker_kernels.attention.fixed:paged_attention", _supports)
-register_invariant("paged_attention", "rows", "stoker_kernels.attention.cpu_rows:paged_attention", cpu_rows.supports)
+register_invariant("paged_attention", "rows", "stoker_kernels.attention.cpu_attention:attend_rows", rows_support)
 
 
 def paged_attention(
