@@ -35,7 +35,7 @@ WORTH = 1.03
 HOPELESS = 0.05
 PROBE_LOSS = 0.005
 FEWEST_BETWEEN_PROBES, MOST_BETWEEN_PROBES = 16, 128
-MOST_CREDIT = 10.0
+MOST_CREDIT = 40.0
 """Plain steps that a draft model's catching up may cost, which promises nothing, after a long while without any."""
 CAUTION = 4
 """What is to be gained by catching up has to be so much more than it costs: nobody knows how long a text gets."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker_runtime.drafts.pace import Pace, RowPace
+from stoker_runtime.drafts.settings import DraftCosts
 
 
 def live(pace: Pace, rows: int, chances: list[float], costs: dict[int, float], steps: int) -> tuple[float, list[int]]:
@@ -44,6 +45,33 @@ def test_text_that_is_never_foreseen_costs_next_to_nothing(rows: int) -> None:
     speed, taken = live(pace, rows, [0.0] * rows, costs, 2000)
     assert speed > 0.99
     assert any(taken), "it never looks again"
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_draft_model_that_is_always_wrong_costs_next_to_nothing(rows: int) -> None:
+    """What it would have to compute before it drafts is part of that: long prompts, and each token written since."""
+    pace, cost = Pace(4, 256, model=DraftCosts(0.3, 0.004)), 0.0
+    paces, lacking = [pace.new_row() for _ in range(rows)], [1000] * rows
+    drafted = steps = 0
+    for step in range(4000):
+        if step % 400 == 399:
+            paces[step % rows], lacking[step % rows] = pace.new_row(), 1000
+        k, wanted = pace.choose(paces, changed=step % 400 == 399)
+        ready = list(wanted)
+        for row, cap in enumerate(wanted):
+            if cap and lacking[row]:
+                joins = pace.catches_up(paces[row], lacking[row], 500, rows)
+                cost += lacking[row] * 0.004 * joins
+                ready[row] = cap if joins else 0
+            lacking[row] = 0 if ready[row] else lacking[row] + 1
+        k = k if any(ready) else 0
+        pace.spent(rows, k, (1 + 0.5 * k) * 3e-3)
+        for row, cap in enumerate(ready):
+            if cap:
+                pace.learn(paces[row], cap, 0)
+        cost, drafted, steps = cost + 0.5 * k, drafted + (k > 0), steps + 1
+    assert drafted, "it never looks"
+    assert cost / steps < 0.015
 
 
 def test_text_that_repeats_itself_is_verified_as_far_as_it_pays() -> None:

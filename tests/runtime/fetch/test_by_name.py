@@ -100,6 +100,16 @@ def test_a_model_is_fetched_into_the_users_cache_and_then_takes_no_network(hub: 
     assert "from the hub cache" in said[-1]
 
 
+def test_a_draft_model_is_fetched_as_the_model_is(hub: Any, repo: Path, tmp_path: Path) -> None:
+    speculation = {"model": "acme/tiny", "revision": "main", "num_speculative_tokens": 3}
+    config = located(EngineConfig(str(tmp_path), speculative_config=json.dumps(speculation)), say=lambda _: None)
+    path = str(HubCache("acme/tiny").snapshot(hub.find("acme/tiny", "main").commit()))
+    assert json.loads(config.speculative_config) == {"model": path, "num_speculative_tokens": 3}
+    assert located(config) == config
+    with pytest.raises(ConfigError, match="revision"):
+        located(EngineConfig(str(tmp_path), speculative_config=json.dumps(speculation | {"model": path})))
+
+
 def test_a_cache_that_the_library_filled_is_served_without_network(hub: Any, repo: Path) -> None:
     path = snapshot_download("acme/tiny", endpoint=hub.url, cache_dir=constants.HF_HUB_CACHE)
     hub.log.clear()

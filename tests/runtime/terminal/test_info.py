@@ -22,6 +22,17 @@ def test_ops_are_listed_without_a_model() -> None:
     assert {"linear", "paged_attention", "rms_norm"} <= set(kernels)
 
 
+def test_a_draft_model_is_counted() -> None:
+    config = EngineConfig("shape:llama-3.1-8b", device="cpu", dtype="bfloat16", max_model_len=1024)
+    drafted = replace(config, speculative_config='{"model": "shape:llama-3.1-8b", "num_speculative_tokens": 2}')
+    alone, said = (dict(describe_model(each, torch.device("cpu"))[0]) for each in (config, drafted))
+    assert "draft model" not in alone
+    assert said["draft model"].startswith("shape:llama-3.1-8b")
+    for line in ("weights", "KV of a token"):
+        parts = [float(each[line].split()[0]) for each in (alone, said)]
+        assert parts[1] == pytest.approx(2 * parts[0], rel=0.01)
+
+
 def test_a_model_over_ranks_is_said_per_rank() -> None:
     """In this process: the arithmetic of stages and heads alone."""
     config = EngineConfig("shape:llama-3.1-8b", device="cpu", dtype="bfloat16", max_model_len=1024)
