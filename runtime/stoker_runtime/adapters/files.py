@@ -28,10 +28,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """An adapter in host memory: `lines [rank, layout.line]`; `ranks [places]` int32, its rank at each (0: none)."""
+    """An adapter in host memory: `lines [rank, layout.line]`; `ranks [places]` int32, its rank at each (0: none).
+
+    `path` is the folder that it was read from.
+    """
 
     lines: Tensor
     ranks: Tensor
+    path: str
 
     @property
     def rank(self) -> int:
@@ -82,7 +86,7 @@ def read_adapter(
                 ranks[index] = _fill(file, weights, place, pairs, lines)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file}: cannot be read: {error}.") from error
-    return HostAdapter(lines, ranks)
+    return HostAdapter(lines, ranks, path)
 
 
 def _pairs(file: Path, config: PeftConfig, layout: AdapterLayout, names: set[str]) -> dict[str, _Pair]:

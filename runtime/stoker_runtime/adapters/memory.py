@@ -8,14 +8,19 @@ Knows nothing of names, and of who may have a slot.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from stoker_kernels.lora import LoraTarget, plan_tile, plan_tiles, scratch_elements
 from stoker_runtime.adapters.files import HostAdapter, read_adapter
 from stoker_runtime.adapters.layout import AdapterLayout
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ModelError
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 
 class AdapterMemory:
@@ -60,6 +65,17 @@ class AdapterMemory:
     def drop(self, number: int) -> None:
         """Let go of the host's copy."""
         del self._hosts[number]
+
+    def read_again(self) -> None:
+        """Read the host's copies from their folders again. One whose folder is gone, or no adapter any more, stays."""
+        for number, adapter in list(self._hosts.items()):
+            try:
+                fresh = self.read(adapter.path)
+            except ModelError as error:
+                log.warning("an adapter could not be read again and stays as it was: %s", error.message)
+                continue
+            if number in self._hosts:
+                self._hosts[number] = fresh
 
     def load(self, number: int, slot: int) -> None:
         """Copy adapter `number` from the host to `slot`, in the order of the steps, without waiting."""

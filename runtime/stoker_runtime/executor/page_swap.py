@@ -28,6 +28,7 @@ import torch
 from stoker_kernels.pages import copy_pages
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.host_memory import LANES, HostPlan
+from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
 
 Moves = Sequence[tuple[int, int]]
 
@@ -118,7 +119,7 @@ class PageSwap:
         """Wait for copies and let go of the host's memory. Idempotent."""
         if self._on_gpu:
             torch.cuda.synchronize(self._pages.device)
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr()))
+            unlock_pages(self._host)
             self._on_gpu = False
 
 
@@ -168,7 +169,7 @@ def runs(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
 def pin(host: torch.Tensor) -> None:
     """Lock the memory of `host` for the device's copy engines. Raises ConfigError when the system refuses."""
     try:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+        lock_pages(host)
     except torch.cuda.CudaError as error:
         raise ConfigError(
             f"{host.nbytes / 1024**3:.2f} GiB of host memory for KV pages cannot be pinned ({error}); lower "

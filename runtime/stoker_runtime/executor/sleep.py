@@ -1,7 +1,7 @@
 """What an executor gives back while it sleeps, and takes again: weights, KV, adapters' slots, graphs and workspace.
 
     level 1   weights rest in host memory (on a CPU: where they are); KV is dropped
-    level 2   weights are dropped, and read from their files again
+    level 2   weights are dropped, and read from their files again, adapters in host memory too
 
 Tensors keep their shapes and lose their memory: torch's storages are made empty and filled again, perhaps elsewhere,
 and every view follows. Only graphs hold addresses: they are dropped. Whoever runs steps captures them again, from
@@ -38,6 +38,7 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.process.heap import blank, return_free_memory
 from stoker_runtime.request import KV_CACHE, WAKE_TAGS, WEIGHTS
+from stoker_runtime.weights.copy_lanes import lock_pages, unlock_pages
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Block:
     def forget(self) -> None:
         """Let go of the host's copy. Idempotent."""
         if self.host is not None:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.host.data_ptr()))
+            unlock_pages(self.host)
             self.host = None
 
     def release(self) -> None:
@@ -290,6 +291,8 @@ class DeviceSleep:
         if not self.host_bytes:
             for decoder, weights in zip(self._decoders, self._reload(), strict=True):
                 decoder.renew(weights)
+            if self._executor.adapters is not None:
+                self._executor.adapters.read_again()
             return
         for block in self._weights:
             block.restore()
@@ -322,7 +325,7 @@ def locked(nbytes: int) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     host = torch.frombuffer(memory, dtype=torch.uint8)
     try:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+        lock_pages(host)
     except torch.cuda.CudaError as error:
         raise UnavailableError(
             f"{nbytes / GIB:.2f} GiB of host memory for weights cannot be locked ({error}); sleep at level 2, or raise "

@@ -40,6 +40,16 @@ READABLE_DTYPES = PLAIN_DTYPES | WORD_DTYPES | BYTE_DTYPES
 log = logging.getLogger(__name__)
 
 
+def lock_pages(memory: Tensor) -> None:
+    """Keep host memory where it is, so that the device's copy engines reach it. Raises torch.cuda.CudaError."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def unlock_pages(memory: Tensor) -> None:
+    """The end of `lock_pages`: before its memory goes, and after the copies. Raises torch.cuda.CudaError."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+
+
 class Lane:
     """What one worker needs: on CUDA a stream and two pinned buffers used in turn, on the CPU one buffer."""
 
@@ -53,7 +63,7 @@ class Lane:
         if self.stream is not None:
             # Pinned by registration and not by torch's allocator, which would keep the memory for good.
             for buffer in self._buffers:
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), CHUNK_BYTES, 0))
+                lock_pages(buffer)
 
     def read(self, files: FileTable, entry: TensorEntry, start: int, count: int) -> Tensor:
         """Bytes `[start, start + count)` of a tensor, in a buffer that is free of earlier copies."""
@@ -89,7 +99,7 @@ class Lane:
         if self.stream is not None:
             self.stream.synchronize()
             for buffer in self._buffers:
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr()))
+                unlock_pages(buffer)
 
 
 class FileTable:

@@ -174,6 +174,35 @@ def test_adapters_come_back_to_their_slots(tmp_path: Path) -> None:
             llm.engine.adapters.check()
 
 
+def test_the_deeper_level_reads_adapters_from_their_folders_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, detokenize=False)
+    folder = adapter(tmp_path / "moss", 31)
+    lora, asked = LoRARequest("moss", 7, str(folder)), {"prompt_token_ids": prompts(1, 90)[0]}
+    other = adapter(tmp_path / "fern", 57) / "adapter_model.safetensors"
+    with opened("shape:tiny", enable_lora=True, max_loras=1, max_cpu_loras=2) as llm:
+
+        def answer() -> list[int]:
+            return llm.generate([asked], params, lora_request=lora)[0].token_ids  # type: ignore[list-item]
+
+        before = answer()
+        fern = llm.generate([asked], params, lora_request=LoRARequest("fern", 8, str(other.parent)))[0].token_ids  # type: ignore[list-item]
+        other.replace(folder / "adapter_model.safetensors")
+        llm.sleep(1)
+        llm.wake_up()
+        assert answer() == before != fern
+        llm.sleep(2)
+        llm.wake_up()
+        assert answer() == fern
+        (folder / "adapter_model.safetensors").unlink()
+        llm.sleep(2)
+        with caplog.at_level("WARNING"):
+            llm.wake_up()
+        assert answer() == fern
+        assert str(folder) in caplog.text
+
+
 def adapter(folder: Path, seed: int) -> Path:
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
