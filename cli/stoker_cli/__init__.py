@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("stoker_runtime.terminal.chat:main", "runtime", "talk to a running server from the terminal"),
     "bench": Command("stoker_runtime.bench.cli:main", "runtime", "measure the engine or a server"),
     "info": Command("stoker_runtime.terminal.info:main", "runtime", "show device, kernels and whether a model fits"),
+    "tune": Command("stoker_runtime.terminal.tune:main", "runtime", "measure a model's products on this GPU, once"),
     "fetch": Command("stoker_runtime.fetch.cli:main", "runtime", "fetch and verify a model's files once"),
     "up": Command("stoker_operator.local.up:main", "operator", "run a manifest on this machine, without a cluster"),
     "operator": Command("stoker_operator.__main__:main", "operator", "run the Kubernetes operator"),

@@ -100,6 +100,7 @@ class EngineConfig:
     `speculative_config` is a JSON object in vLLM's words that has steps verify drafts of the next tokens; "": none.
     `enable_sleep_mode`: what the model has of the device can be given back for a while, and taken again.
     `batch_invariant`: a request's logits are the same bits whatever runs beside it, and however it is scheduled.
+    `tune`: products are measured on the GPU at the start, once, and the fastest tiles kept for later ones.
     """
 
     model: str
@@ -128,6 +129,7 @@ class EngineConfig:
     enforce_eager: bool = False
     batch_invariant: bool = False
     enable_sleep_mode: bool = False
+    tune: bool = False
     seed: int = 0
     runner: str = "auto"
     pooler_config: str = ""
@@ -201,6 +203,8 @@ class EngineConfig:
                 param="enable_expert_parallel",
             )
         self._validate_lora()
+        if self.tune and self.all_ranks > 1:
+            raise ConfigError("tune measures for one GPU; run stoker tune with the same flags first.", param="tune")
         if self.publishes_kv_events and self.data_parallel_size > 1:
             raise ConfigError(
                 "kv_events_config tells of one engine's cache: it cannot go with data_parallel_size.",

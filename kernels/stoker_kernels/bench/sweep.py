@@ -211,12 +211,15 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=24, help="random weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--dtype", choices=("bf16", "e4m3"), help="weights of this dtype alone")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
     tokens = tuple(int(m) for m in options.tokens.split(","))
     pdl.enable_pdl(True)
     with torch.inference_mode():
         for case in cases(options.random, options.seed):
+            if options.dtype not in (None, "e4m3" if case.fp8 else "bf16"):
+                continue
             if time.monotonic() - began > options.seconds:
                 print(f"out of time before {case}")
                 break

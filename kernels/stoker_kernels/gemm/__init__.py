@@ -1,8 +1,9 @@
 """Products with a linear layer's weight, BF16 and FP8: `linear`, and `linear_silu_mul` for the gated half of an MLP.
 
-`choose.py` runs cuBLAS or the tile that `table.py` names: `small.py` (few tokens), `wide.py`, `gated.py`; csrc/ has
-their CUDA. On CPUs `onednn.py` runs, over weights that `pack` has put in its order. Where a row's bits may not depend
-on the batch: `fixed.py`, which `shape_refusal` speaks for, and `cpu_dot.py`.
+`choose.py` runs cuBLAS or the tile that `table.py` names, which knows what was measured on this machine (`tuned.py`):
+`small.py` (few tokens), `wide.py`, `gated.py`; csrc/ has their CUDA. On CPUs `onednn.py` runs, over weights that `pack`
+has put in its order. Where a row's bits may not depend on the batch: `fixed.py`, which `shape_refusal` speaks for, and
+`cpu_dot.py`.
 Must never know: what the weight belongs to. A new tile family: its host side and csrc here, its rows in `table.py`.
 """
 
@@ -10,5 +11,6 @@ from stoker_kernels.gemm.fixed import shape_refusal
 from stoker_kernels.gemm.gated import linear_silu_mul
 from stoker_kernels.gemm.onednn import pack
 from stoker_kernels.gemm.op import linear
+from stoker_kernels.gemm.tuned import GemmWeight, use_tuned
 
-__all__ = ["linear", "linear_silu_mul", "pack", "shape_refusal"]
+__all__ = ["GemmWeight", "linear", "linear_silu_mul", "pack", "shape_refusal", "use_tuned"]

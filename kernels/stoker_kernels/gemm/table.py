@@ -1,11 +1,11 @@
 """Which way `linear` goes on an H200 for a shape and a number of tokens: a tile of our own, or cuBLAS.
 
-A rule names wide tiles (`busiest_tile`), rows of a table those for up to 128 tokens. Rows come from
-`python -m stoker_kernels.bench.layer`: the tile with which the whole chain of a decode layer is
-shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed (1, 32, 64 and 128
-below 7B); a token tile between two timed ones has its neighbour's row.
-Invariants: a shape that was not measured is treated as the measured one of its dtype whose N, and K, are nearest by
-ratio; the answer for given (dtype, N, K, M) never changes within a process.
+What was measured on this machine (`tuned`) comes first. Else a rule names wide tiles (`busiest_tile`), rows of a table
+those for up to 128 tokens. Rows come from `python -m stoker_kernels.bench.layer`: the tile with which the whole chain
+of a decode layer is shortest, with dependent launch and the trigger before the wait. M = 1, 16, 64 and 128 were timed
+(1, 32, 64 and 128 below 7B); a token tile between two timed ones has its neighbour's row.
+Invariants: a shape that stands in no row, and was not measured here, is treated as the one of its dtype whose N, and
+K, are nearest by ratio; the answer for given (dtype, N, K, M) never changes within a process.
 Does not know: what the shapes belong to, nor whether a kernel takes the operands (`small.refusal`).
 """
 
@@ -25,6 +25,7 @@ from stoker_kernels.gemm.small import (
     Tile,
     token_tile,
 )
+from stoker_kernels.gemm.tuned import CUBLAS, GemmWeight, text_for
 from stoker_kernels.gemm.wide import CLUSTER, TOKENS, WideTile, pairing, rows_of
 
 _TILE = re.compile(r"(\d+)x(\d+)(?:m(\d+))?k(\d+)([-=]?)")
@@ -106,6 +107,9 @@ class GatedRow:
     wide: tuple[tuple[int, str | None], ...]
 
 
+# Rows and chunks of the kernels for few tokens that are compiled, and the most CTAs of a cluster.
+SMALL_KERNELS, MOST_CTAS = ((64, 1), (64, 2), (128, 1), (128, 2)), 8
+
 # By the layer's time of `python -m stoker_kernels.bench.fused` (H200).
 GATED: dict[tuple[int, int], GatedRow] = {
     (37888, 3584): GatedRow(
@@ -141,6 +145,12 @@ BF16_LEAST, FULL, BUSIER = 1024, 0.95, 0.05
 
 def gated_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """The tile for silu(gate) · up of m tokens with an [n, k] weight of gate and up, None for two kernels."""
+    measured = text_for(GemmWeight(n, k, fp8, True), m)
+    return rule_gated(fp8, n, k, m) if measured is None else named(measured, fp8, True, m)
+
+
+def rule_gated(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
+    """`gated_tile` of a weight that was not measured here."""
     row = nearest_gated(fp8, n, k)
     if m > GATED_SMALL:
         if (n, k) not in (GATED_E4M3 if fp8 else GATED):
@@ -195,6 +205,12 @@ def own_tile(fp8: bool, n: int, k: int, m: int) -> Tile:
 @functools.cache
 def best_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
     """Our best tile where it beats cuBLAS, else None."""
+    measured = text_for(GemmWeight(n, k, fp8, False), m)
+    return rule_tile(fp8, n, k, m) if measured is None else named(measured, fp8, False, m)
+
+
+def rule_tile(fp8: bool, n: int, k: int, m: int) -> Tile | WideTile | None:
+    """`best_tile` of a weight that was not measured here."""
     if m > MAX_TOKENS:
         return busiest_tile(False, fp8, n, m) if fp8 else bf16_wide_tile(n, m)
     wide = busiest_tile(False, fp8, n, m) if m > GATED_SMALL and n <= MOST_ROWS else None
@@ -231,6 +247,26 @@ def parse(text: str, tokens: int) -> Tile:
         if tile.shared_bytes <= budget:
             return tile
     raise ValueError(f"{text!r} for {tokens} tokens has no room for two stages")
+
+
+def named(text: str, fp8: bool, gated: bool, m: int) -> Tile | WideTile | None:
+    """The tile for m tokens that `text_of` made this text of, None for CUBLAS. Raises ValueError for another text."""
+    if text == CUBLAS:
+        return None
+    if "x" not in text:
+        wide = replace(parse_wide(text), gated=gated)
+        if wide.rows not in rows_of(gated, fp8) or m <= GATED_SMALL or text_of(wide) != text:
+            raise ValueError(f"{text!r} is no wide tile for {m} tokens")
+        return wide
+    found = _TILE.fullmatch(text)
+    if found is None or m > (GATED_SMALL if gated else MAX_TOKENS) or (gated and fp8):
+        raise ValueError(f"{text!r} is no tile for {m} tokens")
+    rows, chunks, share, split, _ = found.groups()
+    compiled = (int(rows), int(chunks)) in SMALL_KERNELS and 1 <= int(share or 1) * int(split) <= MOST_CTAS
+    if not compiled or (share is not None and (int(chunks) > 1 or m <= 32 or gated or int(share) * int(split) < 2)):
+        raise ValueError(f"{text!r} names a kernel that there is not")
+    tile = parse(text, token_tile(m))
+    return replace(tile, gated=True) if gated else tile
 
 
 def text_of(tile: Tile | WideTile) -> str:

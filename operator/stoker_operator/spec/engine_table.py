@@ -89,6 +89,7 @@ SETTINGS: frozenset[str] = frozenset({
     "tokenizer",
     "tool-call-parser",
     "trust-request-chat-template",
+    "tune",
 })
 
 SWITCHES: frozenset[str] = frozenset({
@@ -108,6 +109,7 @@ SWITCHES: frozenset[str] = frozenset({
     "lora-embeddings",
     "ssl-probes-without-cert",
     "trust-request-chat-template",
+    "tune",
 })
 
 WORDS: frozenset[str] = frozenset({

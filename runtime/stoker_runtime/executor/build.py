@@ -32,7 +32,7 @@ from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
 from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
-from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
+from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
 from stoker_runtime.executor.resolve import GIB, NOTHING_BESIDE, plan_memory, refuse_at_load, resolve
@@ -133,6 +133,8 @@ def _build(
         refuse_variant(draft.config, draft.spec, device)
     beside = draft.beside if draft else NOTHING_BESIDE
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
+    if not config.batch_invariant:
+        supply_tiles(device, gemm_weights(spec, config.dtype, config.quantization), tune=config.tune)
     if device.type == "cpu":
         use_threads(config, weights_bytes, config.all_ranks)
     host = plan_host(config, spec, free_host_memory, beside)

@@ -46,6 +46,7 @@ def refuse_settings(config: EngineConfig) -> None:
          "sums over ranks are taken in an order that depends on their size"),
         (config.runner == "pooling", "runner pooling", "it serves models that generate"),
         (bool(config.kernels), "kernel", "it chooses the implementation of every op itself"),
+        (config.tune, "tune", "its tiles are the same for any number of tokens"),
     )  # fmt: skip
     for given, name, why in clashes:
         if given:

@@ -2,6 +2,7 @@
 
 CUDA kernels first, where nvcc's wheels are installed; Triton's after a rehearsal of every step has told which are
 missing. Neither needs a C compiler. Both go to the user's cache (`STOKER_KERNEL_CACHE`), so the next start finds them.
+Of products the tiles that were measured on this GPU are taken, and with `--tune` those that are missing measured first.
 Invariants: a kernel of Triton's that cannot be built ends the start, by name; for one of CUDA's another implementation
 takes its place, which the log then says. Nothing is compiled once the engine is ready.
 Knows nothing of steps.
@@ -11,21 +12,29 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from stoker_kernels.gemm import GemmWeight, use_tuned
 from stoker_kernels.launch import nvcc
 from stoker_kernels.launch.aot_index import cache_folder
 from stoker_kernels.launch.dispatch import KernelUnavailable, sm_of
 from stoker_kernels.launch.rehearsal import Missing, rehearse
 from stoker_runtime.errors import KernelUnavailableError
+from stoker_runtime.models.parameter import Parameter, Role, stored_kind
+from stoker_runtime.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 SECONDS_A_LINE = 10.0  # where standard error is no terminal
+TUNED_SM = 90  # whose products have tiles of our own to choose from
+TUNE_SECONDS = 900
+# What is read in a few microseconds by any tile.
+LEAST_ELEMENTS = 1 << 20
 
 
 class BuildProgress:
@@ -94,3 +103,59 @@ def _rehearsed(steps: Callable[[], None]) -> dict[str, Missing]:
         except KernelUnavailable as error:
             raise KernelUnavailableError(str(error)) from error
     return dict(missing)
+
+
+def gemm_weights(spec: ModelSpec, dtype: str, quantization: str) -> list[GemmWeight]:
+    """The weights, each once, whose products have tiles to choose from: dense ones in bf16, and e4m3 by rows."""
+    found = (weight for each in spec.parameters() for weight in _gemms(spec, each, dtype, quantization))
+    return list(dict.fromkeys(found))
+
+
+def _gemms(spec: ModelSpec, parameter: Parameter, dtype: str, quantization: str) -> Iterator[GemmWeight]:
+    is_head = parameter.role is Role.EMBEDDING and parameter.name == "embed" and spec.shares_table
+    if not is_head and parameter.role not in (Role.LINEAR, Role.HEAD):
+        return
+    kind = stored_kind(parameter, quantization)
+    if parameter.elements < LEAST_ELEMENTS or dtype != "bfloat16" or kind not in ("dense", "fp8_channel"):
+        return
+    (n, k), fp8 = parameter.shape, kind == "fp8_channel"
+    yield GemmWeight(n, k, fp8, False)
+    if parameter.name.endswith("gate_up") and spec.gated and spec.activation == "silu" and not spec.ffn_bias:
+        yield GemmWeight(n, k, fp8, True)
+
+
+def supply_tiles(device: torch.device, weights: Sequence[GemmWeight], *, tune: bool) -> None:
+    """Have products take the tiles that were measured on this GPU; with `tune` measure those that are missing first."""
+    if device.type != "cuda" or sm_of(device) != TUNED_SM:
+        if tune:
+            log.info("gemm: --tune has nothing to measure here: tiles of our own are for GPUs of SM 9.0")
+        return
+    gpu = torch.cuda.get_device_name(device)
+    if tune:
+        _measure(weights, gpu)
+    known = use_tuned(gpu) & set(weights)
+    if known:
+        log.info("gemm: %d of %d weights go by tiles that were measured on this GPU", len(known), len(weights))
+    if len(known) < len(set(weights)):
+        log.info("gemm: %d weights go by the rule; stoker tune MODEL measures them", len(set(weights) - known))
+
+
+def _measure(weights: Sequence[GemmWeight], gpu: str) -> None:
+    """In a process of its own: a tile that fails on this card costs its measurement, and not the start."""
+    from stoker_kernels.bench.tune import left_to_measure
+
+    left = left_to_measure(weights, gpu)
+    if not left:
+        return
+    log.info("gemm: measuring the tiles of %d weights on this GPU, once; takes a few seconds each", len(left))
+    program = [sys.executable, "-m", "stoker_kernels.bench.tune", *map(str, left)]
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, timeout=TUNE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("gemm: the tiles could not be measured, the rule stays: %s", error)
+        return
+    for line in done.stdout.splitlines():
+        log.info("gemm: %s", line)
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        log.warning("gemm: not all tiles could be measured, the rule stays for the rest: %s", last)

@@ -166,6 +166,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("gpu-memory-reserve-gb", "gpu_memory_reserve_gb", number(0.0), MEMORY, "GiB to leave free besides", "GIB"),
     Flag("enable-sleep-mode", "enable_sleep_mode", switch, MEMORY, "let /sleep give the device's memory back"),
+    Flag("tune", "tune", switch, MEMORY, "measure products on this GPU first, once, and keep the fastest tiles"),
     Flag(
         "num-gpu-blocks",
         "num_gpu_blocks",

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import io
 import logging
+import random
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
+from stoker_kernels.gemm import GemmWeight
 from stoker_kernels.launch import at_need, nvcc, rehearsal
 from stoker_kernels.launch.aot_index import Wanted
 from stoker_kernels.launch.at_need import CompileFailed
 from stoker_kernels.launch.dispatch import KernelUnavailable, Target
 from stoker_kernels.launch.rehearsal import Missing
-from stoker_runtime.errors import KernelUnavailableError
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor import kernel_supply
-from stoker_runtime.executor.kernel_supply import BuildProgress, supply_cuda, supply_triton
+from stoker_runtime.executor.kernel_supply import BuildProgress, gemm_weights, supply_cuda, supply_tiles, supply_triton
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.quantized_head import with_head
+from stoker_runtime.parallel.place import places
+from stoker_runtime.parallel.split import split_spec
 
 GPU = torch.device("cuda", 0)
 
@@ -165,3 +174,67 @@ def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.startswith("compiling [###############...............] 1/2 norm")
     assert last.startswith("compiling [##############################] 2/2 rope")
     assert last.endswith("\n")
+
+
+def test_the_weights_of_a_model_are_those_that_its_products_read() -> None:
+    llama = build_spec(read_source("shape:llama-3.1-8b"))
+    sizes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)]
+    plain = [GemmWeight(n, k, False, False) for n, k in sizes]
+    both = GemmWeight(28672, 4096, False, True)
+    assert gemm_weights(llama, "bfloat16", "none") == [*plain[:3], both, *plain[3:]]
+    eights = gemm_weights(with_head(llama, "fp8"), "bfloat16", "fp8")
+    assert {each.fp8 for each in eights} == {True}
+    assert {(each.n, each.k) for each in eights} == set(sizes)
+    assert gemm_weights(llama, "float16", "none") == gemm_weights(llama, "bfloat16", "w4")[:-1] == []
+    cut = gemm_weights(split_spec(llama, places(4, 1)[0]), "bfloat16", "none")
+    assert [(each.n, each.k) for each in cut] == [
+        (1536, 4096),
+        (4096, 1024),
+        (7168, 4096),
+        (7168, 4096),
+        (4096, 3584),
+        (32064, 4096),
+    ]
+    tied = build_spec(read_source("shape:qwen3-0.6b"))
+    assert GemmWeight(tied.vocab, tied.hidden, False, False) in gemm_weights(tied, "bfloat16", "none")
+
+
+class Started:
+    """Stands in for `subprocess.run`: what was started, and how it ends."""
+
+    def __init__(self, status: int) -> None:
+        self.programs: list[list[str]] = []
+        self.status = status
+
+    def __call__(self, program: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        self.programs.append(program)
+        return subprocess.CompletedProcess(program, self.status, "7424x2816:bf16: 1: 1.31x\n", "CUDA error: fern\n")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_start_measures_what_is_not_known_by_a_process_of_its_own(
+    status: int, hopper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STOKER_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA Test {status}")
+    started = Started(status)
+    monkeypatch.setattr(subprocess, "run", started)
+    weights = [GemmWeight(64 * random.randrange(40, 90), 2816, False, gated) for gated in (False, True)]
+    with caplog.at_level(logging.INFO):
+        supply_tiles(GPU, weights, tune=False)
+        assert started.programs == []
+        assert "2 weights go by the rule; stoker tune MODEL measures them" in caplog.text
+        supply_tiles(GPU, weights, tune=True)
+    assert started.programs[0][-2:] == list(map(str, weights))
+    assert "7424x2816:bf16: 1: 1.31x" in caplog.text
+    assert ("CUDA error: fern" in caplog.text) == bool(status)
+
+
+def test_where_there_is_nothing_to_measure_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        supply_tiles(torch.device("cpu"), [], tune=False)
+        assert caplog.text == ""
+        supply_tiles(torch.device("cpu"), [], tune=True)
+    assert "--tune has nothing to measure here" in caplog.text
+    with pytest.raises(ConfigError, match="run stoker tune"):
+        EngineConfig("shape:tiny", tune=True, tensor_parallel_size=2).validate()
