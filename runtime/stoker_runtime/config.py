@@ -17,12 +17,13 @@ from stoker_runtime.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 DEVICES = ("auto", "cuda", "cpu")
-# What weights are quantized to at load, "gguf" to keep a file's blocks on a CPU, or the method that a checkpoint was
+# What weights are quantized to at load, "gguf" to keep a file's blocks, or the method that a checkpoint was
 # quantized by, which has to be that.
 CHECKPOINT_METHODS = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "mxfp4")
 QUANTIZATIONS = ("auto", "none", "fp8", "w4", "gguf", *CHECKPOINT_METHODS)
-# What `isq` knows: the first ones run, GGUF's blocks are multiplied as a file has them alone.
-ISQ_KINDS, ISQ_BLOCKS = ("none", "fp8", "w4"), ("q8_0", "q4k")
+# What `isq` makes of 16 bits; the last ones are GGUF's blocks.
+ISQ_BLOCKS = ("q8_0", "q4k")
+ISQ_KINDS = ("none", "fp8", "w4", *ISQ_BLOCKS)
 QUANTIZED_HEADS = ("none", "fp8")
 POLICIES = ("fcfs", "priority", "sjf")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -166,7 +167,7 @@ class EngineConfig:
             ("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES),
             ("quantization", self.quantization, QUANTIZATIONS),
             ("quantize_head", self.quantize_head, QUANTIZED_HEADS),
-            ("isq", self.isq, (*ISQ_KINDS, *ISQ_BLOCKS)),
+            ("isq", self.isq, ISQ_KINDS),
             ("device", self.device, DEVICES),
             ("scheduling_policy", self.scheduling_policy, POLICIES),
             ("runner", self.runner, RUNNERS),

@@ -67,17 +67,28 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gemma": ("GemmaConfig", {"head_dim": 20}, None),
     "gemma2": (
         "Gemma2Config",
-        {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "attn_logit_softcapping": 2.5,
-         "final_logit_softcapping": 3.5, "tie_word_embeddings": True},
+        {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 9,
+            "attn_logit_softcapping": 2.5,
+            "final_logit_softcapping": 3.5,
+            "tie_word_embeddings": True,
+        },
         None,
     ),
     "gemma3": (
         "Gemma3TextConfig",
-        {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "num_hidden_layers": 7,
-         "rope_parameters": {
-             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-         }},
+        {
+            "head_dim": 20,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
         None,
     ),
     "granite": (
@@ -160,9 +171,12 @@ class PagedModel:
         slots: int = 6,
         max_len: int = 256,
         device: torch.device = CPU,
+        planes: bool = False,
     ) -> None:
+        """`planes`: GGUF's blocks rest as on a GPU."""
         source = read_source(model)
-        self.spec = keep_blocks(with_head(build_spec(source), head), source, quantization, device.type)
+        resting = "cuda" if planes else device.type
+        self.spec = keep_blocks(with_head(build_spec(source), head), source, quantization, resting)
         if layers is not None:
             self.spec = self.spec.of_layers([layer % self.spec.num_layers for layer in range(layers)])
         weights = load_weights(source, self.spec, device, dtype, quantization)

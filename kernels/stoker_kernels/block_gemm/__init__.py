@@ -3,13 +3,15 @@
 `csrc/cpu_blocks.c` unpacks and multiplies on a CPU (`cpu.py`, compiled by `launch/cc.py`); where the processor has
 AVX-512 BF16, `csrc/cpu_packed.c` multiplies four formats in an order of their own (`cpu_packed.py`). For a GPU blocks
 are brought into planes of bits (`planes.py`, by `store_planes`) and multiplied in Triton (`triton_planes.py`;
-`plane_choose.py` says how many tokens go which way). `reference.py` is the oracle of all.
+`plane_choose.py` says how many tokens go which way). `reference.py` is the oracle of all. `encode.py` rounds matrices
+to Q8_0 and Q4_K.
 Must never know: files, models. A new format: `quant/block_weight.py` and `quant/block_planes.py`, `fields.py`, and
 KINDS of cpu_blocks.c.
 """
 
 from stoker_kernels.block_gemm.cpu_packed import pack, packs
 from stoker_kernels.block_gemm.cpu_packed import refusal as packing_refusal
+from stoker_kernels.block_gemm.encode import encode_blocks
 from stoker_kernels.block_gemm.op import block_linear, block_rows
 from stoker_kernels.block_gemm.planes import store_planes
 from stoker_kernels.block_gemm.reference import decode_blocks, decode_piece, plain_rows
@@ -19,6 +21,7 @@ __all__ = [
     "block_rows",
     "decode_blocks",
     "decode_piece",
+    "encode_blocks",
     "pack",
     "packing_refusal",
     "packs",

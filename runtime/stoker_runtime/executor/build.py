@@ -35,7 +35,14 @@ from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
 from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
-from stoker_runtime.executor.resolve import GIB, NOTHING_BESIDE, plan_memory, refuse_at_load, resolve
+from stoker_runtime.executor.resolve import (
+    GIB,
+    NOTHING_BESIDE,
+    asked_quantization,
+    plan_memory,
+    refuse_at_load,
+    resolve,
+)
 from stoker_runtime.executor.state import state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
@@ -121,7 +128,7 @@ def _build(
             ahead = None
         memory = device_memory(device, ahead.reserved if ahead else 0)
         unasked = keeps_unasked(config, spec, device.type)
-        spec = keep_blocks(spec, source, config.quantization, device.type, unasked=unasked)
+        spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
         config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     with phase("supply", seconds):
         supply_cuda(device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stoker_runtime.config import EngineConfig
+from stoker_runtime.config import ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.resolve import (
     GIB,
@@ -55,6 +55,10 @@ def resolve_pooling(
     if config.quantization == KEPT:
         raise ConfigError(
             f"quantization is {KEPT}, which keeps blocks for models that generate; leave it out.", param="quantization"
+        )
+    if config.isq in ISQ_BLOCKS:
+        raise ConfigError(
+            f"isq is {config.isq}, which makes blocks for models that generate; use fp8 or w4.", param="isq"
         )
     if encoder and asked_quantization(config) not in ("auto", "none"):
         raise ConfigError(f"Encoders are not quantized; leave {asked_quantization(config)} out.", param="quantization")

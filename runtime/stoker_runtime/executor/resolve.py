@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
+from stoker_runtime.models.block_parts import PLANE_SCRATCH
 from stoker_runtime.models.parameter import ITEM_BYTES, stored_kind
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
 from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
@@ -159,12 +160,6 @@ def refuse_at_load(config: EngineConfig) -> None:
             "leave one of them out.",
             param="quantize_head",
         )
-    if config.isq in ISQ_BLOCKS:
-        raise ConfigError(
-            f"isq is {config.isq}, but blocks are multiplied as a .gguf file has them alone, on a CPU: serve such a "
-            "file with --quantization gguf, or set --isq to fp8 or w4.",
-            param="isq",
-        )
     if config.isq != "none" and config.quantization not in ("auto", config.isq):
         raise ConfigError(
             f"isq is {config.isq}, but quantization is {config.quantization}; give one of them.", param="isq"
@@ -177,8 +172,8 @@ def asked_quantization(config: EngineConfig) -> str:
 
 
 def resolve_quantization(asked: str, spec: ModelSpec) -> str:
-    """ "none", "fp8" or "w4" for weights to be quantized at load, "gguf" for those that stay in blocks, "fp8" or the
-    method's name for a quantized checkpoint, "mxfp4" for one with experts in it.
+    """ "none", "fp8", "w4", "q8_0" or "q4k" for weights to be quantized at load, "gguf" for those that stay in blocks,
+    "fp8" or the method's name for a quantized checkpoint, "mxfp4" for one with experts in it.
 
     Raises ConfigError where the checkpoint is not what was asked for.
     """
@@ -189,6 +184,10 @@ def resolve_quantization(asked: str, spec: ModelSpec) -> str:
         raise ConfigError(
             "quantization is w4, but experts are not multiplied in four bits; use fp8, or leave --quantization out.",
             param="quantization",
+        )
+    if spec.moe is not None and asked in ISQ_BLOCKS:
+        raise ConfigError(
+            f"isq is {asked}, but experts are not multiplied in blocks; use fp8, or leave --isq out.", param="isq"
         )
     if checkpoint is None:
         if asked in CHECKPOINT_METHODS:
@@ -275,6 +274,8 @@ def _packed_elements(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     wide = max((n * k for n, k in shapes), default=0) if tokens > FUSED_TOKENS else 0
     wide += tokens * max((k for _, k in shapes), default=0) if ordered else 0
     rows = [each.shape[1] for each in spec.parameters() if kinds[each.name] == "int8_channel"]
+    if any(part.planes for parts in spec.blocks.values() for part in parts):
+        wide = max(wide, PLANE_SCRATCH // ITEM_BYTES[config.dtype])
     # x once more in eight bits, and its scales.
     return wide + (-(-tokens * (max(rows) + 4) // ITEM_BYTES[config.dtype]) if rows else 0)
 

@@ -1,4 +1,4 @@
-"""How a matrix rests in the blocks of its GGUF file: the rows that share a format, and their bytes.
+"""How a matrix rests in GGUF's blocks, those of its file or made at load: the rows that share a format, their bytes.
 
 Invariants: frozen plain data, torch-free. Knows nothing of what a block means.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PLANE_SCRATCH = 32 << 20
+"""Bytes that a product with planes takes at most beside its result: rows of 16 bits, or sums of parts of K."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """Neighbouring rows of a final matrix in one format."""
+    """Neighbouring rows of a final matrix in one format; `planes` are the bytes of its planes, where a GPU has it."""
 
     format: str
     rows: int
     row_bytes: int
+    planes: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows."""
-        return self.rows * self.row_bytes
+        """Bytes of the rows, as they rest."""
+        return sum(self.planes) if self.planes else self.rows * self.row_bytes

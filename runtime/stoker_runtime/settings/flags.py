@@ -15,7 +15,6 @@ from stoker_runtime.config import (
     DEVICES,
     DTYPES,
     GENERATION_CONFIGS,
-    ISQ_BLOCKS,
     ISQ_KINDS,
     KV_DTYPES,
     POLICIES,
@@ -48,7 +47,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "isq",
         "isq",
-        choice((*ISQ_KINDS, *ISQ_BLOCKS)),
+        choice(ISQ_KINDS),
         MODEL,
         "quantize at load, a few matrices in 16 bits at a time",
         "|".join(ISQ_KINDS),

@@ -108,13 +108,14 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
     from stoker_runtime.executor.device import device_memory, multiplies_bf16, refuse_head
     from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
-    from stoker_runtime.executor.resolve import refuse_at_load, resolve
+    from stoker_runtime.executor.resolve import asked_quantization, refuse_at_load, resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
     from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
+    from stoker_runtime.weights.block_plan import keep_blocks
 
     source = read_source(config.model)
     pooling = read_pooling(source, config)
@@ -124,6 +125,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     refuse_settings(config)
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
+    if config.ranks == 1:
+        spec = keep_blocks(spec, source, asked_quantization(config), device.type)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     refuse_variant(config, spec, device)
@@ -134,7 +137,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     ranks = places(
         config.tensor_parallel_size, config.pipeline_parallel_size, whole_experts=config.enable_expert_parallel
     )
-    parts = [split_spec(spec, place) for place in ranks]
+    asked = asked_quantization(config)
+    parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
     size = [part.parameter_bytes(config.dtype, config.quantization) for part in parts]
     # Every rank has as many pages as the one with the least room: the one that holds most says what fits.
     fullest = max(range(len(ranks)), key=size.__getitem__)

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from stoker_kernels.block_gemm import encode_blocks, store_planes
 from stoker_kernels.block_gemm import pack as pack_blocks
 from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
@@ -26,7 +27,9 @@ from stoker_kernels.quant import (
     Int8Weight,
     IntegerWeight,
     LinearWeight,
+    PlaneRows,
     pack_rows,
+    place_planes,
     quantize_integers,
     quantize_weight,
     scale_shape,
@@ -56,7 +59,7 @@ class WeightArena:
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, quantization: str) -> None:
-        """Allocate. `quantization` is "none", "fp8" or "w4"."""
+        """Allocate. `quantization` is "none", "fp8" or "w4"; what shall be in blocks, the spec says."""
         self.spec = spec
         self.device = device
         self.dtype = dtype
@@ -84,6 +87,12 @@ class WeightArena:
             count = self.experts[name][0].shape[0]
             for expert, matrix in enumerate(whole.chunk(count)):
                 self.store_expert(name, expert, *quantize_mxfp4(matrix))
+            return
+        if name in self.blocks:
+            (piece,) = self.blocks[name].pieces
+            rows = max(1, ROUNDED_AT_ONCE // whole.shape[1])
+            for first in range(0, whole.shape[0], rows):
+                self.store_blocks(name, first, encode_blocks(whole[first : first + rows], piece.format))
             return
         if name not in self.integers:
             for first in range(0, whole.shape[0], max(1, QUANTIZED_AT_ONCE // whole.shape[1])):
@@ -122,6 +131,18 @@ class WeightArena:
         if place.zero is not None:
             place.zero[:, rows] = place.middle if zero is None else zero
 
+    def store_blocks(self, name: str, row: int, data: Tensor) -> None:
+        """Lay out rows from `row` on of a weight in GGUF's blocks: uint8 [rows, row bytes], of one format."""
+        at = 0
+        for piece in self.blocks[name].pieces:
+            first, last = max(row, at), min(row + data.shape[0], at + piece.rows)
+            part = data[first - row : max(first, last) - row]
+            if isinstance(piece, PlaneRows):
+                store_planes(piece, first - at, part)
+            else:
+                piece.data[first - at : max(first, last) - at].copy_(part)
+            at += piece.rows
+
     def store_fp4(self, name: str, row: int, data: Tensor, scale: Tensor, factor: Tensor | None) -> None:
         """Lay out rows from `row` on of a weight in NVFP4 or MXFP4: codes uint8 [rows, K / 2], scales [G, rows], and
         the factor of these rows.
@@ -151,10 +172,7 @@ class WeightArena:
     def _place(self, parameter: Parameter) -> None:
         stored = stored_kind(parameter, self.quantization)
         if stored == "blocks":
-            parts = parameter.blocks
-            views = (self._take((part.rows, part.row_bytes), torch.uint8, part.num_bytes) for part in parts)
-            rows = tuple(BlockRows(part.format, view) for part, view in zip(parts, views, strict=True))
-            self.blocks[parameter.name] = BlockWeight(rows, parameter.shape[1])
+            self.blocks[parameter.name] = self._place_blocks(parameter)
             return
         if stored == EXPERTS_KIND:
             self.experts[parameter.name] = self._place_experts(parameter)
@@ -181,6 +199,15 @@ class WeightArena:
         data = self._take(parameter.shape, torch.float8_e4m3fn, parameter.elements)
         scale = self._take(scales, torch.float32, scales[0] * scales[1] * 4)
         self.quantized[parameter.name] = LinearWeight(data=data, scale=scale, kind=kind)
+
+    def _place_blocks(self, parameter: Parameter) -> BlockWeight:
+        columns, parts = parameter.shape[1], parameter.blocks
+        views = [(part, self._take((part.num_bytes,), torch.uint8, part.num_bytes)) for part in parts]
+        if parts[0].planes:
+            planes = (place_planes(part.format, part.rows, columns, view) for part, view in views)
+            return BlockWeight(tuple(planes), columns)
+        rows = (BlockRows(part.format, view.view(part.rows, -1)) for part, view in views)
+        return BlockWeight(tuple(rows), columns)
 
     def _place_experts(self, parameter: Parameter) -> tuple[Tensor, Tensor]:
         assert self.spec.moe is not None, "experts are of a mixture"

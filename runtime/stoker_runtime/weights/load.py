@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpo
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights import mxfp4
+from stoker_runtime.weights.block_plan import MADE
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
 from stoker_runtime.weights.fp8_scales import (
     FP8_ENCODING,
@@ -61,6 +63,8 @@ HEADS = ("lm_head.", "embed_out.", "output.")
 Routes = dict[str, tuple[Route, ...]]
 Scales = dict[str, tuple[ScaleRoute, ...]]
 Integers = dict[str, tuple[PackedRoute, ...]]
+# What is done once the copies to scratch memory, of so many bytes, are done.
+Pending = tuple[Callable[[], None], int, list[Future[None]]]
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +83,10 @@ def load_weights(
     """Load `model` (a folder, a .gguf file, `shape:NAME`, or its source) as `dtype` onto `device`.
 
     `quantization` "fp8" stores the layers' matrices as e4m3 with a scale per output channel, "w4" in four bits with a
-    scale and a zero point for each 128 columns; `seed` draws a shape's
-    weights; `ahead` may hold the files' bytes on the device already, and is closed; `cut` says which part of the model
-    `spec` is, of one rank among several. Raises ModelError naming the file
-    and tensor that are missing, unknown, misshaped or cut short.
+    scale and a zero point for each 128 columns, "gguf" in the file's blocks, and "q8_0" or "q4k" in blocks made here,
+    where the spec has them (`block_plan.keep_blocks`); `seed` draws a shape's weights; `ahead` may hold the files'
+    bytes on the device already, and is closed; `cut` says which part of the model `spec` is, of one rank among several.
+    Raises ModelError naming the file and tensor that are missing, unknown, misshaped or cut short.
     """
     source = read_source(model) if isinstance(model, str) else model
     if source.path is None:
@@ -195,16 +199,15 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
     """Submit every copy in order; quantize each matrix that the checkpoint does not hold in FP8 once it is whole."""
     copies: list[Future[None]] = []
     scale_copies = ScaleCopies(lanes, arena.device)
-    pending: deque[tuple[str, Tensor, list[Future[None]]]] = deque()
-    pending_bytes, most = 0, min(PENDING_BYTES, arena.num_bytes // 4)
+    pending: deque[Pending] = deque()
     for parameter in arena.spec.parameters():
         stored = stored_kind(parameter, arena.quantization)
         if parameter.scheme is not None or stored == EXPERTS_KIND:
             continue
-        if parameter.blocks:
-            kept = arena.blocks[parameter.name].blocks
-            for piece, rows in zip(routes[parameter.name], kept, strict=True):
-                copies += _submit_blocks(lanes, piece, rows.data)
+        if parameter.blocks and arena.quantization not in MADE:
+            kept, waiting = _keep_blocks(arena, parameter, routes[parameter.name], lanes)
+            copies += kept
+            _wait_for(lanes, pending, waiting, arena.num_bytes)
             continue
         target = _target(arena, parameter)
         lanes.fence()
@@ -213,18 +216,43 @@ def _fill(arena: WeightArena, routes: Routes, scales: Scales, lanes: CopyLanes) 
             place = arena.quantized[parameter.name]
             assert place.scale is not None, "a weight in FP8 has a scale"
             copies += futures + scale_copies.submit(scales[parameter.name], place.kind, place.scale)
-            continue
-        if stored == "dense":
+        elif stored == "dense":
             copies += futures
-            continue
-        pending.append((parameter.name, target, futures))
-        pending_bytes += target.nbytes
-        while pending_bytes > most:
-            pending_bytes -= _quantize(arena, lanes, *pending.popleft())
-    while pending:
-        _quantize(arena, lanes, *pending.popleft())
+        else:
+            done = partial(arena.quantize, parameter.name, target)
+            _wait_for(lanes, pending, [(done, target.nbytes, futures)], arena.num_bytes)
+    _wait_for(lanes, pending, [], 0)
     lanes.join(copies)
     scale_copies.finish()
+
+
+def _wait_for(lanes: CopyLanes, pending: deque[Pending], more: list[Pending], weights: int) -> None:
+    """Add what waits for its copies, and finish the oldest until few bytes, of so many of weights, are waiting."""
+    pending.extend(more)
+    del more
+    most = min(PENDING_BYTES, weights // 4)
+    while pending and sum(size for _, size, _ in pending) > most:
+        done, _, futures = pending.popleft()
+        lanes.join(futures)
+        done()
+
+
+def _keep_blocks(
+    arena: WeightArena, parameter: Parameter, pieces: tuple[Route, ...], lanes: CopyLanes
+) -> tuple[list[Future[None]], list[Pending]]:
+    """Bring a matrix's blocks to their place; and what becomes planes once it is there, for which it waits."""
+    weight = arena.blocks[parameter.name]
+    if not weight.in_planes:
+        places = zip(pieces, weight.blocks, strict=True)
+        return [each for piece, rows in places for each in _submit_blocks(lanes, piece, rows.data)], []
+    waiting: list[Pending] = []
+    for piece in pieces:
+        shape = (piece.shape[0], piece.entry.num_bytes // piece.shape[0])
+        raw = torch.empty(shape, dtype=torch.uint8, device=arena.device)
+        lanes.fence()
+        done = partial(arena.store_blocks, parameter.name, piece.row, raw)
+        waiting.append((done, raw.nbytes, _submit_blocks(lanes, piece, raw)))
+    return [], waiting
 
 
 def _submit_blocks(lanes: CopyLanes, piece: Route, place: Tensor) -> list[Future[None]]:
@@ -279,9 +307,3 @@ def _decoder(piece: Route) -> Callable[[Tensor], Tensor]:
         return found.float() + piece.offset if piece.offset else found
 
     return decode
-
-
-def _quantize(arena: WeightArena, lanes: CopyLanes, name: str, whole: Tensor, futures: list[Future[None]]) -> int:
-    lanes.join(futures)
-    arena.quantize(name, whole)
-    return whole.nbytes

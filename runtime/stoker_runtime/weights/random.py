@@ -59,7 +59,7 @@ def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> 
             table = whole
         if name is None:
             continue
-        if stored_kind(parameter, arena.quantization) != "dense":
+        if name not in arena.dense:
             arena.quantize(name, cut.values(name, whole))
         else:
             arena.dense[name].copy_(cut.values(name, whole))

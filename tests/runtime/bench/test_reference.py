@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.block_gemm import decode_blocks
+from stoker_kernels.block_gemm import decode_blocks, store_planes
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import to_fragments
 from stoker_kernels.quant import (
@@ -21,6 +21,8 @@ from stoker_kernels.quant import (
     LinearWeight,
     block_row_bytes,
     pack_rows,
+    place_planes,
+    plane_sizes,
 )
 from stoker_runtime.bench.reference.rotary import rotations
 from stoker_runtime.bench.reference.weights import as_fp8_reads, as_read, values_of
@@ -78,6 +80,15 @@ def test_blocks_mean_what_their_publisher_says(name: str) -> None:
     data = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(5, -1)
     got = values_of(BlockWeight((BlockRows(name, data), BlockRows(name, data[:2].contiguous())), 3 * width))
     torch.testing.assert_close(got, torch.cat([decode_blocks(data, name)] * 2)[[0, 1, 2, 3, 4, 0, 1]])
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_planes_mean_what_their_blocks_do(name: str) -> None:
+    columns = 512 if BLOCK_FORMATS[name][0] == 256 else 576
+    data = torch.randint(0, 60, (5, block_row_bytes(name, columns)), dtype=torch.uint8)
+    place = place_planes(name, 5, columns, torch.empty(sum(plane_sizes(name, 5, columns)), dtype=torch.uint8))
+    store_planes(place, 0, data)
+    torch.testing.assert_close(values_of(BlockWeight((place,), columns)), decode_blocks(data, name), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["fp8_tensor", "fp8_channel", "fp8_block"])

@@ -119,6 +119,35 @@ def test_a_mixed_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path, pag
     agree(kept, decoded, [random.randrange(VOCAB) for _ in range(40)])
 
 
+def test_planes_of_a_mixed_file_take_no_more_memory_and_give_its_logits(tmp_path: Path, paged_model: Any) -> None:
+    kinds = {"attn_v": "Q6_K", "ffn_down": random.choice(["Q5_K", "Q3_K", "IQ4_XS"]), "token_embd": "Q5_1"}
+    file = write(tmp_path / "m.gguf", kinds | {"output": "Q2_K"}, random.choice(["Q4_K", "Q8_0"]), tied=False)
+    decoded = paged_model(str(file))
+    kept = paged_model(str(file), quantization="gguf", planes=True)
+    assert kept.spec.parameter_bytes("float32") <= 1.1 * file.stat().st_size
+    layer = kept.decoder.weights.layers[1]
+    # Neighbours in one format are one piece, whose rows of pairs were brought to order by head.
+    assert [piece.rows for piece in layer.qkv.planes] == [(HEADS + KV_HEADS) * HEAD_DIM, KV_HEADS * HEAD_DIM]
+    assert [piece.rows for piece in layer.gate_up.planes] == [2 * FFN]
+    assert kept.decoder.weights.embed.in_planes
+    agree(kept, decoded, [random.randrange(VOCAB) for _ in range(40)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_a_gpu_keeps_each_format(name: str, tmp_path: Path, paged_model: Any) -> None:
+    file = write(tmp_path / "m.gguf", {"attn_v": "Q6_K"}, name)
+    device = torch.device("cuda")
+    kept = paged_model(str(file), quantization="gguf", device=device, dtype=torch.bfloat16)
+    decoded = paged_model(str(file), device=device, dtype=torch.bfloat16)
+    assert kept.decoder.weights.embed.in_planes
+    prompt = [random.randrange(VOCAB) for _ in range(70)]
+    for tokens in (prompt[:1], prompt):
+        kept.forget(), decoded.forget()
+        ours, expected = (model.step([(0, tokens)], all_logits=True)[0].float() for model in (kept, decoded))
+        assert (ours - expected).norm() < 2e-2 * expected.norm()
+
+
 @needs_compiler
 def test_what_is_decoded_is_named(tmp_path: Path, paged_model: Any, caplog: pytest.LogCaptureFixture) -> None:
     file = write(tmp_path / "m.gguf", {"attn_v": "F16", "ffn_down": "BF16"}, "Q4_0")
@@ -176,8 +205,8 @@ def test_what_cannot_be_kept_is_refused(
     spec = build_spec(source)
     assert keep_blocks(spec, source, "auto", "cpu") is spec
     with caplog.at_level(logging.INFO):
-        assert keep_blocks(spec, source, "gguf", "cuda") is spec
-    assert "on CPUs only" in caplog.text
+        assert keep_blocks(spec, source, "gguf", "cuda").parameter_bytes("bfloat16") < spec.parameter_bytes("bfloat16")
+    assert "kept in the file's blocks: Q4_0" in caplog.text
     monkeypatch.setattr(cc, "refusal", lambda _: "needs a C compiler (cc), which is not installed")
     with pytest.raises(ConfigError, match="gguf, but its kernel needs a C compiler"):
         keep_blocks(spec, source, "gguf", "cpu")

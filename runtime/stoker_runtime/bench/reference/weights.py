@@ -24,6 +24,7 @@ from stoker_kernels.quant import (
     IntegerWeight,
     LinearWeight,
 )
+from stoker_runtime.bench.reference.planes import plane_values
 
 LARGEST_FP8 = 448.0  # of e4m3
 FP8_BLOCK = 128
@@ -36,7 +37,8 @@ def values_of(weight: Tensor | AnyWeight) -> Tensor:
     if isinstance(weight, Tensor):
         return weight
     if isinstance(weight, BlockWeight):
-        return torch.cat([_decoded(_file_rows(piece), piece.format) for piece in weight.blocks])
+        kept = [_decoded(_file_rows(piece), piece.format) for piece in weight.blocks]
+        return torch.cat([*kept, *(plane_values(piece) for piece in weight.planes)])
     if isinstance(weight, IntegerWeight):
         return _integers(weight)
     if isinstance(weight, Fp4Weight):
