@@ -17,6 +17,7 @@ from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
 from stoker_operator.spec.engine_guard import PROTECTED
 from stoker_operator.spec.service import FetchedModel, InferenceService
+from stoker_runtime.executor.resolve import asked_quantization
 from stoker_runtime.fetch import cli as fetch_cli
 from stoker_runtime.metrics import ServerMetrics
 from stoker_runtime.serve.adapter_file import read_list
@@ -175,6 +176,9 @@ def test_weights_that_stay_where_they_lie(service: Build, settings: Settings, mo
         ({"quantization": "CompressedTensors"}, "compressed-tensors", "auto"),
         ({"quantization": "ModelOpt"}, "modelopt", "auto"),
         ({"quantization": "MXFP4"}, "mxfp4", "auto"),
+        ({"quantization": "GGUF"}, "gguf", "auto"),
+        ({"quantization": "Q8_0"}, "q8_0", "auto"),
+        ({"quantization": "Q4K", "kvCacheDtype": "FP8"}, "q4k", "fp8"),
     ],
 )
 def test_types_are_the_engines(
@@ -187,7 +191,7 @@ def test_types_are_the_engines(
 ) -> None:
     _, *rest = arguments(deployment(service(model={"uri": "hf://a/b"} | fields), settings, model), "engine")
     engine = parse_serve(rest, {}).engine
-    assert (engine.quantization, engine.kv_cache_dtype) == (quantization, kv_cache_dtype)
+    assert (asked_quantization(engine), engine.kv_cache_dtype) == (quantization, kv_cache_dtype)
 
 
 def test_dashboards_and_alerts_read_series_that_somebody_has(service: Build) -> None:

@@ -77,6 +77,8 @@ GOOD: list[dict[str, Any]] = [
     {"model": {"uri": "hf://a/b", "quantization": "FP8", "kvCacheDtype": "FP8"}},
     {"model": {"uri": "hf://a/b", "quantization": "ModelOpt"}},
     {"model": {"uri": "hf://a/b", "quantization": "MXFP4"}},
+    {"model": {"uri": "hf://a/b:Q4_K_M", "quantization": "GGUF"}},
+    {"model": {"uri": "hf://a/b", "quantization": "Q4K"}},
     {
         "runtime": {
             "envFrom": [{"secretRef": {"name": "s", "optional": True}}, {"prefix": "A_", "configMapRef": {"name": "c"}}]

@@ -29,7 +29,7 @@ from stoker_operator.manifests.verification import verify_container
 from stoker_operator.settings import Settings
 from stoker_operator.spec.engine_arguments import variable
 from stoker_operator.spec.engine_guard import NEUTRAL
-from stoker_operator.spec.model import KV_CACHE_DTYPES, QUANTIZATIONS
+from stoker_operator.spec.model import IN_SITU, KV_CACHE_DTYPES, QUANTIZATIONS
 from stoker_operator.spec.quantity import quantity
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
@@ -231,7 +231,9 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--max-model-len", str(runtime.context_length)]
     if runtime.max_concurrency:
         arguments += ["--max-num-seqs", str(runtime.max_concurrency)]
-    if service.model.quantization != "Auto":
+    if service.model.quantization in IN_SITU:
+        arguments += ["--isq", IN_SITU[service.model.quantization]]
+    elif service.model.quantization != "Auto":
         arguments += ["--quantization", QUANTIZATIONS[service.model.quantization]]
     if service.model.kv_cache_dtype != "Auto":
         arguments += ["--kv-cache-dtype", KV_CACHE_DTYPES[service.model.kv_cache_dtype]]

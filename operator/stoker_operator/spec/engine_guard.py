@@ -33,7 +33,7 @@ PROTECTED: Mapping[str, str] = {
     "rate-limit-requests-per-minute": "set endpoint.rateLimit.requestsPerMinute",
     "rate-limit-tokens-per-minute": "set endpoint.rateLimit.tokensPerMinute",
     "quantization": "set model.quantization",
-    "isq": "set model.quantization, as FP8 or W4",
+    "isq": "set model.quantization, as FP8, W4, Q8_0 or Q4K",
     "kv-cache-dtype": "set model.kvCacheDtype",
     "tensor-parallel-size": "set parallelism.tensor",
     "pipeline-parallel-size": "set parallelism.pipeline",

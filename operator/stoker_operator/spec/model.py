@@ -27,10 +27,11 @@ SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
 # As the spec says it: as `stoker serve` does.
 QUANTIZATIONS = {
     "Auto": "auto", "None": "none", "FP8": "fp8", "W4": "w4", "AWQ": "awq", "GPTQ": "gptq",
-    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt", "MXFP4": "mxfp4",
+    "CompressedTensors": "compressed-tensors", "ModelOpt": "modelopt", "MXFP4": "mxfp4", "GGUF": "gguf",
 }  # fmt: skip
+# What becomes GGUF's blocks in place: as the server's --isq does.
+IN_SITU = {"Q8_0": "q8_0", "Q4K": "q4k"}
 KV_CACHE_DTYPES = {"Auto": "auto", "BF16": "bfloat16", "FP16": "float16", "FP8": "fp8"}
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def read_model(r: Reader) -> Model:
         allow=files.texts("allow", most=32, longest=256),
         ignore=files.texts("ignore", most=32, longest=256),
         sha256=tuple(sorted(r.text_map("sha256", pattern=r"^[0-9a-f]{64}$", most=64).items())),
-        quantization=r.choice("quantization", tuple(QUANTIZATIONS)),
+        quantization=r.choice("quantization", (*QUANTIZATIONS, *IN_SITU)),
         kv_cache_dtype=r.choice("kvCacheDtype", tuple(KV_CACHE_DTYPES)),
         adapters=read_adapters(r, SERVED_NAME_PATTERN, REVISION_PATTERN),
     )

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("model", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--other", default="", help="of the second run: the same model in another file")
     flags.add_argument("--quantization", default="auto", help="of the second run, e.g. fp8; the first has none")
-    flags.add_argument("--isq", default="none", help="of the second run: fp8 or w4")
+    flags.add_argument("--isq", default="none", help="of the second run: fp8, w4, q8_0 or q4k")
     flags.add_argument("--quantize-head", default="none", help="of the second run, e.g. fp8")
     flags.add_argument("--kv-cache-dtype", default="auto", help="of the second run; the first has the model's")
     flags.add_argument("--dtype", default="auto", help="of both runs")

@@ -115,7 +115,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.models.quantized_head import with_head
     from stoker_runtime.parallel.place import places
     from stoker_runtime.parallel.split import split_spec
-    from stoker_runtime.weights.block_plan import keep_blocks
+    from stoker_runtime.weights.block_plan import keep_blocks, keeps_unasked
 
     source = read_source(config.model)
     pooling = read_pooling(source, config)
@@ -126,7 +126,8 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
     if config.ranks == 1:
-        spec = keep_blocks(spec, source, asked_quantization(config), device.type)
+        unasked = keeps_unasked(config, spec, device.type)
+        spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
     memory = device_memory(device)
     config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
     refuse_variant(config, spec, device)

@@ -1,0 +1,174 @@
+"""Checks and times products with GGUF's blocks in planes on a GPU: `python -m stoker_kernels.block_gemm.bench`.
+
+Correctness first: random shapes of every format, every tile and some splits, against fp64 of the values that the
+reference decodes, and decoded rows bit for bit. Then the weights of a layer of 8B as Q4_K_M has them, cold (as many
+copies as exceed the L2 take turns), medians, beside the time of their bytes; with `--sweep` every tile and split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.block_gemm import plane_launch
+from stoker_kernels.block_gemm.op import block_linear
+from stoker_kernels.block_gemm.plane_launch import TILES
+from stoker_kernels.block_gemm.reference import decode_planes
+from stoker_kernels.quant import BLOCK_FORMATS, PLANE_KINDS, BlockWeight, PlaneRows, place_planes, plane_sizes
+
+BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
+COLD_BYTES = 200e6  # several times the L2
+IN_A_GRAPH = 8
+# Llama-3.1-8B in Q4_K_M: queries and keys, values, output, gate and up, down in either type; and in eight bits.
+LAYER = (
+    ("Q4_K", 5120, 4096), ("Q6_K", 1024, 4096), ("Q4_K", 4096, 4096), ("Q4_K", 28672, 4096), ("Q4_K", 4096, 14336),
+    ("Q6_K", 4096, 14336), ("Q6_K", 128256, 4096), ("Q8_0", 28672, 4096), ("Q4_0", 28672, 4096),
+)  # fmt: skip
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One product: its time in µs, and that of its bytes. `tile` and `splits` are 0 for the op's choice."""
+
+    format: str
+    n: int
+    k: int
+    tokens: int
+    tile: int
+    splits: int
+    us: float
+    limit_us: float
+
+
+def random_piece(name: str, n: int, k: int, device: torch.device) -> PlaneRows:
+    """Random bits in all codes and scales; the fp16 numbers small and finite."""
+    kind = PLANE_KINDS[name]
+    storage = torch.randint(0, 256, (sum(plane_sizes(name, n, k)),), dtype=torch.uint8, device=device)
+    piece = place_planes(name, n, k, storage)
+    halves = piece.scale if piece.factor is None else piece.factor
+    numbers = torch.rand(halves.nbytes // 2, device=device) + 0.5
+    size = 127 if kind.levels else 1 << kind.low + kind.high
+    size *= 32 if kind.bytes_ else 1
+    halves.view(torch.float16).view(-1).copy_(numbers * (4.0 / (size * k**0.5)))
+    return piece
+
+
+def error(got: Tensor, x: Tensor, piece: PlaneRows) -> float:
+    """‖got − exact‖ / ‖exact‖ of one product; NaN never passes a comparison."""
+    exact = x.double() @ decode_planes(piece).double().t()
+    return float((got.double() - exact).norm() / exact.norm())
+
+
+def check(device: torch.device, cases: int, seed: int) -> list[str]:
+    """Random products through every tile, and rows; what is wrong, if anything."""
+    draw, complaints = random.Random(seed), []
+    for case in range(cases):
+        name = list(PLANE_KINDS)[case % len(PLANE_KINDS)]
+        width = BLOCK_FORMATS[name][0]
+        n, k = 8 * draw.randrange(1, 400), width * draw.randrange(1, 12 if width == 256 else 90)
+        piece, tokens = random_piece(name, n, k, device), draw.choice([1, 3, 8, 13, 29, 64, 100, 256, 300])
+        rows = torch.empty(n, k, dtype=torch.bfloat16, device=device)
+        plane_launch.rows(piece, rows)
+        if not torch.equal(rows, decode_planes(piece).bfloat16()):
+            complaints.append(f"{name}: rows of {n} × {k} differ from the reference")
+        x = torch.randn(tokens, k, device=device).bfloat16()
+        for tile in (None, *TILES):
+            out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
+            if tile is None:
+                block_linear(x, BlockWeight((piece,), k), out=out)
+            else:
+                plane_launch.linear(x, piece, None, out, tile=tile, splits=draw.randint(1, max(1, k // 512)))
+            found = error(out, x, piece)
+            if not found < 4e-3:
+                named = "the op" if tile is None else f"{tile.tokens} tokens a tile"
+                complaints.append(f"{name}, {named}: {tokens} × {n} × {k}: error {found:.2e}")
+    return complaints
+
+
+def timed(run: Callable[[int], None], rounds: int = 24) -> float:
+    """Median µs of `run(i)` in a graph of IN_A_GRAPH, over `rounds` replays."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+    with torch.cuda.stream(stream):
+        run(0)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for i in range(IN_A_GRAPH):
+                run(i)
+        for start, end in marks:
+            start.record()
+            graph.replay()
+            end.record()
+        stream.synchronize()
+    return statistics.median(float(start.elapsed_time(end)) for start, end in marks) * 1000 / IN_A_GRAPH
+
+
+def rows_of(device: torch.device, tokens: tuple[int, ...], sweep: bool) -> Iterator[Row]:
+    """Times of the layer's weights."""
+    for name, n, k in LAYER:
+        size = sum(plane_sizes(name, n, k))
+        copies = [random_piece(name, n, k, device) for _ in range(max(2, int(COLD_BYTES / size) + 1))]
+        weights = [BlockWeight((piece,), k) for piece in copies]
+        for m in tokens:
+            x = torch.randn(m, k, device=device).bfloat16()
+            out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+            limit = (size + 2 * m * (n + k)) / BANDWIDTH * 1e6
+            us = timed(functools.partial(_by_op, x, weights, out))
+            yield Row(name, n, k, m, 0, 0, us, limit)
+            for tile in TILES if sweep else ():
+                for splits in (1, 2, 4, 8) if m <= 2 * tile.tokens else ():
+                    us = timed(functools.partial(_by_tile, x, copies, out, tile, splits), 8)
+                    yield Row(name, n, k, m, tile.tokens, splits, us, limit)
+
+
+def _by_op(x: Tensor, weights: list[BlockWeight], out: Tensor, i: int) -> None:
+    block_linear(x, weights[i % len(weights)], out=out)
+
+
+def _by_tile(
+    x: Tensor, copies: list[PlaneRows], out: Tensor, tile: plane_launch.PlaneTile, splits: int, i: int
+) -> None:
+    plane_launch.linear(x, copies[i % len(copies)], None, out, tile=tile, splits=splits)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=48, help="random products to check first (default: %(default)s)")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="time every tile and split besides the op's choice")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(options.seed)
+    complaints = check(device, options.cases, options.seed)
+    print(f"checked {options.cases} products, seed {options.seed}: {len(complaints)} wrong")
+    for line in complaints[:40]:
+        print(" ", line)
+    if complaints:
+        return 1
+    found = []
+    for row in rows_of(device, tuple(map(int, options.tokens.split(","))), options.sweep):
+        found.append(row)
+        how = f"{row.tile} tokens, {row.splits} splits" if row.tile else ""
+        shape = f"{row.format} {row.n:6} × {row.k:5}  M = {row.tokens:4}"
+        print(f"{shape}  {row.us:8.1f} µs  limit {row.limit_us:7.1f}  {how}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
