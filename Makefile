@@ -26,12 +26,14 @@ SEED   ?= $(shell date +%s)
 SMS    ?=
 # Flags of the soak, as --seconds and --streams.
 SOAK   ?=
+# Flags of the release, as --archives DIR or --platforms linux/amd64.
+RELEASE ?=
 # A model that needs no files and no GPU; the README names those of its tables.
 BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e walk bench soak docs wheel clean
+.PHONY: help demo test lint e2e walk bench soak docs wheel release clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -81,6 +83,10 @@ wheel: $(VENV)/.dev  ## build dist/*.whl with every kernel compiled for every GP
 	$(RUN) -m stoker_kernels.launch.aot $(SMS:%=--sm %)
 	$(PIP) wheel -q --no-deps --wheel-dir dist .
 	@ls -l dist/*.whl
+
+release: $(VENV)/.dev  ## build and push images, their lists of parts and the chart: REGISTRY=registry.example.com/stoker
+	@[ -n "$(REGISTRY)" ] || { echo "where to? make release REGISTRY=registry.example.com/stoker"; exit 1; }
+	@$(RUN) -m images.release --registry=$(REGISTRY) $(RELEASE)
 
 clean:  ## remove .venv, built binaries, caches and the demo's data
 	rm -rf $(VENV) .stoker .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache e2e/cluster/bin e2e/cluster/run
