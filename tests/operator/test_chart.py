@@ -6,15 +6,20 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from stoker_operator.activator.settings import from_arguments as activator_arguments
+from stoker_operator.cluster import kinds
 from stoker_operator.gateway.settings import from_arguments as gateway_arguments
 from stoker_operator.manifests.activation import PORTS
+from stoker_operator.plan.actions import Delete
+from stoker_operator.plan.canary.decide import plan_canary
 from stoker_operator.settings import Settings, from_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +145,19 @@ def test_no_right_is_a_wildcard_and_one_secret_can_be_read(render: Render) -> No
         assert "nodes" not in rule["resources"] or rule["verbs"] == ["list"]
         writes = {"create", "patch", "delete", "update"} & set(rule["verbs"])
         assert "apiservices" not in rule["resources"] or not writes or rule["resourceNames"]
+
+
+def test_the_operator_may_end_what_it_made_for_a_canary(render: Render) -> None:
+    there = [(kind, {"metadata": {"uid": "u"}}) for kind in (kinds.DEPLOYMENT, kinds.SERVICE)]
+    observed: Any = SimpleNamespace(children={(kind.kind, "demo-canary"): item for kind, item in there})
+    over: Any = SimpleNamespace(name="demo", canary=None)
+    nothing: Any = None
+    plan = plan_canary(over, observed, Settings(), nothing, datetime.now(UTC))
+    gone = {each.kind for each in plan.ends if isinstance(each, Delete)}
+    assert gone == {kind.kind for kind, _ in there}
+    rights = {(name, verb) for rule in own_rules(render()) for name in rule["resources"] for verb in rule["verbs"]}
+    for kind, _ in there:
+        assert (kind.plural, "delete") in rights, f"a canary that is over would keep its {kind.kind}"
 
 
 @pytest.mark.parametrize(

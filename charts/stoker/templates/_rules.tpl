@@ -10,8 +10,11 @@
   resources: [inferenceservices/finalizers]   # to set blockOwnerDeletion where the API server enforces it
   verbs: [update]
 - apiGroups: [""]
-  resources: [serviceaccounts, services]
+  resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services]   # the one of a canary that is over is deleted, and so is its Deployment
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
@@ -23,7 +26,7 @@
   verbs: [list, create]   # a kubelet's events tell of a key Secret that is gone; Secrets are not read
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list, watch]
