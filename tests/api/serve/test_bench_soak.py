@@ -56,7 +56,7 @@ def test_a_server_that_fails_is_found(server: Running, capsys: pytest.CaptureFix
 
 def load_of(server: Running, **changes: Any) -> Load:
     plan = {"streams": 3, "seconds": 30.0, "requests": 6, "patience": 5.0, "seed": 1, "ladder": False, **changes}
-    facts = Facts("byte-model", 200, tuple(range(97, 120)), 8)
+    facts = Facts("byte-model", 200, tuple(range(97, 120)), 8, 200)
     return Load(Plan(server.url, "", **plan), facts, Tally())
 
 

@@ -150,7 +150,7 @@ async def bad_body(visit: Visit) -> None:
         {"model": model, "prompt": "1", "temperature": "warm"},
         {"model": model, "prompt": "1", f"tempature{draw.randrange(99)}": 1},
         {"model": f"no-{draw.randrange(99)}", "prompt": "1"},
-        {"model": model, "prompt": draw.choices(visit.facts.ids, k=visit.facts.longest + draw.randint(1, 99))},
+        {"model": model, "prompt": draw.choices(visit.facts.ids, k=visit.facts.holds + draw.randint(1, 99))},
         {"model": model, "prompt": "1", "response_format": {"type": "json_schema", "json_schema": {"name": 3}}},
     )
     answer = await visit.wire.ask("POST", COMPLETIONS, draw.choice(bodies))

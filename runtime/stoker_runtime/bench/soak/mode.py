@@ -198,7 +198,7 @@ async def read_facts(url: str, args: argparse.Namespace) -> Facts:
         wire.leave()
     most = max(1, min(args.output_len, found["max_model_len"] // 2))
     longest = min(found["max_model_len"], args.input_len + most)
-    return Facts(model, longest, tuple(dict.fromkeys(found["tokens"])), most)
+    return Facts(model, longest, tuple(dict.fromkeys(found["tokens"])), most, found["max_model_len"])
 
 
 async def first_round(url: str, api_key: str, facts: Facts) -> tuple[Mapping[str, Kind], dict[str, str]]:

@@ -30,12 +30,16 @@ class Full(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The served model as a client sees it. `ids` are token ids that its own tokenizer makes."""
+    """The served model as a client sees it, which `holds` so many tokens a text; good requests stay within `longest`.
+
+    `ids` are token ids that its own tokenizer makes.
+    """
 
     model: str
     longest: int
     ids: tuple[int, ...]
     most_output: int
+    holds: int
 
 
 @dataclass(frozen=True, slots=True)
