@@ -1,4 +1,4 @@
-"""For all tests on a GPU: each gives its memory back to the next one; a failure shows what was in use, and one that
+"""For all tests on a GPU: each begins with the memory that the ones before it held; a failure shows what was in use, and one that
 costs the process its GPU ends the run by name, where every test after it would fail without saying why.
 """
 
@@ -29,8 +29,8 @@ def pytest_runtest_makereport(
     return report
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """An engine is full of circles, and what it held of a GPU is in nobody else's reach until they are found."""
     torch = sys.modules.get("torch")
     if item.get_closest_marker("gpu") and torch is not None and torch.cuda.is_initialized():

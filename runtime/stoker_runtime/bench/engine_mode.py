@@ -25,6 +25,7 @@ from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.bench.rounds import GREEDY, Round, Work, run_round
 from stoker_runtime.bench.table import Drafted, ExpertsTouched, Row, print_table, save_plot
 from stoker_runtime.bench.verify import (
+    TOLERANCE_ADAPTERS,
     TOLERANCE_BF16,
     TOLERANCE_FP8,
     TOLERANCE_FP8_HEAD,
@@ -155,7 +156,9 @@ def default_tolerance(config: EngineConfig) -> Tolerance:
         return TOLERANCE_FP8
     if config.kv_cache_dtype == "fp8":
         return TOLERANCE_FP8_KV
-    return TOLERANCE_BF16 if config.quantize_head == "none" else TOLERANCE_FP8_HEAD
+    if config.quantize_head != "none":
+        return TOLERANCE_FP8_HEAD
+    return TOLERANCE_ADAPTERS if config.enable_lora else TOLERANCE_BF16
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
