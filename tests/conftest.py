@@ -1,5 +1,5 @@
-"""For all tests on a GPU: each begins with the memory that the ones before it held; a failure shows what was in use, and one that
-costs the process its GPU ends the run by name, where every test after it would fail without saying why.
+"""For all tests on a GPU: each begins with the memory that those before it held; a failure shows what was in use, and
+one that costs the process its GPU ends the run by name, where every test after it would fail without saying why.
 """
 
 from __future__ import annotations

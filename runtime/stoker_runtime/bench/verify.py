@@ -39,7 +39,7 @@ class Tolerance:
 # between two tokens, so that one in some thousands loses three times as much. A wrong kernel loses all of the best
 # token's lead, five logits and more, at every position. Keys and values alone in 8 bits lie between: 1.2 at worst, 0.15
 # on average. A head alone in 8 bits rounds states that differ as those of bf16 do once more, which at most doubles what
-# they lose: 0.04 at worst of 1,024 tokens of 0.6B on an H200. An adapter's part is rounded once more in every linear: of
+# they lose: 0.04 at worst of 1,024 tokens of 0.6B on an H200. An adapter adds a rounding to every linear: of
 # 7B on an H200 that lost 0.45 at worst of 1,792 tokens, where 0.23 was lost without; on average 0.012 after 0.007.
 TOLERANCE_BF16 = Tolerance(0.4, 0.05)
 TOLERANCE_FP8_HEAD = Tolerance(0.8, 0.1)

@@ -17,10 +17,10 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.runtime.engine.draft_pages import DraftPages
 
 from stoker_runtime.drafts.settings import DraftCosts, Drafting
 from stoker_runtime.engine.executor_protocol import DeviceSleeper
@@ -28,6 +28,9 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.request import SamplingParams, TokenLogprobs
 from stoker_runtime.step.batch import Batch, PrefillChunk, SlotAssign
 from stoker_runtime.step.result import MaskRows, StepResult
+
+if TYPE_CHECKING:
+    from tests.runtime.engine.draft_pages import DraftPages
 
 
 @dataclass
@@ -137,7 +140,12 @@ class UniformExecutor:
         self.drafting = drafting
         self.sleeper = sleeper
         self.draft_costs = draft_costs
-        self.draft_pages = DraftPages(num_pages, page_size, host_pages) if draft_costs is not None else None
+        self.draft_pages: DraftPages | None = None
+        if draft_costs is not None:
+            # Here, since engine processes of other tests run this file where there is no package of tests.
+            from tests.runtime.engine.draft_pages import DraftPages
+
+            self.draft_pages = DraftPages(num_pages, page_size, host_pages)
         self.verify_tokens = drafting.verify_tokens(max_num_seqs, max_num_batched_tokens) if drafting else 0
         self.chance = random.Random(vocab_size)
         self.runs: dict[int, tuple[int, int]] = {}

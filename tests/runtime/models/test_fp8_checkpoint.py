@@ -199,9 +199,9 @@ def test_logits_are_those_of_the_dequantized_weights_and_rounded_activations(
     monkeypatch.setattr(decoder, "linear", by_definition)
     monkeypatch.setattr(decoder, "linear_silu_mul", lambda x, weight: silu_and_mul(by_definition(x, weight)))
     expected = paged_model(str(path.parent / "plain")).step([(0, prompt())], all_logits=True)[0]
-    # A value on the edge between two e4m3 numbers may fall either way.
-    assert (ours - expected).norm() < 0.02 * expected.norm()
-    assert (ours - exact).norm() > 0.02 * exact.norm()
+    # A value on the edge between two e4m3 numbers may fall either way, and norms sum in another order where they round.
+    assert (ours - expected).norm() < 0.03 * expected.norm()
+    assert (ours - exact).norm() > 0.03 * exact.norm()
 
 
 def test_block_weights_are_those_that_transformers_dequantizes(make: Make) -> None:
