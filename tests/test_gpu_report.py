@@ -24,8 +24,10 @@ def synchronize():
         raise RuntimeError("CUDA error: an illegal memory access was encountered\\nSearch for it.")
 
 
+released = []
 cuda = SimpleNamespace(
-    is_initialized=lambda: True, synchronize=synchronize, mem_get_info=lambda: (14 << 30, 140 << 30)
+    is_initialized=lambda: True, synchronize=synchronize, mem_get_info=lambda: (14 << 30, 140 << 30),
+    empty_cache=lambda: released.append(0),
 )
 
 
@@ -33,6 +35,7 @@ cuda = SimpleNamespace(
 @pytest.mark.parametrize("number", [1, 2])
 def test_on_a_gpu(number, monkeypatch):
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)
+    assert len(released) == number - 1, "memory was kept"
     assert number == 0
 """
 
@@ -48,4 +51,5 @@ def test_a_failure_says_what_became_of_the_gpu(broken: bool, tmp_path: Path) -> 
     lost = "the GPU is lost since test_two.py::test_on_a_gpu[1]: CUDA error: an illegal memory access was encountered"
     assert (lost in run.stdout) == broken, run.stdout
     assert ("126.0 of 140.0 GiB in use" in run.stdout) == (not broken), run.stdout
+    assert "memory was kept" not in run.stdout.replace('number - 1, "memory was kept"', ""), run.stdout
     assert f"{1 if broken else 2} failed" in run.stdout, run.stdout
