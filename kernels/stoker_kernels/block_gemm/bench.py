@@ -24,7 +24,15 @@ from stoker_kernels.block_gemm import plane_launch
 from stoker_kernels.block_gemm.op import block_linear
 from stoker_kernels.block_gemm.plane_launch import TILES
 from stoker_kernels.block_gemm.reference import decode_planes
-from stoker_kernels.quant import BLOCK_FORMATS, PLANE_KINDS, BlockWeight, PlaneRows, place_planes, plane_sizes
+from stoker_kernels.quant import (
+    BLOCK_FORMATS,
+    PLANE_KINDS,
+    BlockWeight,
+    PlaneRows,
+    place_planes,
+    plane_sizes,
+    steps_and_tails,
+)
 
 BANDWIDTH = 4.33e12  # bytes a second that a read of an H200 reaches
 COLD_BYTES = 200e6  # several times the L2
@@ -61,6 +69,10 @@ def random_piece(name: str, n: int, k: int, device: torch.device) -> PlaneRows:
     size = 127 if kind.levels else 1 << kind.low + kind.high
     size *= 32 if kind.bytes_ else 1
     halves.view(torch.float16).view(-1).copy_(numbers * (4.0 / (size * k**0.5)))
+    if piece.factor is None:  # a tail has each block's scale twice
+        steps, _ = steps_and_tails(k)
+        tails = piece.scale[n * steps * kind.scale_words :].view(torch.float16).view(-1, 2)
+        tails[:, 1] = tails[:, 0]
     return piece
 
 
