@@ -76,8 +76,9 @@ class KvEventsConfig:
 class EngineConfig:
     """Everything the engine process needs. Sizes are tokens, pages or GiB as named.
 
-    `model` is a folder of safetensors, or a .gguf file; or `shape:NAME` for random weights of a known shape. Until it
-    is located (`fetch/by_name.py`) it may be a name of the hub, of which `revision` is a branch, tag or commit.
+    `model` is a folder of safetensors, or a .gguf file; or `shape:NAME` for random weights of a known shape, or of
+    `shape:FOLDER`'s config.json. Until it is located (`fetch/by_name.py`) it may be a name of the hub, of which
+    `revision` is a branch, tag or commit.
     `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `page_size`, `num_gpu_blocks`: 0 = decided at start.
     `num_gpu_blocks` counts KV pages of `page_size` tokens on the device, whichever device it is. `num_cpu_blocks`
     pages, or as many as `swap_space` GiB hold, are a pool in host memory for the KV of preempted sequences and evicted

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="stoker bench engine", description=__doc__.split("\n")[0])
     flags.add_argument("model", nargs="?", default="", help="ORG/NAME of the hub, a folder or .gguf file")
     flags.add_argument("--revision", default="", help="branch, tag or commit of a model of the hub")
-    flags.add_argument("--shape", default="", help="random weights of a known shape, e.g. qwen2.5-7b")
+    flags.add_argument("--shape", default="", help="random weights: qwen2.5-7b and others, or a folder's config")
     flags.add_argument("--n", default="1,4,16", help="numbers of requests, comma-separated")
     flags.add_argument("--input-len", type=int, default=128)
     flags.add_argument("--output-len", type=int, default=256)

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.models.config_source import SHAPE_PREFIX, read_source
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
 
@@ -28,9 +27,10 @@ BFLOAT16_ONE = 0x3F80  # the gain of a norm
 
 def write_checkpoint(shape: str, folder: Path) -> int:
     """Write a bf16 checkpoint of `shape` into `folder`; returns its bytes. Raises ModelError for an unknown shape."""
-    spec = build_spec(read_source(f"shape:{shape}"))
+    source = read_source(SHAPE_PREFIX + shape)
+    spec = build_spec(source)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    (folder / "config.json").write_text(json.dumps(dict(source.config)))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
     return _write_safetensors(list(tensors(spec)), folder / "model.safetensors")
 

@@ -109,7 +109,7 @@ def model_of(args: argparse.Namespace, folder: Path) -> Iterator[str]:
         return
     from stoker_runtime.bench.random_checkpoint import write_checkpoint
 
-    target = args.folder or folder / args.shape
+    target = args.folder or folder / Path(args.shape).name
     if not (target / "model.safetensors").exists():
         began = time.perf_counter()
         size = write_checkpoint(args.shape, target)

@@ -1,4 +1,4 @@
-"""Finds out what a model argument names and reads its configuration: a folder, a .gguf file, or `shape:NAME`.
+"""Finds out what a model argument names and reads its configuration: a folder, a .gguf file, or a shape.
 
 Invariants: `config` speaks config.json's vocabulary whatever the source; reading it touches no weights and needs
 no torch. Every fault is a ModelError that names the file and the key.
@@ -50,10 +50,7 @@ class ModelSource:
 def read_source(model: str) -> ModelSource:
     """Read the configuration of `model`. Raises ModelError if there is none or it cannot be read."""
     if model.startswith(SHAPE_PREFIX):
-        name = model.removeprefix(SHAPE_PREFIX)
-        if name not in SHAPES:
-            raise ModelError(f"{model}: unknown shape; the shapes are {', '.join(SHAPES)}.", param="model")
-        return ModelSource(model, SourceKind.SHAPE, None, SHAPES[name])
+        return ModelSource(model, SourceKind.SHAPE, None, shape_config(model))
     path = Path(model)
     if path.is_dir():
         return _read_folder(model, path)
@@ -61,6 +58,18 @@ def read_source(model: str) -> ModelSource:
         header = read_gguf_header(path)
         return ModelSource(model, SourceKind.GGUF, path, config_from_gguf(header))
     raise ModelError(f"{model}: no such folder or .gguf file.", param="model")
+
+
+def shape_config(model: str) -> Mapping[str, Any]:
+    """The configuration of `shape:NAME`, or of `shape:FOLDER` and the config.json in it. Raises ModelError."""
+    name = model.removeprefix(SHAPE_PREFIX)
+    if name in SHAPES:
+        return SHAPES[name]
+    if name and Path(name).is_dir():
+        return _read_folder(model, Path(name)).config
+    raise ModelError(
+        f"{model}: unknown shape; the shapes are {', '.join(SHAPES)}, and any folder with a config.json.", param="model"
+    )
 
 
 def _read_folder(model: str, folder: Path) -> ModelSource:

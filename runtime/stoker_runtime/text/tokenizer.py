@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.shapes import SHAPES
+from stoker_runtime.models.config_source import shape_config
 from stoker_runtime.text import gguf_tokenizer
 
 SPACE: Final = gguf_tokenizer.SPACE
@@ -337,9 +337,8 @@ def _listing(folder: Path) -> str:
 
 
 def _vocabulary_of(shape: str) -> int:
-    """Ids of a shape's model, each of which has text; the bytes alone for a shape that is not known."""
-    known = SHAPES.get(shape.removeprefix(SYNTHETIC_PREFIX), {})
-    return max(256, int(known.get("vocab_size", 256)))
+    """Ids of a shape's model, each of which has text. Raises ModelError if there is no such shape."""
+    return max(256, int(shape_config(shape).get("vocab_size", 256)))
 
 
 def _from_gguf(path: Path) -> Tokenizer:

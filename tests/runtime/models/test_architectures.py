@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from stoker_runtime.models.config_source import ModelSource, SourceKind, read_so
 from stoker_runtime.models.parameter import ALIGNMENT
 from stoker_runtime.models.shapes import SHAPES
 from stoker_runtime.models.spec import ModelSpec, QkNorm
+from stoker_runtime.text.tokenizer import Tokenizer
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -179,6 +181,19 @@ def test_sources_that_name_nothing(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ModelError, match=message):
             read_source(model)
+
+
+def test_a_folder_is_a_shape_too(tmp_path: Path) -> None:
+    drawn = {"hidden_size": 8 * random.randrange(3, 99), "vocab_size": random.randrange(300, 999)}
+    config = SHAPES["qwen3-0.6b"] | drawn
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = read_source(f"shape:{tmp_path}")
+    assert (source.kind, source.path) == (SourceKind.SHAPE, None)
+    assert build_spec(source).hidden == config["hidden_size"]
+    assert Tokenizer.load(f"shape:{tmp_path}").vocab_size == config["vocab_size"]
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"there is no config\.json in this folder"):
+        read_source(f"shape:{tmp_path}")
 
 
 def test_a_folder_of_gguf_files_says_which(tmp_path: Path) -> None:
