@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.triton_tile import padded_dim
 
 MANY_STREAMS = 4096
@@ -78,7 +79,7 @@ def decode_config(head_dim: int, kv_bytes: int, sm: int, streams: int) -> Decode
         if sm == 90:
             return DecodeConfig(stages=5, programs_per_sm=5, cvt=kv_bytes == 1)
         return DecodeConfig(stages=7, programs_per_sm=4)
-    return DecodeConfig(stages=7 if sm in (80, 87, 100, 103) else 5)
+    return DecodeConfig(stages=7 if chip_of(sm).large_shared else 5)
 
 
 def rare_decode_config(config: DecodeConfig, head_dim: int, kv_bytes: int, sm: int) -> DecodeConfig:

@@ -23,7 +23,6 @@ from stoker_kernels.attention.meta import (
 )
 from stoker_kernels.launch.compiled import compiled_supports
 from stoker_kernels.launch.dispatch import (
-    Target,
     cpu_supports,
     invariance_demanded,
     reference_supports,
@@ -45,13 +44,7 @@ __all__ = [
 ]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_takes = triton_supports(*_FLOATS)
-
-
-def _supports(target: Target) -> str | None:
-    if target.device == "cuda" and target.sm < 80 and target.dtype is torch.bfloat16:
-        return "bfloat16 needs sm_80 or newer"
-    return _takes(target)
+_supports = triton_supports(*_FLOATS)
 
 
 register("paged_attention", "triton", "stoker_kernels.attention.choose:paged_attention", _supports)

@@ -19,7 +19,8 @@ from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.share_plan import share_plan_kernel
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.dispatch import sm_count
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_on
 
 STEM, ARCH = "sm90_decode", "sm_90a"
@@ -62,7 +63,7 @@ def available(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group:
 
 def model_refusal(device: torch.device, kv_dtype: torch.dtype, head_dim: int, group: int) -> str | None:
     """None where these kernels run a model, else why not."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or not chip_of(sm_of(device)).wgmma:
         return "made for SM 9.0"
     if head_dim != HEAD_DIM or group > MAX_GROUP:
         return f"takes heads of {HEAD_DIM}, up to {MAX_GROUP} a KV head"

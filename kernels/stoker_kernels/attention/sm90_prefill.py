@@ -14,7 +14,8 @@ from stoker_kernels.attention.inputs import Inputs
 from stoker_kernels.attention.meta import AttentionMeta
 from stoker_kernels.attention.sm90_decode import HEAD_DIM, LOG2E, UNIT, cache_map, cache_refusal
 from stoker_kernels.launch import cuda
-from stoker_kernels.launch.dispatch import sm_count
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
 
 STEM, ARCH, NAME = "sm90_prefill", "sm_90a", "sm90_bf16_prefill"
@@ -43,7 +44,7 @@ class PrefillArguments(ctypes.Structure):
 def refusal(inputs: Inputs) -> str | None:
     """None where the kernel runs these inputs, else why not."""
     device = inputs.q.device
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if device.type != "cuda" or not chip_of(sm_of(device)).wgmma:
         return "made for SM 9.0"
     if inputs.q.shape[2] != HEAD_DIM or inputs.group > TILE_ROWS or inputs.kv_dtype is not torch.bfloat16:
         return f"takes heads of {HEAD_DIM} and a bf16 cache"

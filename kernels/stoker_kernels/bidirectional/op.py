@@ -10,15 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import Target, reference_supports, register, select, triton_supports
+from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
 
-_takes = triton_supports(torch.bfloat16, torch.float16, torch.float32)
-
-
-def _supports(target: Target) -> str | None:
-    if target.device == "cuda" and target.sm < 80 and target.dtype is torch.bfloat16:
-        return "bfloat16 needs sm_80 or newer"
-    return _takes(target)
+_supports = triton_supports(torch.bfloat16, torch.float16, torch.float32)
 
 
 register(

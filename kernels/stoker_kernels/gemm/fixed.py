@@ -16,6 +16,7 @@ import torch
 from stoker_kernels.gemm import small, table, tiles
 from stoker_kernels.gemm.small import MAX_TOKENS, TOKEN_TILES, Operands, Tile
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target
 from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
@@ -28,7 +29,7 @@ CHUNK_BYTES = 128
 
 def supports(target: Target) -> str | None:
     """bf16 and e4m3 on SM 9.0, where the tiles are compiled."""
-    if target.device != "cuda" or target.sm != 90:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"

@@ -20,12 +20,13 @@ from stoker_kernels.gemm import table, tiles, wide
 from stoker_kernels.gemm.op import linear
 from stoker_kernels.gemm.small import Operands
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import Target, reference_supports, register, select
 from stoker_kernels.quant import FP8, LinearWeight, Quantized, quantize_fp8
 
 
 def _fused_supports(target: Target) -> str | None:
-    if target.device != "cuda" or target.sm != 90:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"

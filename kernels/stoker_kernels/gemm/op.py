@@ -20,6 +20,7 @@ from stoker_kernels.gemm import cpu_dot, fixed, onednn
 from stoker_kernels.int8_gemm import int8_linear
 from stoker_kernels.integer_gemm import integer_linear
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import (
     Target,
     dtype_name,
@@ -27,6 +28,7 @@ from stoker_kernels.launch.dispatch import (
     register,
     register_invariant,
     select,
+    type_refusal,
 )
 from stoker_kernels.quant import (
     FP8,
@@ -45,7 +47,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _own_supports(target: Target) -> str | None:
-    if target.device != "cuda" or target.sm != 90:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
         return "needs sm_90"
     if target.dtype not in (torch.bfloat16, FP8):
         return "takes bfloat16, float8_e4m3fn"
@@ -57,9 +59,9 @@ def _own_supports(target: Target) -> str | None:
 def _cublas_supports(target: Target) -> str | None:
     if target.device != "cuda":
         return "needs CUDA"
-    if target.dtype == FP8:
-        return None if target.sm >= 89 else "needs sm_89 or newer for float8_e4m3fn"
-    return None if target.dtype in _FLOATS else f"does not take {dtype_name(target.dtype)}"
+    if target.dtype not in (*_FLOATS, FP8):
+        return f"does not take {dtype_name(target.dtype)}"
+    return type_refusal(target)
 
 
 register("linear", "table", "stoker_kernels.gemm.choose:table", _own_supports)

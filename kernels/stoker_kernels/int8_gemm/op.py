@@ -15,7 +15,9 @@ from stoker_kernels.launch.dispatch import reference_supports, register, select,
 from stoker_kernels.quant import Int8Weight
 
 _FLOATS = (torch.bfloat16, torch.float16)
-register("int8_linear", "own", "stoker_kernels.int8_gemm.triton_int8:int8_linear", triton_supports(*_FLOATS))
+# Triton 3.6 multiplies integers of eight bits from Ampere on.
+_takes = triton_supports(*_FLOATS, min_sm=80)
+register("int8_linear", "own", "stoker_kernels.int8_gemm.triton_int8:int8_linear", _takes)
 register("int8_linear", "reference", "stoker_kernels.int8_gemm.reference:int8_linear", reference_supports)
 
 

@@ -105,12 +105,12 @@ def int8_linear(x: Tensor, weight: Int8Weight, *, bias: Tensor | None, out: Tens
 
 
 def _register() -> None:
-    for dtype, min_sm in ((BF16, 80), (FP16, 75)):
+    for dtype in (BF16, FP16):
         register_aot(
             quantize_int8_kernel,
             {"x": f"*{dtype}", "data": "*i8", "scales": f"*{FP32}", "k": I32_DIVISIBLE, "x_stride": I32_DIVISIBLE},
             [{"BLOCK": _QUANTIZED_AT_ONCE, "MOST": INT8_MAX, "LEAST": MIN_SCALE}],
-            options={"num_warps": _WARPS}, min_sm=min_sm, compact=dtype == BF16,
+            options={"num_warps": _WARPS}, min_sm=80, compact=dtype == BF16,
         )  # fmt: skip
         types = {"x": "*i8", "scales": f"*{FP32}", "data": "*i8", "scale": f"*{FP32}", "out": f"*{dtype}"}
         types |= {"m": I32, "n": I32, "k": I32_DIVISIBLE, "out_stride": I32_DIVISIBLE}
@@ -119,7 +119,7 @@ def _register() -> None:
                 register_aot(
                     int8_linear_kernel, types | ({} if bias else {"bias": f"*{dtype}"}),
                     [bias | {"TOKENS": tokens, "ROWS": _ROWS, "COLUMNS": _COLUMNS}],
-                    options={"num_warps": _WARPS, "num_stages": 3}, min_sm=min_sm,
+                    options={"num_warps": _WARPS, "num_stages": 3}, min_sm=80,
                     compact=dtype == BF16 and tokens == 16 and bool(bias),
                 )  # fmt: skip
 

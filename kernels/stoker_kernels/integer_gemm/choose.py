@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stoker_kernels.integer_gemm import sm90_int4
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.rehearsal import rehearsing
 from stoker_kernels.quant import IntegerWeight
 
@@ -62,6 +63,6 @@ def fragments_refusal(dtype: torch.dtype, device: torch.device) -> str | None:
     """None where weights of `dtype` products on `device` should be laid out in fragments, else why not."""
     from stoker_kernels.launch.dispatch import sm_of
 
-    if sm_of(device) != 90 or dtype != torch.bfloat16:
+    if not chip_of(sm_of(device)).wgmma or dtype != torch.bfloat16:
         return "needs sm_90 and bfloat16"
     return cuda.missing_cubin(sm90_int4.STEM, sm90_int4.ARCH)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LARGE_SHARED = (80, 87, 90, 100, 103)  # SMs with 160 KB and more
+from stoker_kernels.launch.chip import chip_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def absorbed_tile(rows: int, rank: int, itemsize: int, sm: int) -> Tile:
     Each takes `rank` sums in registers, so that 64 of them want eight warps; 16 are the least that a dot takes. More
     heads than a tile holds read keys again, from L2.
     """
-    large = sm in LARGE_SHARED
+    large = chip_of(sm).large_shared
     block_m = 16 if rows <= 16 else 32 if rows <= 32 or not large or itemsize > 2 or rank > 512 else 64
     if itemsize > 2 or rank > 512:
         return Tile(16, 16, 4, 1)
@@ -41,6 +41,6 @@ def widened_tile(itemsize: int, sm: int) -> Tile:
     """For chunks."""
     if itemsize > 2:
         return Tile(32, 16, 4, 1)
-    if sm in LARGE_SHARED:
+    if chip_of(sm).large_shared:
         return Tile(128, 64, 8, 3)
     return Tile(64, 32, 4, 2)

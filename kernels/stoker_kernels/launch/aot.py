@@ -28,7 +28,7 @@ from typing import Any
 
 from stoker_kernels.launch.aot_index import Cubin, aot_folder, sm_folder, split_type, write_index
 from stoker_kernels.launch.aot_registry import SMS, AotSpec, specs
-from stoker_kernels.launch.pdl import PDL_MIN_SM
+from stoker_kernels.launch.chip import chip_of
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -74,7 +74,7 @@ def variants(sm: int, *, compact: bool = False) -> Iterator[Variant]:
 
 def _pdl_choice(spec: AotSpec, sm: int) -> dict[str, bool]:
     """Programmatic launch wherever the device has it: that is how the executor launches there."""
-    return {"LAUNCH_PDL": sm >= PDL_MIN_SM} if "LAUNCH_PDL" in spec.kernel.arg_names else {}
+    return {"LAUNCH_PDL": chip_of(sm).pdl} if "LAUNCH_PDL" in spec.kernel.arg_names else {}
 
 
 def compile_variant(variant: Variant) -> Any:
@@ -110,7 +110,8 @@ def compile_variant(variant: Variant) -> Any:
 def write_variant(variant: Variant, folder: Path) -> Path:
     """Compile one variant and write `NAME.cubin` and `NAME.json`; a file already there is kept. Returns the cubin.
 
-    Raises ValueError for a kernel that needs scratch memory, which the loader does not give.
+    Raises ValueError for a kernel that needs scratch memory, which the loader does not give, or more shared memory
+    than a block has on its SM.
     """
     cubin = folder / f"{variant.name}.cubin"
     description = cubin.with_suffix(".json")
@@ -120,6 +121,12 @@ def write_variant(variant: Variant, folder: Path) -> Path:
     metadata = compiled.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
         raise ValueError(f"{metadata.name} needs scratch memory in global memory")
+    room = chip_of(variant.sm).shared_bytes
+    if metadata.shared > room:
+        raise ValueError(
+            f"{metadata.name} takes {metadata.shared} bytes of shared memory, of which a block on sm_{variant.sm} has "
+            f"{room} ({variant.spec.options}, {dict(variant.constants)})"
+        )
     record = Cubin(
         file=cubin.name,
         kernel=variant.spec.kernel.identity,

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from stoker_kernels.launch.chip import BF16_SM, FP8_SM, LEAST_SM, chip_of
+
 PACKAGE = Path(__file__).parents[1]
 Function = Callable[..., Any]
 
@@ -211,14 +213,24 @@ def cpu_supports(*dtypes: torch.dtype) -> Supports:
     return supports
 
 
-def triton_supports(*dtypes: torch.dtype, min_sm: int = 75) -> Supports:
-    """What Triton kernels of `dtypes` run on: CUDA from `min_sm` on, the CPU when interpreting."""
+def type_refusal(target: Target) -> str | None:
+    """Why a GPU does not multiply the type of the target's data; None where it does."""
+    chip = chip_of(target.sm)
+    if target.dtype is torch.bfloat16 and not chip.bf16:
+        return f"bfloat16 needs sm_{BF16_SM} or newer"
+    if target.dtype is torch.float8_e4m3fn and not chip.fp8:
+        return f"float8_e4m3fn needs sm_{FP8_SM} or newer"
+    return None
+
+
+def triton_supports(*dtypes: torch.dtype, min_sm: int = LEAST_SM) -> Supports:
+    """What Triton kernels of `dtypes` run on: CUDA from `min_sm` on, if the chip has the type; the CPU interpreting."""
 
     def supports(target: Target) -> str | None:
         if target.dtype not in dtypes:
             return f"takes {', '.join(map(dtype_name, dtypes))}"
         if target.device == "cuda":
-            return None if target.sm >= min_sm else f"needs sm_{min_sm} or newer"
+            return type_refusal(target) or (None if target.sm >= min_sm else f"needs sm_{min_sm} or newer")
         return None if target.device == "cpu" and interpreting() else "needs CUDA, or TRITON_INTERPRET=1"
 
     return supports

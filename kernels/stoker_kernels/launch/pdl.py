@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_of
 
-PDL_MIN_SM = 90
 # Trigger before the wait instead of after it: the kernel after next then starts, and a GEMM there fills its ring, while
 # the kernel before still runs. Safe because waiting means completion, of the predecessor and so of all before it.
 TRIGGER_FIRST = tl.constexpr(True)
@@ -33,7 +33,7 @@ def enable_pdl(enabled: bool) -> None:
 
 def pdl_on(device: torch.device) -> bool:
     """Whether kernels on `device` are launched with it now."""
-    return _enabled and sm_of(device) >= PDL_MIN_SM
+    return _enabled and chip_of(sm_of(device)).pdl
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:

@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_of
-
-NATIVE_FP8_MIN_SM = 89
 
 
 def native_fp8(device: torch.device) -> bool:
     """Whether kernels on `device` convert by instruction and store fp8; otherwise they store its bytes."""
-    return sm_of(device) >= NATIVE_FP8_MIN_SM
+    return chip_of(sm_of(device)).fp8
 
 
 def fp8_storage(tensor: Tensor) -> Tensor:

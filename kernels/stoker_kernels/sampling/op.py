@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch import cuda
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import (
     Target,
     cpu_supports,
@@ -32,7 +33,7 @@ LOGITS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _sm90_supports(target: Target) -> str | None:
-    if target.device != "cuda" or target.sm != 90:
+    if target.device != "cuda" or not chip_of(target.sm).wgmma:
         return "needs sm_90"
     return cuda.missing_cubin("sm90_sample", "sm_90a") if target.dtype == torch.bfloat16 else "takes bfloat16"
 

@@ -19,7 +19,7 @@ from stoker_kernels.attention.triton_prefill import prefill_kernel
 from stoker_kernels.launch import nvcc
 from stoker_kernels.launch.aot_registry import AotSpec, specs
 
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}  # KiB, as NVIDIA states them
 KERNELS = {
     decode_kernel: "decode",
     decode_plan_kernel: "plan",
@@ -93,6 +93,9 @@ def test_it_compiles_and_fits(case: tuple[AotSpec, int, bool]) -> None:
     assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (sm >= 90)
     if spec.kernel not in PLANS and sm >= 80:
         assert "cp.async" in kernel.asm["ptx"]
+    if spec.kernel not in PLANS and 80 <= sm < 90:
+        assert "mma.sync" in kernel.asm["ptx"]
+    assert sm == 90 or "wgmma" not in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize("fp8", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,10 +17,15 @@ import stoker_kernels
 from stoker_kernels.launch import aot
 from stoker_kernels.launch.aot_index import INDEX
 from stoker_kernels.launch.aot_registry import SMS, AotSpec, register_aot, specs
+from stoker_kernels.launch.chip import chip_of
 
 EXACT = {"tile_max_kernel", "tile_mass_kernel", "choose_kernel", "typical_kernel"}
 # Launched after the events of other streams, and so without programmatic launch.
 PLAIN = {"copy_pages_kernel"}
+
+
+# What multiplies matrices.
+PRODUCTS = re.compile(r"^(gate_up|down|latent_(decode|context|prefill)|(integer|fp4|int8|plane)_linear|lora_shrink)_")
 
 
 def _mine(sm: int) -> Iterator[aot.Variant]:
@@ -38,9 +44,15 @@ def test_it_compiles_for(sm: int) -> None:
     assert len(compiled) > 15
     for name, kernel in compiled.items():
         assert kernel.asm["cubin"].startswith(b"\x7fELF"), name
-        waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+        ptx = kernel.asm["ptx"]
+        waits = "griddepcontrol.wait" in ptx
         plain = name.rpartition("-")[0] in PLAIN
-        assert waits == (sm >= aot.PDL_MIN_SM and not plain), f"{name} on sm_{sm}"
+        assert waits == (chip_of(sm).pdl and not plain), f"{name} on sm_{sm}"
+        assert kernel.metadata.shared <= chip_of(sm).shared_bytes, f"{name} on sm_{sm}"
+        assert sm == 90 or "wgmma" not in ptx, f"{name} on sm_{sm}"
+        assert not re.search(r"cp\.async\.bulk|tensormap", ptx), f"{name} on sm_{sm}"
+        if 80 <= sm < 90 and PRODUCTS.search(name):
+            assert "mma.sync" in ptx, f"{name} on sm_{sm}"
 
 
 def test_exact_kernels_contain_no_fused_multiply_add() -> None:

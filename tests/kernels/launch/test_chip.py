@@ -1,0 +1,208 @@
+"""What is chosen on each kind of GPU, with none present: Hopper's own kernels nowhere else, never a type that a chip
+lacks; and what Triton is asked for compiles for the chip, fits it, and multiplies on its tensor cores.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.kernels.attention.batches import Shape, random_batch
+
+from stoker_kernels.attention import choose as attention_choose
+from stoker_kernels.attention import sm90_decode
+from stoker_kernels.integer_gemm import best_layout, triton_integer
+from stoker_kernels.launch import aot, at_need, cuda, dispatch, pdl
+from stoker_kernels.launch.aot_index import Wanted
+from stoker_kernels.launch.aot_registry import SMS
+from stoker_kernels.launch.chip import SHARED_KIB, chip_of
+from stoker_kernels.launch.dispatch import KernelUnavailable, Target
+from stoker_kernels.launch.rehearsal import Missing
+from stoker_kernels.launch.triton_kernel import PrecompiledKernel
+from stoker_kernels.moe.triton_experts import pair_rows
+from stoker_kernels.moe.types import ExpertWeights, Plan, Routes
+from stoker_kernels.quant import IntegerWeight, integer_scale_shape
+
+BF16, HALF, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+HOPPERS = {("linear", name) for name in ("table", "own", "fixed")} | {("linear_silu_mul", "fused"), ("sample", "sm90")}
+QUANTIZING = {"silu_and_mul_quant", "rms_norm_quant", "add_rms_norm_quant"}
+OTHERS = [sm for sm in SHARED_KIB if sm != 90]
+GPU = torch.device("cuda", 0)
+Launches = list[tuple[PrecompiledKernel, Wanted]]
+
+
+def wear(sm: int, patch: pytest.MonkeyPatch) -> None:
+    """Have every chooser see a GPU of this capability, with every CUDA kernel built."""
+    dispatch.ops()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("stoker_kernels.") and hasattr(module, "sm_of"):
+            patch.setattr(module, "sm_of", lambda device: sm)
+    patch.setattr(cuda, "missing_cubin", lambda stem, arch: None)
+    patch.setattr(dispatch, "_selected", {})
+
+
+def supported(sm: int) -> set[tuple[str, str]]:
+    """(op, implementation) of all that would run on a chip, for any type."""
+    dispatch.ops()
+    return {
+        (op, name)
+        for op, known in dispatch._registry.items()
+        for name, each in known.items()
+        for dtype in (BF16, HALF, FP8, torch.float32, torch.int32, torch.int64)
+        if each.supports(Target("cuda", sm, dtype)) is None
+    }
+
+
+def test_the_kernels_of_sm_90_are_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wear(90, monkeypatch)
+    assert supported(90) >= HOPPERS
+    assert sm90_decode.available(GPU, BF16, 128, 7)
+    assert best_layout(4096, 4096, 4, 128, BF16, GPU) == "fragments"
+    for sm in OTHERS:
+        wear(sm, monkeypatch)
+        assert not supported(sm) & HOPPERS, sm
+        assert not sm90_decode.available(GPU, BF16, 128, 7)
+        assert best_layout(4096, 4096, 4, 128, BF16, GPU) == "rows"
+
+
+def test_dependent_launch_is_for_chips_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pdl.enable_pdl(True)
+    try:
+        for sm in SHARED_KIB:
+            wear(sm, monkeypatch)
+            assert pdl.launch_options(GPU)["LAUNCH_PDL"] == (sm >= 90)
+    finally:
+        pdl.enable_pdl(False)
+
+
+@pytest.mark.parametrize(
+    ("sm", "op", "dtype", "reason"),
+    [
+        (75, "linear", BF16, "bfloat16 needs sm_80"),
+        (75, "paged_attention", BF16, "bfloat16 needs sm_80"),
+        (75, "int8_linear", HALF, "needs sm_80"),
+        (75, "latent_attention", HALF, "needs sm_80"),
+        (80, "linear", FP8, "float8_e4m3fn needs sm_89"),
+        (86, "experts", FP8, "float8_e4m3fn needs sm_89"),
+        (70, "rms_norm", HALF, "needs sm_75"),
+    ],
+)
+def test_what_a_chip_lacks_is_refused_by_name(
+    sm: int, op: str, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wear(sm, monkeypatch)
+    with pytest.raises(KernelUnavailable, match=f"op {op} with {dispatch.dtype_name(dtype)} on sm_{sm} .*{reason}"):
+        dispatch.select(op, GPU, dtype)
+
+
+@pytest.mark.parametrize("sm", [sm for sm in SHARED_KIB if sm >= 80])
+def test_every_op_has_a_kernel_from_ampere_on(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wear(sm, monkeypatch)
+    found = {op for op, _ in supported(sm)}
+    lacks = set(dispatch.ops()) - found
+    # Blocks rest in planes on a GPU.
+    assert lacks == {"block_linear", "block_rows"} | (set() if sm >= 89 else QUANTIZING)
+
+
+def test_a_capability_in_no_table_has_the_least_of_its_generation() -> None:
+    assert chip_of(82).shared_bytes == chip_of(86).shared_bytes < chip_of(80).shared_bytes
+    assert chip_of(107).shared_bytes == chip_of(100).shared_bytes
+    assert chip_of(139).shared_bytes <= chip_of(120).shared_bytes
+
+
+def attention(pick: random.Random, sm: int) -> None:
+    """A step of decode rows and chunks."""
+    fp8, heads = pick.random() < 0.5, pick.choice([1, 2, 3])
+    query = BF16 if sm >= 80 else HALF
+    shape = Shape(
+        pick.choice([16, 64]), heads, heads * pick.randint(1, 9), 16 * pick.randint(3, 16), FP8 if fp8 else query, query
+    )
+    rows = [(1, pick.randint(1, 90)), (1, 7), (pick.randint(2, 40), 70)]
+    batch = random_batch(shape, rows, decodes=2, seed=pick.randint(0, 99))
+    attention_choose.paged_attention(batch.q, batch.k, batch.v, batch.meta, **batch.options)
+
+
+def integers(pick: random.Random, sm: int) -> None:
+    """A product with weights in four or eight bits."""
+    n, bits, group = 8 * pick.randint(3, 40), pick.choice([4, 8]), pick.choice([32, 64, 128])
+    k, dtype = group * pick.randint(1, 5), BF16 if sm >= 80 else HALF
+    codes = torch.zeros(n, k * bits // 8, dtype=torch.uint8)
+    zero = torch.zeros(integer_scale_shape(n, k, group), dtype=torch.uint8) if pick.random() < 0.5 else None
+    weight = IntegerWeight(codes, torch.ones(integer_scale_shape(n, k, group), dtype=dtype), zero, bits, group)
+    x = torch.zeros(pick.randint(1, 64), k, dtype=dtype)
+    triton_integer.multiply(x, weight, None, torch.empty(len(x), n, dtype=dtype))
+
+
+def experts(pick: random.Random, sm: int) -> None:
+    """Gate-up and down of a mixture, in the tile for many tokens or for few."""
+    hidden, ffn, count, tile = 16 * pick.randint(4, 40), 16 * pick.randint(4, 40), 3, pick.choice([16, 32, 64, 128])
+    dtype = BF16 if sm >= 80 else HALF
+    weights = ExpertWeights(
+        torch.zeros(count, 2 * ffn, hidden, dtype=dtype), torch.zeros(count, hidden, ffn, dtype=dtype)
+    )
+    tokens, tiles = pick.randint(1, 9), pick.choice([3, 700])
+    ids = torch.zeros(tokens, 2, dtype=torch.int32)
+    plan = Plan(torch.zeros(tokens * 2, dtype=torch.int32), torch.zeros(tiles, 3, dtype=torch.int32), tile)
+    pair_rows(torch.zeros(tokens, hidden, dtype=dtype), Routes(ids, torch.ones(tokens, 2), plan), weights)
+
+
+def launches(op: Callable[[random.Random, int], None], sm: int, seed: int) -> Launches:
+    """What the host code of an op would launch on a chip."""
+    found: Launches = []
+
+    def run(kernel: PrecompiledKernel, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+        found.append((kernel, kernel.wanted(kernel.kinds(args), kwargs)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        wear(sm, patch)
+        count = random.Random(seed).choice([40, 132])
+        for name, module in list(sys.modules.items()):
+            if name.startswith("stoker_kernels.") and hasattr(module, "sm_count"):
+                patch.setattr(module, "sm_count", lambda device: count)
+        patch.setattr(PrecompiledKernel, "run", run)
+        op(random.Random(seed), sm)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sm", "op", "seed"),
+    [
+        (75, attention, 5),
+        (80, experts, 11),
+        (86, attention, 23),
+        (86, experts, 4),
+        (89, integers, 9),
+        (120, integers, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_is_chosen_compiles_and_fits(sm: int, op: Callable[[random.Random, int], None], seed: int) -> None:
+    products = [each for each in launches(op, sm, seed) if "plan" not in each[0].__name__]
+    assert products
+    for kernel, wanted in products[-1:]:
+        compiled = aot.compile_variant(at_need.variant_of(Missing(kernel, wanted, sm, "")))
+        ptx = compiled.asm["ptx"]
+        assert compiled.metadata.shared <= chip_of(sm).shared_bytes
+        # Triton multiplies on Turing without its tensor cores.
+        assert ("mma.sync" in ptx) == (sm >= 80)
+        assert not re.search(r"wgmma|tcgen05|cp\.async\.bulk|tensormap", ptx)
+        assert ("griddepcontrol" in ptx) == bool(wanted.constants["LAUNCH_PDL"])
+
+
+def test_a_kernel_that_does_not_fit_a_chip_is_named(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kernel, wanted), *_ = launches(integers, 80, 9)
+    monkeypatch.setitem(SHARED_KIB, 80, 4)
+    chip_of.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"integer_linear_kernel takes \d+ bytes of shared .* sm_80 has 4096"):
+            aot.write_variant(at_need.variant_of(Missing(kernel, wanted, 80, "")), tmp_path)  # type: ignore[arg-type]
+    finally:
+        chip_of.cache_clear()
+
+
+def test_chips_that_kernels_are_compiled_for_are_known() -> None:
+    assert set(SMS) <= set(SHARED_KIB)
