@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import time
 import urllib.request
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from e2e.scenarios import stoker
 from e2e.scenarios.faults.test_operator_killed import kill_leader, wait_whole
 from e2e.scenarios.kube import Kube, eventually
 from e2e.scenarios.scale_to_zero.clients import Asking, Engines
+from e2e.scenarios.scale_to_zero.timeline import Timeline
 
 pytestmark = pytest.mark.usefixtures("activator")
 SLEEPS = int(os.environ.get("STOKER_E2E_SLEEPS", "2"))
@@ -50,6 +52,13 @@ def asleep(kube: Kube, name: str = "model") -> Callable[[], bool]:
     return look
 
 
+def ready_line(kube: Kube) -> str:
+    """What the engine says of the phases of its start."""
+    (pod,) = stoker.engine_pods(kube, "model")
+    found = re.search(r"ready in .*(?=; serving)", kube.kubectl("logs", pod["metadata"]["name"], "-c", "engine"))
+    return found[0] if found else ""
+
+
 def fetch(url: str) -> int:
     with urllib.request.urlopen(url, timeout=60) as answer:
         return int(answer.status)
@@ -66,13 +75,16 @@ def test_a_request_wakes_and_a_probe_does_not(place: Kube, say: Say, engine: str
     for path in ("/health", "/metrics", "/version", "/v1/models"):
         assert fetch(base + path) == 200
     asking = Asking(base, "model")
-    asked = asking.send()
-    eventually("it says that it wakes", lambda: state(place)["state"] == "Waking", 60, every=0.2)
-    seen = state(place)
-    assert seen["why"] == "POST /v1/completions", "one of the probes woke it"
-    assert {"step", "etaSeconds"} <= seen.keys()
-    asking.wait()
-    say(f"{engine}: a held request was answered after {asked.answered - asked.sent:.1f} s")
+    with Timeline.followed(place, "model") as timeline:
+        asked = asking.send()
+        timeline.begin(asked.sent)
+        eventually("it says that it wakes", lambda: state(place)["state"] == "Waking", 60, every=0.2)
+        seen = state(place)
+        assert seen["why"] == "POST /v1/completions", "one of the probes woke it"
+        assert {"step", "etaSeconds"} <= seen.keys()
+        asking.wait()
+        say(f"{engine}: a held request was answered after {asked.answered - asked.sent:.1f} s: "
+            f"{timeline.told(asked.answered)}; {ready_line(place)}")  # fmt: skip
     stoker.wait_reason(place, "model", "Serving")
     eventually("the activator is off the way", lambda: state(place)["state"] == "Awake", 60)
     assert not place.get("endpointslice", "model-activator").get("endpoints")

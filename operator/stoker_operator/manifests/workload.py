@@ -248,7 +248,6 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--otlp-traces-endpoint", service.observability.otlp_endpoint]
     arguments += adapters.engine_arguments(service)
     arguments += ["--drain-seconds", str(drain.timeout), *runtime.args]
-    period = 2
     return {
         "name": "engine",
         "image": pod.image(service, settings),
@@ -269,9 +268,8 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         "terminationMessagePolicy": "FallbackToLogsOnError",
         # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
-        "startupProbe": _probe(
-            service, "/ready", period=period, timeout=2, failures=startup_seconds(settings, model) // period
-        ),
+        # Every second: while a service wakes, requests wait for what it finds.
+        "startupProbe": _probe(service, "/ready", period=1, timeout=1, failures=startup_seconds(settings, model)),
         "readinessProbe": _probe(service, "/ready", period=1, timeout=2, failures=3),
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe(service, "/health", period=10, timeout=5, failures=6),

@@ -1,7 +1,8 @@
 """`stoker fetch`: flags → order → exit status and termination message.
 
 Invariants: the token comes from HF_TOKEN and is never printed; whatever happens, the termination message is
-one JSON object of at most 4 KiB; the one line on stdout is the path for `stoker serve`, or what was resolved.
+one JSON object of at most 4 KiB; the one line on stdout is the path for `stoker serve`, or what was resolved. Every
+pod checks its weights before its engine starts: what only a fetch needs is imported by a fetch.
 Knows nothing of how a fetch works.
 """
 
@@ -16,18 +17,18 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker_runtime.fetch.bundle import ENDING, write_bundle
 from stoker_runtime.fetch.download import Patience
 from stoker_runtime.fetch.errors import BadRequest, FetchError, FetchFailed
 from stoker_runtime.fetch.interrupt import stopped_by_signals
-from stoker_runtime.fetch.order import Order, endpoint_for
-from stoker_runtime.fetch.prefetch import Prefetch, in_place, look_up, serve_path
 from stoker_runtime.fetch.progress import Progress, ProgressServer, Terminal, files, size
-from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.fetch.verify import verify_only
 from stoker_runtime.fetch.volume import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from stoker_runtime.fetch.order import Order
 
 # What Kubernetes keeps of a termination message.
 _MESSAGE_BYTES = 4096
@@ -60,6 +61,9 @@ Result = dict[str, Any]
 
 
 def _fetch(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    from stoker_runtime.fetch.prefetch import Prefetch, serve_path
+    from stoker_runtime.fetch.shape import shape_of
+
     order = _order(options)
     started = time.monotonic()
     patience = Patience(failures=options.retries, min_bytes_per_second=options.min_rate_kib * 1024.0)
@@ -96,6 +100,9 @@ def _verify(options: argparse.Namespace, progress: Progress, stop: threading.Eve
 
 
 def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    from stoker_runtime.fetch.prefetch import in_place, serve_path
+    from stoker_runtime.fetch.shape import shape_of
+
     started = time.monotonic()
     found = in_place(_order(options), options.digest, progress=progress, stop=stop)
     seconds = time.monotonic() - started
@@ -114,6 +121,8 @@ def _look(options: argparse.Namespace, progress: Progress, stop: threading.Event
 
 
 def _resolve(options: argparse.Namespace, progress: Progress, stop: threading.Event, terminal: Terminal) -> Result:
+    from stoker_runtime.fetch.prefetch import look_up
+
     del progress
     found = look_up(_order(options), patience=Patience(failures=options.retries), stop=stop, say=terminal.say)
     total = sum(max(file.size, 0) for file in found.files)
@@ -129,6 +138,8 @@ def _below(root: Path, path: Path) -> str:
 
 
 def _order(options: argparse.Namespace) -> Order:
+    from stoker_runtime.fetch.order import Order, endpoint_for
+
     uri = options.uri or options.uri_flag
     pins = {}
     for text in options.sha256:

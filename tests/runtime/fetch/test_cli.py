@@ -46,6 +46,16 @@ def test_success_leaves_the_result_the_operator_reads(hub: Any, tmp_path: Path) 
     assert json.loads(log.read_text())["digest"] == result["digest"]
 
 
+def test_a_check_imports_nothing_that_only_a_fetch_needs() -> None:
+    """Every pod checks its weights before its engine starts, also while requests are held for it."""
+    code = "import stoker_runtime.fetch.cli, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "stoker_runtime" in imported, done.stderr
+    assert not imported & {"httpx", "aiohttp", "numpy", "torch", "rich", "pydantic"}
+    assert "stoker_runtime.models" not in done.stdout
+
+
 def test_a_branch_is_looked_up_and_nothing_is_fetched(hub: Any, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     flags = ["--resolve", "--uri", "hf://acme/tiny", "--endpoint", hub.url, "--termination-log", str(log)]
