@@ -175,9 +175,10 @@ def _compared(there: World, stand: Stand, cache: CachePlan, model: FetchedModel)
     live = observed.children.get(("Deployment", manifests.canary_name(service)))
     wanted = manifests.canary_deployment(service, there.settings, model, pods_wanted(there, stand))
     front = manifests.canary_service(service)
+    written = ensure(live, wanted, "a canary beside the stable revision")
     actions = (
         *(() if cache is there.stable.cache else cache.actions),
-        *ensure(live, wanted, "a canary beside the stable revision"),
+        *written,
         *ensure(observed.child(front), front, "the canary's own address"),
     )
     state, share, routed = observed.canary.rollout, share_of(there, stand), by_route(there)
@@ -188,8 +189,9 @@ def _compared(there: World, stand: Stand, cache: CachePlan, model: FetchedModel)
         keeps=frozenset({cache.claim, cache.source}),
     )
     more = counts(there) | weights(cache) | {"share": share, "weight": weight_of(there, stand)}
-    if not (is_open(there) and state.settled) or not observed.rollout.ready:
-        text = _starting_text(there)
+    # Pods that were looked at before the Deployment is written are those of the step before.
+    if written or not (is_open(there) and state.settled) or not observed.rollout.ready:
+        text = _starting_text(there, pods_wanted(there, stand))
         said = words.condition(service, STARTING, "", text)
         return replace(base, condition=said, status=status_of(there, stand, more), again=STARTING_SECONDS)
     if stand.state == STARTING:
@@ -284,8 +286,8 @@ def _ended_since(pod: Mapping[str, Any], since: str) -> bool:
     return False
 
 
-def _starting_text(there: World) -> str:
-    """What its pods wait for."""
+def _starting_text(there: World, wanted: int) -> str:
+    """What its pods wait for; so many are `wanted`."""
     other = there.observed.canary
     trouble = first_trouble(other.pods)
     if trouble is not None:
@@ -294,7 +296,7 @@ def _starting_text(there: World) -> str:
         return "No stable pod is ready; nothing is compared meanwhile"
     if other.answer is not None and other.answer.error:
         return f"Pod {other.answer.pod} is ready, but a completion asked of it failed: {other.answer.error}"
-    return f"The canary's pods start: {other.rollout.updated_ready} of {other.rollout.desired} are ready"
+    return f"The canary's pods start: {other.rollout.updated_ready} of {wanted} are ready"
 
 
 def _why_gone(stand: Stand) -> str:

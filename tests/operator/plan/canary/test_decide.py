@@ -156,10 +156,19 @@ STEPPED: dict[str, tuple[str, int, Comparison, str, int]] = {
 @pytest.mark.parametrize("case", STEPPED.values(), ids=STEPPED)
 def test_it_goes_from_step_to_step(settled: Any, case: tuple[str, int, Comparison, str, int]) -> None:
     before, step, figures, after, at = case
-    there = running(settled(before, step=step), compared=figures)
+    there = running(settled(before, step=step), pods=step, compared=figures)
     found = there.plan().canary.status
     assert (found["state"], found["step"]) == (after, at)
     assert bool(ended(there)) is (after == "Failed")
+
+
+def test_a_step_is_not_judged_by_the_pods_of_the_one_before(settled: Any) -> None:
+    there = running(settled("Running", step=2), pods=1)
+    assert [item["spec"]["replicas"] for item in written(there, "Deployment")] == [2]
+    assert not there.plan().canary.mark, "a comparison begins before the pods of the step are there"
+    assert "1 of 2 are ready" in said(there).message
+    assert state(running(settled("Running", step=2), pods=1, compared=compared())) == "Running"
+    assert running(settled("Running", step=2), pods=2).plan().canary.mark
 
 
 def test_a_weight_waits_for_a_person_and_is_judged_on(settled: Any) -> None:
