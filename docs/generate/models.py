@@ -9,7 +9,7 @@ from __future__ import annotations
 from docs.generate.markdown import code, heading, table
 
 from stoker_runtime.models.architectures.table import ARCHITECTURES, MODELS
-from stoker_runtime.models.encoder_architectures import ENCODERS
+from stoker_runtime.models.encoders.table import ENCODERS
 from stoker_runtime.models.gguf_config import ARCHITECTURES as GGUF
 
 INTRODUCTION = """
@@ -31,5 +31,5 @@ def page() -> str:
         + "\n## Decoders\n"
         + table(("architecture", "models", "GGUF"), rows)
         + "\n## Encoders\n"
-        + table(("architecture",), [(code(name),) for name in sorted(ENCODERS)])
+        + table(("architecture", "models"), [(code(name), ENCODERS[name]) for name in sorted(ENCODERS)])
     )

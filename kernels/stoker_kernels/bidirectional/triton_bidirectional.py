@@ -1,10 +1,11 @@
-"""Bidirectional attention in Triton: flash attention (Dao 2023) over a ragged batch, without a cache or a mask.
+"""Bidirectional attention in Triton: flash attention (Dao 2023) over a ragged batch, without a cache.
 
 A program is one head and one tile of `BLOCK_M` queries of one sequence. It finds its sequence from `starts` on the
 device, as prefill does: sequence i owns the tiles from `⌊starts[i] / BLOCK_M⌋ + i` on, and a launch of
 `⌊T / BLOCK_M⌋ + S` tiles serves any lengths.
 
-Invariants: every token is written once. Knows nothing of dispatch.
+Invariants: every token is written once. Without a window no key is masked; with one, blocks of keys out of every
+query's sight are not read. Knows nothing of dispatch.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -26,7 +27,7 @@ LOG2E = math.log2(math.e)
 _HEAD_DIMS = (32, 64, 128)
 
 
-@kernel(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows", "window"])
 def _bidirectional_kernel(
     q_ptr,
     k_ptr,
@@ -39,6 +40,7 @@ def _bidirectional_kernel(
     k_stride,
     v_stride,
     out_stride,
+    window,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -68,7 +70,12 @@ def _bidirectional_kernel(
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     norm = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for key in range(0, length, BLOCK_N):
+    begin = 0
+    end = length
+    if window is not None:
+        begin = tl.maximum(first - window, 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(first + BLOCK_M + window, length)
+    for key in range(begin, end, BLOCK_N):
         inside = key + n < length
         source = (start + key + n).to(tl.int64)
         k_ptrs = k_ptr + source[None, :] * k_stride + column[:, None]
@@ -77,18 +84,32 @@ def _bidirectional_kernel(
         v = tl.load(v_ptrs, mask=inside[:, None] & in_dim[None, :], other=0.0)
         s = tl.dot(q, k, input_precision=PRECISION) * scale_log2
         s = tl.where(inside[None, :], s, -float("inf"))
+        if window is not None:
+            s = tl.where(tl.abs(token[:, None] - (key + n)[None, :]) <= window, s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
+        if window is not None:
+            # Of a row that saw no key yet: the difference of two infinities is no number.
+            m_new = tl.where(m_new == -float("inf"), 0.0, m_new)
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
         norm = norm * alpha + tl.sum(p, 1)
         m = m_new
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    if window is not None:
+        norm = tl.where(token < length, norm, 1.0)  # beyond the end none saw a key
     out_ptrs = out_ptr + at[:, None] * out_stride + column[None, :]
     tl.store(out_ptrs, (acc / norm[:, None]).to(out_ptr.dtype.element_ty), mask=in_out)
 
 
 def bidirectional_attention(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, out: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`bidirectional.bidirectional_attention` on a GPU, or on CPU tensors in Triton's interpreter."""
     tokens, heads, dim = q.shape
@@ -112,6 +133,7 @@ def bidirectional_attention(
         k.stride(0),
         v.stride(0),
         out.stride(0),
+        window,
         HEAD_DIM=dim,
         BLOCK_D=padded_dim(dim),
         PRECISION="ieee" if q.dtype is torch.float32 else "tf32",
@@ -132,15 +154,18 @@ def _register() -> None:
     strides = dict.fromkeys(("q_stride", "k_stride", "v_stride", "out_stride"), I32_DIVISIBLE)
     for dtype, torch_dtype in ((FP16, torch.float16), (BF16, torch.bfloat16)):
         pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
+        scalars = {"starts_ptr": f"*{I32}", "scale_log2": FP32, "num_rows": I32, **strides}
         for dim in _HEAD_DIMS:
-            register_aot(
-                _bidirectional_kernel,
-                {**pointers, "starts_ptr": f"*{I32}", "scale_log2": FP32, "num_rows": I32, **strides},
-                [{**_config(torch_dtype, dim), "HEAD_DIM": dim, "BLOCK_D": padded_dim(dim), "PRECISION": "tf32"}],
-                options={"num_warps": 4, "num_stages": 2},
-                min_sm=75 if dtype == FP16 else 80,
-                compact=dtype == FP16 and dim == 64,
-            )
+            tile = {**_config(torch_dtype, dim), "HEAD_DIM": dim, "BLOCK_D": padded_dim(dim), "PRECISION": "tf32"}
+            for windowed in (False, True) if dim == 64 else (False,):
+                register_aot(
+                    _bidirectional_kernel,
+                    {**pointers, **scalars, **({"window": I32} if windowed else {})},
+                    [tile if windowed else {**tile, "window": None}],
+                    options={"num_warps": 4, "num_stages": 2},
+                    min_sm=75 if dtype == FP16 else 80,
+                    compact=dtype == FP16 and dim == 64 and not windowed,
+                )
 
 
 _register()

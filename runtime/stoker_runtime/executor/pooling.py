@@ -25,7 +25,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.kernel_names import kernels_in_use
 from stoker_runtime.executor.pooling_resolve import pooling_pages
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.models.encoder import Encoder, EncoderInputs
+from stoker_runtime.models.encoders.encoder import Encoder, EncoderInputs
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.models.pooling import Pooling, PoolingSpec, Task
 from stoker_runtime.step.pool_batch import PoolBatch, PoolRow
@@ -81,13 +81,10 @@ class EncoderPooler:
                 if row.second_segment:
                     types[at + row.second_segment : end] = 1
                 at = end
-        inputs = EncoderInputs(
-            texts.ids, texts.positions + spec.position_offset, to_device(types, texts.ids.device), texts.starts
-        )
+        inputs = EncoderInputs(texts.ids, texts.positions, to_device(types, texts.ids.device), texts.starts)
         hidden = self._encoder.forward(inputs)
-        if self._pooling.task is Task.SCORE:
-            return self._encoder.scores(hidden.index_select(0, texts.starts[:-1].long()))
-        return pool_states(hidden, texts.starts, self._pooling.pooling)
+        pooled = pool_states(hidden, texts.starts, self._pooling.pooling)
+        return self._encoder.scores(pooled.to(hidden.dtype)) if self._pooling.task is Task.SCORE else pooled
 
     def kernels(self) -> dict[str, str]:
         """`Pooler`."""

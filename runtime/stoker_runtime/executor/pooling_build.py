@@ -22,9 +22,9 @@ from stoker_runtime.executor.resolve import GIB
 from stoker_runtime.models.architectures import ARCHITECTURES, build_spec
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.models.encoder import Encoder
-from stoker_runtime.models.encoder_architectures import ENCODERS, build_encoder, encoder_name
-from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.encoders.encoder import Encoder
+from stoker_runtime.models.encoders.spec import EncoderSpec
+from stoker_runtime.models.encoders.table import ENCODERS, build_encoder, encoder_name
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.encoder import load_encoder

@@ -19,7 +19,7 @@ from stoker_runtime.executor.resolve import (
     refuse_beyond,
     resolve_quantization,
 )
-from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.pooling import PoolingSpec
 from stoker_runtime.models.spec import ModelSpec
@@ -95,7 +95,7 @@ def plan_pooling(config: EngineConfig, spec: EncoderSpec | ModelSpec, memory: De
     element, tokens = ITEM_BYTES[config.dtype], config.max_num_batched_tokens
     if isinstance(spec, EncoderSpec):
         weights = spec.parameter_bytes(config.dtype)
-        workspace = tokens * (5 * spec.hidden + max(3 * spec.hidden, spec.ffn)) * element
+        workspace = tokens * (5 * spec.hidden + spec.working) * element + spec.rope_table_bytes
     else:
         weights = spec.parameter_bytes(config.dtype, config.quantization)
         # One layer's keys and values: the next layer overwrites them.

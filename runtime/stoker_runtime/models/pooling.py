@@ -20,7 +20,7 @@ from typing import Any
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError, RequestError
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_json
-from stoker_runtime.models.encoder_architectures import CLASSIFIER, encoder_name
+from stoker_runtime.models.encoders.table import CLASSIFIER, encoder_name
 
 
 class Task(StrEnum):
@@ -82,7 +82,7 @@ def read_pooling(source: ModelSource, config: EngineConfig) -> PoolingSpec | Non
             )
         return None
     if encoder is not None and encoder.endswith(CLASSIFIER):
-        return PoolingSpec(Task.SCORE, Pooling.CLS, normalize=False, sigmoid=_is_sigmoid(source))
+        return PoolingSpec(Task.SCORE, _scored_state(source), normalize=False, sigmoid=_is_sigmoid(source))
     found = PoolingSpec(Task.EMBED, Pooling.CLS if encoder else Pooling.LAST, normalize=True)
     if modules and source.path is not None:
         found = _from_modules(source.path, modules, found)
@@ -157,6 +157,14 @@ def _mode(path: Path) -> Pooling:
     if settings.get("include_prompt") is False:
         raise ModelError(f"{path}: include_prompt false is not supported.")
     return known[chosen.pop()]
+
+
+def _scored_state(source: ModelSource) -> Pooling:
+    """What a cross-encoder's head reads: the first state, or the mean where its configuration says so."""
+    asked = source.config.get("classifier_pooling", Pooling.CLS)
+    if asked not in (Pooling.CLS, Pooling.MEAN):
+        raise ModelError(f"{source.name}: classifier_pooling {asked!r} is not supported; known: cls, mean.")
+    return Pooling(asked)
 
 
 def _is_sigmoid(source: ModelSource) -> bool:

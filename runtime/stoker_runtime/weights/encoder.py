@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.encoder_spec import EncoderSpec
+from stoker_runtime.models.encoders.names import Piece
+from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import Parameter, aligned
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, CopyLanes
 from stoker_runtime.weights.upload_ahead import UploadAhead
@@ -25,7 +27,10 @@ from stoker_runtime.weights.upload_ahead import UploadAhead
 Plan = list[tuple[Parameter, list[TensorEntry]]]
 
 # What a masked language model or a pooling layer leaves in a checkpoint, and buffers of old ones.
-HARMLESS = re.compile(r"cls\..*|lm_head\..*|pooler\.dense\.(weight|bias)|embeddings\.(position_ids|token_type_ids)")
+HARMLESS = re.compile(
+    r"cls\..*|lm_head\..*|(pooler|head)\.dense\.(weight|bias)|head\.norm\.(weight|bias)|decoder\.(weight|bias)"
+    r"|embeddings\.(position_ids|token_type_ids)|.*\brotary_emb\.inv_freq"
+)
 
 
 def load_encoder(
@@ -56,21 +61,25 @@ def load_encoder(
 def plan_encoder(spec: EncoderSpec, entries: Mapping[str, TensorEntry]) -> Plan:
     """Each final tensor with the checkpoint tensors that make its rows, all checked."""
     # Checkpoints of the bare model have no prefix; those with a head have one.
-    prefix = f"{spec.base}." if any(name.startswith(f"{spec.base}.") for name in entries) else ""
+    base = f"{spec.names.base}."
+    prefix = base if any(name.startswith(base) for name in entries) else ""
     plan: Plan = []
     used: set[str] = set()
-    for parameter, names in spec.tensors(prefix):
-        shape = (parameter.shape[0] // len(names), *parameter.shape[1:])
-        plan.append((parameter, [_entry(spec, entries, name, shape) for name in names]))
-        used |= set(names)
+    for parameter, pieces in spec.tensors(prefix):
+        shape = (parameter.shape[0] // len(pieces), *parameter.shape[1:])
+        plan.append((parameter, [_entry(spec, entries, piece, shape) for piece in pieces]))
+        used |= {piece.module for piece in pieces}
     for name, entry in entries.items():
         if name not in used and HARMLESS.fullmatch(name.removeprefix(prefix)) is None:
             raise ModelError(f"{entry.file}: tensor {name} has no place in a {spec.architecture}.")
     return plan
 
 
-def _entry(spec: EncoderSpec, entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
-    entry = find_entry(entries, name, shape, spec.architecture)
+def _entry(spec: EncoderSpec, entries: Mapping[str, TensorEntry], piece: Piece, shape: tuple[int, ...]) -> TensorEntry:
+    """The rows of a checkpoint's tensor that are `piece`."""
+    name, part, parts = piece
+    entry = find_entry(entries, name, (shape[0] * parts, *shape[1:]), spec.architecture)
     if entry.encoding not in PLAIN_DTYPES:
         raise ModelError(f"{entry.file}: tensor {name} is {entry.encoding}; supported are {', '.join(PLAIN_DTYPES)}.")
-    return entry
+    size = entry.num_bytes // parts
+    return replace(entry, shape=shape, offset=entry.offset + part * size, num_bytes=size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -36,6 +38,22 @@ def test_attention_matches(
     assert got is out
     expected = reference.bidirectional_attention(q, k, v, starts, scale=dim**-0.5)
     torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("window", [0, 5, 33, 64, 200])
+def test_a_window_hides_what_is_farther_away(window: int, dtype: torch.dtype, device: torch.device) -> None:
+    lengths, heads, dim = (150, 1, 97, 6), 1, 32
+    generator = torch.Generator().manual_seed(window)
+    q, k, v = torch.randn(3, sum(lengths), heads, dim, generator=generator).to(device, dtype)
+    got = bidirectional_attention(q, k, v, _starts(lengths, device), scale=0.3, window=window)
+    for one, end in zip(lengths, itertools.accumulate(lengths), strict=True):
+        at = torch.arange(one, device=device)
+        hidden = (at[:, None] - at).abs() > window
+        query, key, value = (each[end - one : end].float().transpose(0, 1) for each in (q, k, v))
+        weights = (query @ key.transpose(1, 2) * 0.3).masked_fill(hidden, -float("inf")).softmax(-1)
+        expected = (weights @ value).transpose(0, 1).to(dtype)
+        torch.testing.assert_close(got[end - one : end], expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_more_sequences_than_a_block_of_the_search(device: torch.device) -> None:

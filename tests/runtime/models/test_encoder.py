@@ -14,10 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import real_models
 
+from stoker_kernels.launch import dispatch
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ModelError
+from stoker_runtime.executor.pooling import pool_states
 from stoker_runtime.models.config_source import read_source
-from stoker_runtime.models.encoder import Encoder, EncoderInputs
-from stoker_runtime.models.encoder_architectures import build_encoder
+from stoker_runtime.models.encoders.encoder import Encoder, EncoderInputs
+from stoker_runtime.models.encoders.table import build_encoder
+from stoker_runtime.models.pooling import read_pooling
 from stoker_runtime.weights.encoder import load_encoder
 
 CPU = torch.device("cpu")
@@ -29,6 +33,10 @@ BASE = {
     "num_attention_heads": 4,
     "max_position_embeddings": 66,
 }
+MODERN = {"local_attention": 20, "pad_token_id": 0, "rope_parameters": {
+    "full_attention": {"rope_type": "default", "rope_theta": 9700.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 310.0},
+}}  # fmt: skip
 # Name → the class of transformers, and what differs from BASE.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
@@ -41,6 +49,23 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "XLMRobertaForSequenceClassification",
         {"num_labels": 1, "type_vocab_size": 1, "pad_token_id": 1},
     ),
+    "modernbert": ("ModernBertModel", {**MODERN, "num_hidden_layers": 5}),
+    "modernbert-biased": (
+        "ModernBertModel",
+        MODERN
+        | {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 11}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "modernbert-mlm": ("ModernBertForMaskedLM", {**MODERN, "hidden_activation": "gelu_pytorch_tanh"}),
+    "modernbert-score": ("ModernBertForSequenceClassification", {**MODERN, "num_labels": 1}),
+    "modernbert-mean-score": (
+        "ModernBertForSequenceClassification",
+        {**MODERN, "num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True},
+    ),
+    "nomic": ("NomicBertModel", {"rope_parameters": {"rope_type": "default", "rope_theta": 730.0}}),
+    "gte": ("GteModel", {"rope_parameters": {"rope_type": "default", "rope_theta": 5100.0}}),
+    "gte-untyped": ("GteModel", {"type_vocab_size": 0, "hidden_act": "gelu_new"}),
+    "gte-score": ("GteForSequenceClassification", {"num_labels": 1, "type_vocab_size": 2}),
 }
 Make = Callable[[str], Path]
 
@@ -62,7 +87,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Make:
             with torch.no_grad():
                 for key, parameter in model.named_parameters():
                     noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.copy_(1.0 + 0.2 * noise if "LayerNorm.weight" in key else 0.2 * noise)
+                    parameter.copy_(1.0 + 0.2 * noise if noise.dim() == 1 and key.endswith("weight") else 0.2 * noise)
             made[name] = tmp_path_factory.mktemp(name)
             model.save_pretrained(made[name])
         return made[name]
@@ -76,9 +101,9 @@ def reference(folder: Path, name: str) -> Any:
     return getattr(transformers, CHECKPOINTS[name][0]).from_pretrained(folder, attn_implementation="eager").eval()
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Encoder:
     spec = build_encoder(read_source(str(folder)))
-    return Encoder(spec, load_encoder(folder, spec, CPU, dtype))
+    return Encoder(spec, load_encoder(folder, spec, device, dtype))
 
 
 def inputs_of(encoder: Encoder, texts: list[list[int]], second: int = 0) -> EncoderInputs:
@@ -88,11 +113,11 @@ def inputs_of(encoder: Encoder, texts: list[list[int]], second: int = 0) -> Enco
         return torch.tensor(values, dtype=torch.int32)
 
     lengths = [len(text) for text in texts]
-    typed = second > 0 and encoder.spec.types > 1
+    two = second > 0 and encoder.spec.types > 1
     return EncoderInputs(
         ints([token for text in texts for token in text]),
-        ints([at + encoder.spec.position_offset for length in lengths for at in range(length)]),
-        ints([int(typed and at >= second) for length in lengths for at in range(length)]),
+        ints([at for length in lengths for at in range(length)]),
+        ints([int(two and at >= second) for length in lengths for at in range(length)]),
         ints([sum(lengths[:at]) for at in range(len(texts) + 1)]),
     )
 
@@ -100,6 +125,15 @@ def inputs_of(encoder: Encoder, texts: list[list[int]], second: int = 0) -> Enco
 def random_texts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randint(3, 96, (length,), generator=generator).tolist() for length in (1, 37, 64, 5, 16)]
+
+
+def typed(encoder: Encoder, text: list[int], second: int) -> dict[str, torch.Tensor]:
+    """What transformers' model takes: token types where it knows them, 1 from `second` on where it has two."""
+    found = {"input_ids": torch.tensor([text])}
+    if encoder.spec.types:
+        found["token_type_ids"] = torch.zeros(1, len(text), dtype=torch.long)
+        found["token_type_ids"][:, second or len(text) :] = int(encoder.spec.types > 1)
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "score" not in name])
@@ -110,36 +144,46 @@ def test_states_of_a_ragged_batch_equal_transformers(name: str, checkpoint: Make
         inputs = inputs_of(encoder, random_texts(), second)
         ours = encoder.forward(inputs).split([len(text) for text in random_texts()])
         for text, states in zip(random_texts(), ours, strict=True):
-            types = torch.zeros(1, len(text), dtype=torch.long)
-            if second and encoder.spec.types > 1:
-                types[:, second:] = 1
             with torch.no_grad():
-                found = model(torch.tensor([text]), token_type_ids=types, output_hidden_states=True)
+                found = model(**typed(encoder, text, second), output_hidden_states=True)
             torch.testing.assert_close(states, found.hidden_states[-1][0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bert-score", "xlm-roberta-score"])
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if "score" in name])
 def test_scores_equal_transformers(name: str, checkpoint: Make) -> None:
     folder = checkpoint(name)
     encoder, model = load(folder), reference(folder, name)
     inputs = inputs_of(encoder, random_texts(), 2)
-    ours = encoder.scores(encoder.forward(inputs).index_select(0, inputs.starts[:-1].long()))
+    pooling = read_pooling(read_source(str(folder)), EngineConfig(str(folder)))
+    assert pooling is not None
+    ours = encoder.scores(pool_states(encoder.forward(inputs), inputs.starts, pooling.pooling))
     for text, score in zip(random_texts(), ours, strict=True):
-        types = torch.zeros(1, len(text), dtype=torch.long)
-        if encoder.spec.types > 1:
-            types[:, 2:] = 1
         with torch.no_grad():
-            expected = model(torch.tensor([text]), token_type_ids=types).logits[0]
+            expected = model(**typed(encoder, text, 2)).logits[0]
         torch.testing.assert_close(score, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert", "nomic"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_near_single(dtype: torch.dtype, checkpoint: Make) -> None:
-    folder = checkpoint("bert")
+def test_half_precision_stays_near_single(dtype: torch.dtype, name: str, checkpoint: Make) -> None:
+    folder = checkpoint(name)
     exact, half = load(folder), load(folder, dtype)
     inputs = inputs_of(exact, random_texts())
     cosine = torch.nn.functional.cosine_similarity(exact.forward(inputs), half.forward(inputs).float(), dim=-1)
     assert cosine.min() > (0.9999 if dtype is torch.float16 else 0.995)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["modernbert", "modernbert-biased", "nomic", "gte"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gpu_gives_the_states_of_encoders_that_rotate(dtype: torch.dtype, name: str, checkpoint: Make) -> None:
+    device = torch.device("cuda")
+    exact, half = load(checkpoint(name)), load(checkpoint(name), dtype, device)
+    given = inputs_of(exact, random_texts())
+    there = EncoderInputs(*(each.to(device) for each in (given.ids, given.positions, given.types, given.starts)))
+    cosine = torch.nn.functional.cosine_similarity(exact.forward(given), half.forward(there).float().cpu(), dim=-1)
+    assert cosine.min() > (0.9999 if dtype is torch.float16 else 0.99)
+    assert "triton" in dispatch.chosen()["bidirectional_attention"]
 
 
 def test_minilm_equals_transformers_for_mixed_lengths() -> None:
@@ -157,6 +201,56 @@ def test_minilm_equals_transformers_for_mixed_lengths() -> None:
         with torch.no_grad():
             expected = model(torch.tensor([text])).last_hidden_state[0].mean(0)
         assert torch.nn.functional.cosine_similarity(states.mean(0), expected, dim=0) > 0.99999
+
+
+def test_nomics_own_configuration(checkpoint: Make, tmp_path: Path) -> None:
+    own = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 48, "n_layer": 3, "n_head": 4,
+        "n_inner": 80, "n_positions": 400, "max_trained_positions": 66, "rotary_scaling_factor": 2, "vocab_size": 96,
+        "layer_norm_epsilon": 1e-12, "rotary_emb_base": 730, "rotary_emb_fraction": 1.0, "type_vocab_size": 2,
+        "activation_function": "swiglu", "qkv_proj_bias": False, "prenorm": False, "causal": False,
+    }  # fmt: skip
+    names = load_file(checkpoint("nomic") / "model.safetensors")
+    assert {"emb_ln.bias", "encoder.layers.2.mlp.fc12.weight", "encoder.layers.0.attn.Wqkv.weight"} <= set(names)
+    folder = changed(checkpoint("nomic"), tmp_path)
+    (folder / "config.json").write_text(json.dumps(own))
+    encoder, same = load(folder), load(checkpoint("nomic"))
+    assert encoder.spec.max_position == 66
+    inputs = inputs_of(encoder, random_texts(), 3)
+    torch.testing.assert_close(encoder.forward(inputs), same.forward(inputs), atol=0, rtol=0)
+    for key, value in (("num_experts", 8), ("qkv_proj_bias", True), ("activation_function", "gelu"), ("prenorm", True)):
+        (folder / "config.json").write_text(json.dumps(own | {key: value}))
+        with pytest.raises(ModelError, match=f"{key} {value!r} is not supported"):
+            load(folder)
+
+
+def test_gtes_own_configuration_scales_by_ntk(checkpoint: Make, tmp_path: Path) -> None:
+    names = load_file(checkpoint("gte-untyped") / "model.safetensors")
+    assert {"encoder.layer.2.mlp.up_gate_proj.weight", "encoder.layer.0.attention.qkv_proj.bias"} <= set(names)
+    own = {"architectures": ["NewModel"], "model_type": "new", "position_embedding_type": "rope", "pack_qkv": True}
+    own |= {"rope_theta": 2300.0, "rope_scaling": {"type": "ntk", "factor": 3.5}, "rope_parameters": None}
+    folder = changed(checkpoint("gte-untyped"), tmp_path, **own)
+    encoder, model = load(folder), reference(checkpoint("gte-untyped"), "gte-untyped")
+    dim = encoder.spec.head_dim
+    model.rotary_emb.inv_freq.copy_((2300.0 * 3.5) ** -(torch.arange(0, dim, 2) / dim) / 3.5 ** (2 / dim))
+    ours = encoder.forward(inputs_of(encoder, random_texts())).split([len(text) for text in random_texts()])
+    for text, states in zip(random_texts(), ours, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([text])).last_hidden_state[0]
+        torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ModelError, match="logn_attention_scale True is not supported"):
+        load(changed(folder, folder, logn_attention_scale=True))
+
+
+def test_gtes_own_names_of_a_reranker(checkpoint: Make, tmp_path: Path) -> None:
+    folder = changed(checkpoint("gte-score"), tmp_path, architectures=["NewForSequenceClassification"])
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.replace("gte.", "new."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    ours, same = load(folder), load(checkpoint("gte-score"))
+    first = torch.randn(3, 48, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(ours.scores(first), same.scores(first), atol=0, rtol=0)
+    inputs = inputs_of(ours, random_texts(), 2)
+    torch.testing.assert_close(ours.forward(inputs), same.forward(inputs), atol=0, rtol=0)
 
 
 def changed(folder: Path, target: Path, **settings: object) -> Path:
@@ -202,4 +296,4 @@ def test_bytes_are_counted_as_they_are_allocated(checkpoint: Make) -> None:
     spec = build_encoder(read_source(str(checkpoint("bert-score"))))
     weights = load_encoder(checkpoint("bert-score"), spec, CPU, torch.float16)
     assert {weight.untyped_storage().nbytes() for weight in weights.values()} == {spec.parameter_bytes("float16")}
-    assert replace(spec, head="").parameter_bytes("float16") < spec.parameter_bytes("float16")
+    assert replace(spec, scores=False).parameter_bytes("float16") < spec.parameter_bytes("float16")

@@ -105,19 +105,20 @@ def test_quantized_decoders_embed_nearly_the_same(tiny_checkpoint: Checkpoint) -
 
 
 def encoder_folder(path: Path, architecture: str, **settings: object) -> Path:
-    """A tiny BERT with a tokenizer of letters, and a sentence-transformers layout where it embeds."""
+    """A tiny BERT, or another encoder, with a tokenizer of letters."""
     import transformers
 
     found = getattr(transformers, architecture)
     torch.manual_seed(3)
     model = found(
-        transformers.BertConfig(
+        found.config_class(
             vocab_size=len(WORDS),
             hidden_size=32,
             num_hidden_layers=2,
             num_attention_heads=2,
             intermediate_size=48,
             max_position_embeddings=40,
+            pad_token_id=0,
             **settings,
         )
     )
@@ -139,10 +140,11 @@ def encoder_folder(path: Path, architecture: str, **settings: object) -> Path:
     return path
 
 
-def test_pairs_are_scored_as_transformers_scores_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["Bert", "ModernBert", "Gte"])
+def test_pairs_are_scored_as_transformers_scores_them(family: str, tmp_path: Path) -> None:
     import transformers
 
-    folder = encoder_folder(tmp_path, "BertForSequenceClassification", num_labels=1)
+    folder = encoder_folder(tmp_path, f"{family}ForSequenceClassification", num_labels=1)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with LLM(str(folder), device="cpu") as llm:
         scores = scores_of(llm, "a b c", ["d e", "F", "a b c d e f g"])
@@ -152,9 +154,10 @@ def test_pairs_are_scored_as_transformers_scores_them(tmp_path: Path) -> None:
             llm.generate("a")
     for second, score in zip(([7, 8], [9], [4, 5, 6, 7, 8, 9, 10]), scores, strict=True):
         ids = [2, 4, 5, 6, 3, *second, 3]
-        types = [0] * 5 + [1] * (len(second) + 1)
+        types = [0] * 5 + [int(family == "Bert")] * (len(second) + 1)
+        typed = {"token_type_ids": torch.tensor([types])} if family != "ModernBert" else {}
         with torch.no_grad():
-            logit = model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 0]
+            logit = model(torch.tensor([ids]), **typed).logits[0, 0]
         assert score == pytest.approx(float(torch.sigmoid(logit)), abs=1e-5)
 
 
