@@ -21,9 +21,9 @@ VERIFY_TOKENS = 256
 
 NAME = "speculative_config"
 DRAFT_MODEL = "draft_model"
+EAGLE3 = "eagle3"
 OTHER_METHODS = {
-    "eagle": "EAGLE heads are not there yet",
-    "eagle3": "EAGLE heads are not there yet",
+    "eagle": "EAGLE heads of the first two kinds are not there yet; those of EAGLE-3 are method eagle3",
     "mtp": "multi-token prediction heads are not there yet",
     "medusa": "Medusa heads are not there yet",
     "mlp_speculator": "MLP speculators are not there yet",
@@ -47,7 +47,7 @@ class Drafting:
     share: float = 0.0
     batch_limit: int = 0
     model: str = ""
-    """A folder, a .gguf file or a name of the hub, of the model that drafts; "" where none does."""
+    """A folder, a .gguf file or a name of the hub, of the model or head that drafts; "" where none does."""
     revision: str = ""
 
     def verify_tokens(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
@@ -90,7 +90,9 @@ def read_drafting(value: str) -> Drafting | None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise _refused(name, given[name], f"{method} has no such field{hint}")
     limit = _whole(given, "disable_by_batch_size", 0, 0, 1 << 20)
-    return {"ngram": _ngram, "suffix": _suffix, DRAFT_MODEL: _draft_model}[method](given, limit)
+    if method in (DRAFT_MODEL, EAGLE3):
+        return _with_model(method, given, limit)
+    return {"ngram": _ngram, "suffix": _suffix}[method](given, limit)
 
 
 def with_model(value: str, path: str) -> str:
@@ -111,6 +113,7 @@ _READERS: dict[Any, dict[str, None]] = {
         )
     ),
     DRAFT_MODEL: dict.fromkeys(("model", "revision", "draft_tensor_parallel_size")),
+    EAGLE3: dict.fromkeys(("model", "revision", "draft_tensor_parallel_size")),
 }
 
 
@@ -137,17 +140,18 @@ def _suffix(given: dict[str, Any], batch_limit: int) -> Drafting:
     return Drafting("suffix", tokens, 1, depth, factor, share, batch_limit)
 
 
-def _draft_model(given: dict[str, Any], batch_limit: int) -> Drafting:
+def _with_model(method: str, given: dict[str, Any], batch_limit: int) -> Drafting:
     model, revision = given.get("model"), given.get("revision") or ""
     if not isinstance(model, str) or not model:
-        raise _refused("model", model, "it must name the model that drafts: a folder, a .gguf file, a name of the hub")
+        what = "the model that drafts: a folder, a .gguf file" if method == DRAFT_MODEL else "an EAGLE-3 head: a folder"
+        raise _refused("model", model, f"it must name {what}, a name of the hub")
     if not isinstance(revision, str):
         raise _refused("revision", revision, "it must be text")
     if "num_speculative_tokens" not in given:
-        raise _refused("num_speculative_tokens", None, f"{DRAFT_MODEL} needs it: how many tokens a step verifies")
+        raise _refused("num_speculative_tokens", None, f"{method} needs it: how many tokens a step verifies")
     tokens = _whole(given, "num_speculative_tokens", 0, 1, MAX_DRAFTS)
     _whole(given, "draft_tensor_parallel_size", 1, 1, 1)
-    return Drafting(DRAFT_MODEL, tokens, 0, 0, batch_limit=batch_limit, model=model, revision=revision)
+    return Drafting(method, tokens, 0, 0, batch_limit=batch_limit, model=model, revision=revision)
 
 
 def _whole(given: dict[str, Any], name: str, default: Any, least: int, most: int) -> int:

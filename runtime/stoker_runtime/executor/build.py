@@ -27,7 +27,7 @@ from stoker_runtime.executor.device import (
     refuse_head,
     use_threads,
 )
-from stoker_runtime.executor.drafts.model import Drafter
+from stoker_runtime.executor.drafts.open import open_drafter
 from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
@@ -171,7 +171,7 @@ def _build(
         if rank is None:
             decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
             adapters = AdapterMemory(config, spec, dtype, device) if config.enable_lora else None
-            drafter = Drafter(draft, drafting[0], plan.pages, device, dtype) if draft else None
+            drafter = open_drafter(draft, drafting[0], decoder, plan.pages) if draft else None
             executor = make(config, decoder, plan, device, host, adapters=adapters, drafter=drafter)
         else:
             decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)

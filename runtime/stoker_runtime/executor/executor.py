@@ -83,7 +83,7 @@ class Executor:
         self.arena = kv_arena(config, spec, plan.pages, device)
         self.drafter = drafter
         # A page is one of each arena.
-        arenas = (self.arena,) if drafter is None else (self.arena, drafter.arena)
+        arenas = (self.arena,) if drafter is None else (self.arena, *drafter.arenas)
         self._pages = [by_page(arena) for arena in arenas]
         parts = [replace(host, page_bytes=arena[:, :, :1].nbytes) for arena in arenas if host.pages]
         self._swaps = [PageSwap(arena, part) for arena, part in zip(arenas, parts, strict=False)]
@@ -174,7 +174,10 @@ class Executor:
 
     def _catch_up(self, batch: Batch) -> None:
         """Have the draft model compute what it lacks, before it drafts."""
-        chunks = batch.catch_ups
+        assert self.drafter is not None, "a model that drafts is behind where none does"
+        chunks = self.drafter.described(batch.catch_ups)
+        if not chunks:
+            return
         shape = StepShape(0, len(chunks), sum(len(chunk.token_ids) for chunk in chunks), GREEDY)
         described = Batch(batch.step, (), chunks)
         self._ragged_staging.upload(pack_ragged(described, shape), self.body.ragged.packed)

@@ -119,7 +119,7 @@ class DeviceSleep:
         self._woken: list[str] = []
         """Parts that the last `take` woke."""
         drafter, slabs = executor.drafter, () if executor.adapters is None else (executor.adapters.slab,)
-        arenas = (executor.arena,) if drafter is None else (executor.arena, drafter.arena)
+        arenas = (executor.arena,) if drafter is None else (executor.arena, *drafter.arenas)
         self._decoders = [executor.decoder] if drafter is None else [executor.decoder, drafter.decoder]
         self._kv = [Block(tensor.untyped_storage()) for tensor in (*arenas, *slabs)]
         self._weights: list[Block] = []

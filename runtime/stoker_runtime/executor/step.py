@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import sampled_rows
@@ -64,6 +66,7 @@ class StepBody:
         self._arange = torch.arange(most + 1, dtype=torch.int32, device=device)
         drafting = config.drafting
         self.speculation = SpeculationState(config, drafting, device, drafter) if drafting is not None else None
+        self._head = drafter if isinstance(drafter, HeadDrafter) else None
         self._ones = torch.ones(rows, dtype=torch.int32, device=device)
 
     @contextmanager
@@ -110,7 +113,7 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(row_slots, self._arange[: rows + 1])
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
-        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:rows], adapters)
+        logits = self.decoder.logits(self._forward(inputs), self._logits[:rows], adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -131,7 +134,9 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_decode(out.slots, starts)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, None, adapters)
-        logits = self.decoder.logits(self.decoder.forward(inputs, self.kv), self._logits[:wide], adapters)
+        logits = self.decoder.logits(self._forward(inputs), self._logits[:wide], adapters)
+        if self._head is not None:
+            self._head.settle(out, self.slots)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits
@@ -155,13 +160,22 @@ class StepBody:
         if shape.adapters and self.adapters is not None:
             adapters = self.adapters.of_mixed(packed.row_slots, packed.query_start, tokens, extra_rows)
         inputs = ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, wanted, adapters)
-        hidden = self.decoder.forward(inputs, self.kv)
+        hidden = self._forward(inputs)
         if adapters is not None and self.adapters is not None and extra_rows is not None:
             adapters = self.adapters.of_rows(rows)
         logits = self.decoder.logits(hidden[:rows], self._logits[:rows], adapters)
         if shape.mode != MASKED:
             self.choose(shape, logits)
         return logits, hidden[rows:]
+
+    def _forward(self, inputs: ForwardInputs) -> torch.Tensor:
+        """The model's pass; a head that drafts from its states keeps them."""
+        if self._head is None:
+            return self.decoder.forward(inputs, self.kv)
+        taps = self._head.taps(len(inputs.ids))
+        hidden = self.decoder.forward(replace(inputs, taps=taps), self.kv)
+        self._head.keep(taps, inputs.slot_mapping)
+        return hidden
 
     def catch_up(self, shape: StepShape, longest: int) -> None:
         """Have the draft model compute the chunks that `ragged.packed` describes; none has more than `longest`."""

@@ -123,6 +123,8 @@ class Decoder:
         slots = inputs.slot_mapping
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
+            if inputs.taps is not None:
+                inputs.taps.take(index, residual)
             heads = self._attend(index, hidden, inputs, kv[index])
             if last and inputs.logits_rows is not None:
                 heads = heads.index_select(0, inputs.logits_rows)

@@ -54,6 +54,7 @@ class LayerWeights:
     mixture: MixtureWeights | None = None
     latent: LatentWeights | None = None
     input_norm: Tensor | None = None
+    hidden_norm: Tensor | None = None
     input_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
@@ -84,7 +85,8 @@ class DecoderWeights:
     """All of a decoder: `embed` and `head` are `[V, H]`, and the same memory when the embedding is tied.
 
     `kv_scales` `[layers, 2, Hkv]` fp32 are what keys and values of an e4m3 cache are multiplied by; None: by 1.
-    `positions` `[P, H]` are learned ones, that are added to the embedding.
+    `positions` `[P, H]` are learned ones, that are added to the embedding. `fuse` is of a head that drafts: it brings
+    what is read of the model to one vector, which each layer norms by `hidden_norm`.
     """
 
     embed: Tensor | BlockWeight
@@ -95,3 +97,4 @@ class DecoderWeights:
     positions: Tensor | None = None
     final_norm_bias: Tensor | None = None
     head_bias: Tensor | None = None
+    fuse: AnyWeight | None = None

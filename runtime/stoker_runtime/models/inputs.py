@@ -53,12 +53,29 @@ class AdapterInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTaps:
+    """Where a step leaves its residual stream before each of `layers`, side by side: `states [T, layers · H]`."""
+
+    layers: tuple[int, ...]
+    states: Tensor
+
+    def take(self, layer: int, stream: Tensor) -> None:
+        """Copy the stream `[T, H]` before `layer`, if it is wanted."""
+        if layer in self.layers:
+            places = self.states.unflatten(1, (len(self.layers), -1))
+            for at, each in enumerate(self.layers):
+                if each == layer:
+                    places[:, at].copy_(stream)
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardInputs:
     """`T` tokens of `S` rows, flattened row after row.
 
     `ids`, `positions`: `[T]` int32. `slot_mapping`: `[T]` int64, page · page_size + offset where the token's
     key and value go; -1 writes nothing. `logits_rows`: indices into the `T` tokens whose hidden state is wanted,
-    int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one.
+    int64; None wants all of them (a pure decode step, where T = S). `adapters`: None where no row has one. `taps`: None
+    where nothing drafts from the model's states.
     """
 
     ids: Tensor
@@ -67,3 +84,4 @@ class ForwardInputs:
     attention: AttentionMeta
     logits_rows: Tensor | None = None
     adapters: AdapterInputs | None = None
+    taps: StateTaps | None = None

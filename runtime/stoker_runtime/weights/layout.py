@@ -325,6 +325,7 @@ class WeightArena:
             layers=tuple(self._layer(layer) for layer in range(self.spec.num_layers)),
             final_norm=self.dense.get("final_norm", absent),
             head=self._linear(head) if self._holds(head) else LinearWeight(absent, None, "dense"),
+            fuse=self._linear("fuse") if self._holds("fuse") else None,
             positions=self.dense.get("positions"),
             final_norm_bias=self.dense.get("final_norm_bias"),
             head_bias=self.dense.get("head_bias"),
@@ -354,6 +355,7 @@ def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeight
         )
         for each in weights.layers
     )
+    weights = replace(weights, fuse=weights.fuse and packed(weights.fuse))
     head = packed(weights.head) if weights.head.out_features else weights.head
     if isinstance(head, BlockWeight) and weights.embed is weights.head:
         return replace(weights, layers=layers, head=head, embed=head)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures import ARCHITECTURES
+from stoker_runtime.models.architectures import ROWS
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.parameter import Parameter, stored_kind
@@ -158,8 +158,8 @@ def _routes(
     if kind is SourceKind.GGUF:
         found, kv_scales, vocabulary = read_gguf_header(path).tensors, KvScales(), Vocabulary.GGUF
     else:
-        base = ARCHITECTURES[spec.architecture].base
-        found, kv_scales = split_kv_scales(with_base(read_checkpoint_index(path), base))
+        row = ROWS[spec.architecture]
+        found, kv_scales = split_kv_scales(with_base(renamed(read_checkpoint_index(path), row.renamed), row.base))
         vocabulary = Vocabulary.HF
     if cut is not None:
         # The whole checkpoint is checked against the whole model; a part of it then fits the part of the model.
@@ -185,6 +185,14 @@ def _plan(spec: ModelSpec, found: dict[str, TensorEntry], vocabulary: Vocabulary
                     f"supported are {', '.join(PLAIN_DTYPES)}."
                 )
     return routes, scales, integers
+
+
+def renamed(entries: dict[str, TensorEntry], pairs: Sequence[tuple[str, str]]) -> dict[str, TensorEntry]:
+    """Tensors by the names that the table has for them, which begin otherwise in files."""
+    for old, new in pairs:
+        names = [new + name.removeprefix(old) if name.startswith(old) else name for name in entries]
+        entries = {name: replace(entry, name=name) for name, entry in zip(names, entries.values(), strict=True)}
+    return entries
 
 
 def with_base(entries: dict[str, TensorEntry], base: str) -> dict[str, TensorEntry]:

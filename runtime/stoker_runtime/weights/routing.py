@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.architectures import ARCHITECTURES, Names
+from stoker_runtime.models.architectures import ROWS, Names
 from stoker_runtime.models.architectures.row import Stored
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
@@ -173,7 +173,7 @@ def stored_form(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> Stor
 
 
 def _names(spec: ModelSpec, parameter: str) -> Names:
-    row = ARCHITECTURES[spec.architecture]
+    row = ROWS[spec.architecture]
     if parameter == "head" and spec.tie_embeddings:
         # Which stands apart where it is quantized.
         parameter = "embed"
@@ -188,7 +188,7 @@ def tensor_names(spec: ModelSpec, parameter: str, vocabulary: Vocabulary) -> tup
     spoken = _spoken(names, vocabulary)
     if not parameter.startswith("layers."):
         return spoken
-    prefix = ARCHITECTURES[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
+    prefix = ROWS[spec.architecture].layers if vocabulary is Vocabulary.HF else GGUF_LAYERS
     layer = parameter.split(".")[1]
     if names.stored is Stored.BY_EXPERT and spec.moe is not None:
         spoken = tuple(name.format(expert=expert) for expert in spec.moe.here for name in spoken)
@@ -211,19 +211,19 @@ def piece_rows(spec: ModelSpec, parameter: Parameter, pieces: int) -> tuple[int,
 
 
 def _interleaved_rows(spec: ModelSpec, field: str, vocabulary: Vocabulary) -> int:
-    interleaved = ARCHITECTURES[spec.architecture].gguf_interleaved and vocabulary is Vocabulary.GGUF
+    interleaved = ROWS[spec.architecture].gguf_interleaved and vocabulary is Vocabulary.GGUF
     return spec.head_dim if interleaved and field in ("qkv", "qkv_bias") else 0
 
 
 def is_harmless(spec: ModelSpec, name: str, vocabulary: Vocabulary) -> bool:
     """Whether a tensor of a checkpoint says nothing that the decoder needs."""
     # A tied checkpoint may still carry its copy of the embedding as output head, and pooling needs no head.
-    top = ARCHITECTURES[spec.architecture].top_names
+    top = ROWS[spec.architecture].top_names
     heads = [top[each] for each in ("head", "head_bias") if each in top]
     if spec.tie_embeddings and any(name in _spoken(each, vocabulary) for each in heads):
         return True
-    draft = re.match(re.escape(ARCHITECTURES[spec.architecture].layers) + r"(\d+)\.", name)
+    draft = re.match(re.escape(ROWS[spec.architecture].layers) + r"(\d+)\.", name)
     if draft is not None and spec.num_layers <= int(draft[1]) < spec.num_layers + spec.draft_layers:
         return True
-    ignored = ARCHITECTURES[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED
+    ignored = ROWS[spec.architecture].ignored if vocabulary is Vocabulary.HF else GGUF_IGNORED
     return re.fullmatch(ignored, name) is not None

@@ -40,6 +40,10 @@ from stoker_runtime.settings.parse import parse
             {"method": "draft_model", "model": "/d", "num_speculative_tokens": 9, "draft_tensor_parallel_size": 1},
             Drafting("draft_model", 9, 0, 0, model="/d"),
         ),
+        (
+            {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 11, "revision": "v7"},
+            Drafting("eagle3", 11, 0, 0, model="some/head", revision="v7"),
+        ),
     ],
 )  # fmt: skip
 def test_it_is_read_as_vllm_spells_it(given: dict[str, Any], expected: Drafting) -> None:
@@ -55,9 +59,11 @@ MODEL = {"model": "some/draft", "num_speculative_tokens": 3}
     [
         ("[3]", "must be a JSON object"),
         ("{", "must be a JSON object"),
-        ({}, "method is None: it must be one of ngram, suffix, draft_model"),
+        ({}, "method is None: it must be one of ngram, suffix, draft_model, eagle3"),
         ({"method": ["ngram"]}, "method is"),
-        ({"method": "eagle3", "num_speculative_tokens": 3}, "method is 'eagle3': EAGLE heads"),
+        ({"method": "eagle", "model": "/h", "num_speculative_tokens": 3}, "method is 'eagle': EAGLE heads of"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "model is None: it must name an EAGLE-3 head"),
+        ({"method": "eagle3", "model": "/h"}, "num_speculative_tokens is None: eagle3 needs it"),
         ({"method": "qwen3_next_mtp"}, "'qwen3_next_mtp': multi-token prediction heads"),
         ({"model": "some/draft"}, "num_speculative_tokens is None: draft_model needs it"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "model is None: it must name the model that drafts"),

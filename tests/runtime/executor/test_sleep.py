@@ -6,6 +6,7 @@ import gc
 import json
 import mmap
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.drafts.random_pace import decide_by_chance
+from tests.runtime.executor.eagle_heads import save_head
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker_runtime import LLM, LoRARequest, SamplingParams
@@ -79,6 +81,22 @@ def test_the_same_texts_after_each_level(checkpoint: Path, dtype: str) -> None:
             assert llm.engine.stats().prefix_hits == hits, "a prefix outlived its pages"
             assert cold == before[:1]
             assert said(llm, asked) == before
+
+
+def test_a_head_that_drafts_comes_back(checkpoint: Path, tmp_path: Path) -> None:
+    """Beside the states that it reads, and the embedding that it shares."""
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    head = {"method": "eagle3", "model": save_head(str(model), 61), "num_speculative_tokens": 2}
+    asked = prompts(4)
+    with opened(checkpoint, speculative_config=head, num_gpu_blocks=60) as llm:
+        decide_by_chance(llm.engine, random.Random(5))
+        before = said(llm, asked)
+        drafted = llm.engine.stats().draft_tokens
+        for level in (2, 1):
+            llm.sleep(level)
+            llm.wake_up()
+            assert said(llm, asked) == before
+        assert llm.engine.stats().draft_tokens > drafted > 0
 
 
 @pytest.mark.parametrize("drafting", [{"method": "ngram"}, {"model": "shape:tiny"}], ids=["ngram", "draft_model"])

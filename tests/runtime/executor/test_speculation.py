@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.drafts.random_pace import decide_by_chance
+from tests.runtime.executor.eagle_heads import quiet, save_head
 
 from stoker_runtime.bench.reference.model import reference_logits
 from stoker_runtime.config import EngineConfig
@@ -27,6 +28,7 @@ METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
 }
 
 
@@ -88,8 +90,9 @@ def speculative(model: str, method: str) -> str:
     """The JSON of a method."""
     if not method:
         return ""
-    drafts = {"model": smaller(model, 0.1)} if method == "draft_model" else {}
-    return json.dumps(METHODS[method] | drafts)
+    drafts = {"draft_model": lambda: smaller(model, 0.1), "eagle3": lambda: save_head(model, len(model))}
+    named = {"model": drafts[method]()} if method in drafts else {}
+    return json.dumps(METHODS[method] | named)
 
 
 def build(model: str, method: str, **sizes: Any) -> Executor:
@@ -163,9 +166,11 @@ def serve(
     return answers, loop.stats()
 
 
-@pytest.mark.parametrize(("method", "seed"), [("ngram", 14), ("suffix", 159), ("draft_model", 14)])
+@pytest.mark.parametrize(("method", "seed"), [("ngram", 14), ("suffix", 159), ("draft_model", 14), ("eagle3", 14)])
 def test_drafts_change_no_answer(method: str, seed: int, tmp_path: Path) -> None:
     model = random_llama(tmp_path, seed)
+    if method == "eagle3":
+        model = quiet(model)
     plain = build(model, "", max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks=80)
     asked = requests(random.Random(seed), plain.vocab_size, 30)
     expected, _ = serve(plain, asked, seed, enable_prefix_caching=False)

@@ -30,8 +30,8 @@ from stoker_runtime.adapters.memory import AdapterMemory
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.executor.arena import KV_TORCH_DTYPES, kv_arena
-from stoker_runtime.executor.drafts.model import Drafter
-from stoker_runtime.executor.drafts.plan import DraftModel
+from stoker_runtime.executor.drafts.open import open_drafter
+from stoker_runtime.executor.drafts.plan import DraftHead, DraftModel
 from stoker_runtime.executor.executor import MAX_UPDATES
 from stoker_runtime.executor.page_swap import by_page
 from stoker_runtime.executor.rehearsal import rehearse_steps
@@ -40,8 +40,10 @@ from stoker_runtime.executor.step import StepBody
 from stoker_runtime.executor.step_shape import ShapeTable, StepShape
 from stoker_runtime.models import decoder as decoder_module
 from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.architectures.heads import read_eagle3
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.layers import mixture as mixture_module
 from stoker_runtime.models.quantized_head import with_head
 from stoker_runtime.models.shapes import SHAPES
@@ -287,7 +289,16 @@ def test_steps_with_adapters_have_precompiled_variants(
     assert not missing, "\n".join(sorted(missing))
 
 
-@pytest.mark.parametrize(("target", "draft"), [("Llama-2-7B", "TinyLlama-1.1B"), ("TinyLlama-1.1B", "Danube3-4B")])
+def head_beside(target: ModelSpec) -> HeadSpec:
+    """An EAGLE-3 head as wide as `target`, of a quarter of its tokens."""
+    own = {"draft_vocab_size": target.vocab // 4, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    sizes = PUBLISHED["Llama-2-7B"] | {"num_hidden_layers": 1, "hidden_size": target.hidden} | own
+    return read_eagle3(ModelSource("head", SourceKind.FOLDER, None, sizes), target, own_table=False)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"), [("Llama-2-7B", "TinyLlama-1.1B"), ("TinyLlama-1.1B", "Danube3-4B"), ("TinyLlama-1.1B", "")]
+)
 def test_passes_of_a_draft_model_have_precompiled_variants(
     target: str, draft: str, recorder: Recorder, index: Index
 ) -> None:
@@ -295,15 +306,16 @@ def test_passes_of_a_draft_model_have_precompiled_variants(
         model="shape:traced", device="cuda", dtype="bfloat16", page_size=64, max_model_len=2048,
         speculative_config='{"model": "shape:drafts", "num_speculative_tokens": 5}',
     )  # fmt: skip
-    spec, small, device = make_spec(target), make_spec(draft), torch.device("cpu")
+    spec, device, source = make_spec(target), torch.device("cpu"), ModelSource("drafts", SourceKind.SHAPE, None, {})
+    small = make_spec(draft) if draft else head_beside(spec)
     config = resolve(asked, spec, "cuda")
-    decoders = []
-    for each in (spec, small):
-        weights = WeightArena(each, device, torch.bfloat16, "none").assemble()
-        decoders.append(Decoder(each, weights, device, torch.bfloat16, max_model_len=2048))
-    model = DraftModel(ModelSource("drafts", SourceKind.SHAPE, None, {}), small, config)
-    drafter = Drafter(model, decoders[1].weights, PAGES, device, torch.bfloat16)
-    body = StepBody(config, decoders[0], kv_arena(config, spec, PAGES, device), device, drafter=drafter)
+    weights, own = (WeightArena(each, device, torch.bfloat16, "none").assemble() for each in (spec, small))
+    decoder = Decoder(spec, weights, device, torch.bfloat16, max_model_len=2048)
+    model = DraftModel(source, small, config)
+    if isinstance(small, HeadSpec):
+        model = DraftHead(source, small, config, small, torch.arange(small.drafted) * 3)
+    drafter = open_drafter(model, own, decoder, PAGES)
+    body = StepBody(config, decoder, kv_arena(config, spec, PAGES, device), device, drafter=drafter)
     recorder.take()
     for rows, drafts, mode in ((1, 1, GREEDY), (1, 5, SAMPLE), (2, 3, ADJUST), (16, 5, GREEDY), (42, 5, GREEDY)):
         body(StepShape(rows, 0, 0, mode, drafts=drafts))

@@ -18,6 +18,8 @@ Knows nothing of batches, of what was accepted, and of penalties or grammars.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,21 +31,21 @@ from stoker_runtime.executor.drafts.plan import DraftModel
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.models.attention_plan import AttentionPlanner
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.inputs import ForwardInputs
 from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
+from stoker_runtime.step.batch import PrefillChunk
 
 
 class Drafter:
     """The draft model, its KV pages and what its passes need besides."""
 
     def __init__(
-        self, model: DraftModel, weights: DecoderWeights, pages: int, device: torch.device, dtype: torch.dtype
+        self, model: DraftModel, decoder: Decoder, pages: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """`pages` are as many as the first model's."""
+        """`decoder` runs `model`; `pages` are as many as the first model's."""
         config, spec = model.config, model.spec
         self.model = model
-        self.decoder = Decoder(spec, weights, device, dtype, max_model_len=config.max_model_len)
+        self.decoder = decoder
         self.arena = kv_arena(config, spec, pages, device)
         self._kv = [tuple(layer) for layer in self.arena]
         self._page_size = config.page_size
@@ -56,6 +58,15 @@ class Drafter:
         # Where a chunk begins is written here: the slots' own positions are the first model's.
         self._starts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
         self._planner: AttentionPlanner | None = None
+
+    @property
+    def arenas(self) -> tuple[Tensor, ...]:
+        """All that it keeps by pages, whose numbers are the first model's."""
+        return (self.arena,)
+
+    def described(self, chunks: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
+        """Chunks of known tokens as `catch_up` takes them."""
+        return tuple(chunks)
 
     def draft(
         self,
@@ -76,7 +87,7 @@ class Drafter:
         rows = len(row_slots)
         for at, drafts in enumerate(out):
             wide = rows if at else 2 * rows
-            step = _first(scratch, wide)
+            step = first_rows(scratch, wide)
             describe_draft(
                 row_slots, caps, out, at, slots.position, history, slots.page_table, self._page_size, out=step
             )
@@ -94,15 +105,16 @@ class Drafter:
 
     def catch_up(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> None:
         """Compute chunks of known tokens, whose packed description is in `rows`; none has more than `longest`."""
+        self.decoder.forward(self._describe(rows, slots, longest, out), self._kv)
+
+    def _describe(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> ForwardInputs:
         state = SlotTensors(slots.last_token, self._starts, slots.page_table)
         prepare_ragged(rows, state, self._page_size, 0, out)
         meta = self._planned(slots).plan(
             rows.row_slots, rows.query_start, out.seq_lens, decodes=0, tokens=len(out.ids), max_query_len=longest
         )
         # Nobody reads what comes of it beyond keys and values: one row goes beyond the last layer's attention.
-        self.decoder.forward(
-            ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, out.logits_rows[:1]), self._kv
-        )
+        return ForwardInputs(out.ids, out.positions, out.slot_mapping, meta, out.logits_rows[:1])
 
     def _planned(self, slots: SlotTensors) -> AttentionPlanner:
         if self._planner is None:
@@ -112,7 +124,8 @@ class Drafter:
         return self._planner
 
 
-def _first(buffers: VerifyOutputs, wide: int) -> VerifyOutputs:
+def first_rows(buffers: VerifyOutputs, wide: int) -> VerifyOutputs:
+    """Views of the first `wide` rows."""
     return VerifyOutputs(
         buffers.slots[:wide], buffers.ids[:wide], buffers.positions[:wide], buffers.seq_lens[:wide],
         buffers.slot_mapping[:wide],

@@ -1,4 +1,4 @@
-"""A second model that drafts: which one it is, how it runs, and what it takes of the device.
+"""A second model that drafts, or a head that does: which one it is, how it runs, and what it takes of the device.
 
 Its keys and values lie in pages of their own under the same numbers as the model's: a page is a page of both. So what
 shares, copies, moves or keeps a page does so with both, and the sum counts both.
@@ -11,15 +11,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from stoker_kernels.attention import attention_workspace_bytes
+from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.drafts.settings import NAME, DraftCosts
+from stoker_runtime.drafts.settings import DRAFT_MODEL, NAME, DraftCosts, Drafting
+from stoker_runtime.drafts.settings import EAGLE3 as EAGLE3_METHOD
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import Beside, activation_bytes, resolve_quantization, sampled_rows, verify_tokens
 from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.architectures.heads import is_eagle3, read_eagle3
 from stoker_runtime.models.config_source import ModelSource, read_source
-from stoker_runtime.models.parameter import ITEM_BYTES
+from stoker_runtime.models.draft_heads.spec import HeadSpec
+from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_bytes
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.weights.head_ids import read_head_ids
 
 TOKENS_PER_READING = {"cuda": 100, "cpu": 5}
 """Tokens that a device computes in about the time in which it reads a model's weights once."""
@@ -72,8 +79,49 @@ class DraftModel:
         return f"{self.source.name}: {spec.architecture}, {spec.num_layers} layers, hidden {spec.hidden}"
 
 
+@dataclass(frozen=True)
+class DraftHead(DraftModel):
+    """A head, which reads the model's states. `ids [drafted]`: the tokens of its rows; None: all of the vocabulary."""
+
+    head: HeadSpec
+    ids: Tensor | None
+
+    @property
+    def state(self) -> int:
+        """And the states of a step, a page for padding, the logits of its own rows, and a pass's description."""
+        config, spec, item = self.config, self.head, ITEM_BYTES[self.config.dtype]
+        rows = sampled_rows(config)
+        taken = config.max_num_batched_tokens * len(spec.taps) * spec.state + config.page_size * spec.hidden
+        own = rows * spec.drafted * item + 8 * spec.drafted if self.ids is not None else 0
+        return super().state + taken * item + own + 24 * rows
+
+    @property
+    def beside(self) -> Beside:
+        """And a state a token; its passes read an embedding and a state, normed and side by side."""
+        config, item = self.config, self.head.hidden * ITEM_BYTES[self.config.dtype]
+        passes = super().beside
+        wide = verify_tokens(config) if passes.graphs else 0
+        return Beside(
+            passes.kv_of_a_token + item,
+            passes.workspace + 4 * config.max_num_batched_tokens * item,
+            passes.graphs + 4 * wide * item,
+        )
+
+    def costs(self, target: ModelSpec, config: EngineConfig) -> DraftCosts:
+        """What its passes cost beside steps of `target`: of an embedding they read a row a token."""
+        parts = (each for each in self.head.parameters() if each.role is not Role.EMBEDDING)
+        read = sum(stored_bytes(each, self.config.dtype, self.config.quantization) for each in parts)
+        share = read / target.active_bytes(config.dtype, config.quantization)
+        return DraftCosts(share, share / TOKENS_PER_READING[config.device])
+
+    def __str__(self) -> str:
+        spec = self.head
+        reads = f"states before layers {', '.join(map(str, spec.taps))}"
+        return f"{self.source.name}: EAGLE-3, hidden {spec.hidden}, {reads}, {spec.drafted} tokens"
+
+
 def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | None:
-    """The draft model that a resolved `config` names beside `target`; None where it names none.
+    """The model or head that a resolved `config` names to draft beside `target`; None where it names none.
 
     Raises:
         ConfigError: one that cannot draft for `target`, with both sizes.
@@ -82,18 +130,18 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
     drafting = config.drafting
     if drafting is None or not drafting.model:
         return None
-    name = f"{NAME}: model {drafting.model!r}"
     try:
         source = read_source(drafting.model)
+        heads = is_eagle3(source.config)
+        if heads != (drafting.method == EAGLE3_METHOD):
+            raise _other_method(drafting, heads)
+        if heads:
+            return _read_head(config, source, target)
         spec = build_spec(source)
     except ModelError as error:
         raise ModelError(f"{NAME}: {error.message}", param=NAME) from error
-    if spec.vocab != target.vocab:
-        raise ConfigError(
-            f"{name} has a vocabulary of {spec.vocab} tokens, but the model's has {target.vocab}; a draft model needs "
-            "the same one.",
-            param=NAME,
-        )
+    name = f"{NAME}: model {drafting.model!r}"
+    _check_vocabulary(name, spec, target)
     if spec.max_position < config.max_model_len:
         raise ConfigError(
             f"{name} has positions up to {spec.max_position}, but max_model_len is {config.max_model_len}; set "
@@ -104,5 +152,48 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
         raise ConfigError(
             f"{name} has latent attention, which reads no fp8 cache; leave --kv-cache-dtype out.", param=NAME
         )
-    own = replace(config, quantization="auto", isq="none", quantize_head="none", enable_lora=False)
-    return DraftModel(source, spec, replace(own, quantization=resolve_quantization("auto", spec)))
+    return DraftModel(source, spec, _own(config, resolve_quantization("auto", spec)))
+
+
+def _own(config: EngineConfig, quantization: str) -> EngineConfig:
+    """`config` of what drafts."""
+    return replace(config, quantization=quantization, isq="none", quantize_head="none", enable_lora=False)
+
+
+def _read_head(config: EngineConfig, source: ModelSource, target: ModelSpec) -> DraftHead:
+    name = f"{NAME}: model {source.name!r}"
+    if source.path is None or not source.path.is_dir():
+        raise ModelError(f"{source.name}: a head is read from a folder of safetensors.", param=NAME)
+    # `stoker info` may have fetched the description alone; who loads the head is told that its files are missing.
+    files = any(source.path.glob("*.safetensors"))
+    tensors = read_checkpoint_index(source.path) if files else {}
+    own_table = any(each.endswith("embed_tokens.weight") for each in tensors)
+    spec = read_eagle3(source, target, own_table=own_table)
+    _check_vocabulary(name, spec, target)
+    # Without an embedding of its own a head is as wide as the model.
+    asked = int(source.config.get("target_hidden_size") or (spec.hidden if files and not own_table else target.hidden))
+    if asked != target.hidden:
+        raise ConfigError(
+            f"{name} is for a model of hidden size {asked}, but this one's is {target.hidden}; give the head that was "
+            "trained with this model.",
+            param=NAME,
+        )
+    ids = read_head_ids(source.path, spec.drafted, target.vocab) if files else None
+    return DraftHead(source, spec, _own(config, "none"), spec, ids)
+
+
+def _check_vocabulary(name: str, spec: ModelSpec, target: ModelSpec) -> None:
+    if spec.vocab != target.vocab:
+        raise ConfigError(
+            f"{name} has a vocabulary of {spec.vocab} tokens, but the model's has {target.vocab}; what drafts needs "
+            "the same one.",
+            param=NAME,
+        )
+
+
+def _other_method(drafting: Drafting, heads: bool) -> ConfigError:
+    what, method = ("an EAGLE-3 head", EAGLE3_METHOD) if heads else ("a model of its own", DRAFT_MODEL)
+    return ConfigError(
+        f"{NAME}: method is {drafting.method!r}, but {drafting.model!r} is {what}; set method to {method!r}.",
+        param=NAME,
+    )

@@ -8,6 +8,6 @@ Must never know: bytes, devices, how a parameter is computed with.
 from stoker_runtime.models.architectures.build import build_spec
 from stoker_runtime.models.architectures.reading import read_dtype
 from stoker_runtime.models.architectures.row import Architecture, Names
-from stoker_runtime.models.architectures.table import ARCHITECTURES
+from stoker_runtime.models.architectures.table import ARCHITECTURES, ROWS
 
-__all__ = ["ARCHITECTURES", "Architecture", "Names", "build_spec", "read_dtype"]
+__all__ = ["ARCHITECTURES", "ROWS", "Architecture", "Names", "build_spec", "read_dtype"]

@@ -95,7 +95,8 @@ class Architecture:
 
     `gguf_interleaved`: GGUF files of it store the rows of Q and K for rotation of neighbouring pairs, not of halves.
     `base` begins the names of all but the head, and is left out by checkpoints that were saved without one; `layers`
-    begins a layer's. `ignored` is a regular expression of tensors that say nothing new.
+    begins a layer's. `ignored` is a regular expression of tensors that say nothing new. Names that begin with the first
+    of a pair in `renamed` begin with the second, in this order.
     """
 
     build: Callable[[Mapping[str, Any]], ModelSpec]
@@ -106,6 +107,7 @@ class Architecture:
     base: str = "model."
     layers: str = "model.layers."
     ignored: str = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def names_of(self, spec: ModelSpec, field: str) -> Names:
         """What a tensor of a layer is called: the first projection by whether it narrows queries."""

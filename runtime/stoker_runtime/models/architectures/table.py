@@ -5,6 +5,7 @@ Knows nothing of how a row is read: that is in the module of its family.
 
 from __future__ import annotations
 
+from stoker_runtime.models.architectures.heads import HEAD_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.layer_norm import LAYER_NORM_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
@@ -19,6 +20,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     **POST_NORM_ROWS,
     **LAYER_NORM_ROWS,
 }
+ROWS: dict[str, Architecture] = {**ARCHITECTURES, **HEAD_ROWS}
+"""Besides, the heads that draft beside a model, and are none by themselves."""
 
 # For people, in docs/reference/models.md.
 MODELS = {

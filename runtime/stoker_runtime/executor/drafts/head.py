@@ -1,0 +1,147 @@
+"""A head that drafts from the model's own hidden states (EAGLE-3), on the device.
+
+    every step      the model leaves its states, fused to one a token, in pages of their own under its pages' numbers
+    drafting, 0     the last two tokens of each row, each beside the state before it → draft 0, and a state for it
+    drafting, 1 …   draft 0 beside that state                                        → draft 1, and a state for it
+    verified        all tokens of the step once more, beside the states that the model has made of them
+
+So keys and values are those of the model's states for all that was accepted, however many there were, and of the
+head's own states never longer than a step. What a head lacks of a sequence, because steps went by without drafts, is
+computed from the states that are kept (`catch_up`): prompts and plain steps run the fusion alone.
+
+Drafts are drawn as those of `model.py`, over the model's vocabulary: tokens without a row in the head are impossible.
+
+Invariants: those of `Drafter`.
+Knows nothing of batches, of what was accepted, and of penalties or grammars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.drafts import VerifyOutputs, describe_draft
+from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
+from stoker_runtime.executor.arena import zeroed
+from stoker_runtime.executor.drafts.model import Drafter, first_rows
+from stoker_runtime.executor.drafts.pairs import chunks_back, step_back
+from stoker_runtime.executor.drafts.plan import DraftHead
+from stoker_runtime.executor.resolve import sampled_rows
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.draft_heads.decoder import HeadDecoder
+from stoker_runtime.models.inputs import ForwardInputs, StateTaps
+from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
+from stoker_runtime.step.batch import PrefillChunk
+
+
+class HeadDrafter(Drafter):
+    """The head, its KV pages, the states, and what its passes need besides."""
+
+    def __init__(
+        self,
+        model: DraftHead,
+        weights: DecoderWeights,
+        target: Decoder,
+        pages: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`pages` are as many as those of `target`, the model."""
+        config, spec = model.config, model.head
+        self._head = HeadDecoder(spec, weights, target, device, dtype, max_model_len=config.max_model_len)
+        super().__init__(model, self._head, pages, device, dtype)
+        rows, tokens = sampled_rows(config), config.max_num_batched_tokens
+        # One page more than there are: what belongs to nobody goes there.
+        states = zeroed((1, 1, pages + 1, 1, config.page_size, spec.hidden), dtype, device)
+        self._states = states.view(-1, spec.hidden)
+        self._nowhere = pages * config.page_size
+        self._tapped = spec.taps
+        self.state_pages = states[:, :, :pages]
+        self._taken = torch.zeros((tokens, len(spec.taps) * spec.state), dtype=dtype, device=device)
+        self._ids = None if model.ids is None else model.ids.to(device)
+        self._logits.fill_(-torch.inf)
+        self._few = torch.empty((rows, spec.drafted), dtype=dtype, device=device) if self._ids is not None else None
+        ints = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
+        slots, ids, positions, seq_lens = ints
+        mapping = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._pairs = VerifyOutputs(slots, ids, positions, seq_lens, mapping)
+
+    @property
+    def arenas(self) -> tuple[Tensor, ...]:
+        """Keys and values, and states."""
+        return (self.arena, self.state_pages)
+
+    def taps(self, tokens: int) -> StateTaps:
+        """What a step of so many tokens of the model has to leave."""
+        return StateTaps(self._tapped, self._taken[:tokens])
+
+    def keep(self, taps: StateTaps, slot_mapping: Tensor) -> None:
+        """Keep what a step left, at the places of its tokens `[T]` int64; below 0 is padding."""
+        places = torch.where(slot_mapping < 0, self._nowhere, slot_mapping)
+        self._states.index_copy_(0, places, self._head.fuse(taps.states))
+
+    def described(self, chunks: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
+        """Chunks as `catch_up` takes them."""
+        return chunks_back(chunks)
+
+    def draft(
+        self,
+        row_slots: Tensor,
+        caps: Tensor,
+        slots: SlotTensors,
+        history: Tensor,
+        sampler: Sampler,
+        mode: str,
+        *,
+        scratch: VerifyOutputs,
+        out: Tensor,
+    ) -> None:
+        """As `Drafter.draft`."""
+        rows = len(row_slots)
+        states: Tensor | None = None
+        for at, drafts in enumerate(out):
+            wide = rows if at else 2 * rows
+            step = first_rows(scratch, wide)
+            describe_draft(
+                row_slots, caps, out, at, slots.position, history, slots.page_table, self._page_size, out=step
+            )
+            last, states = self._pass(step, slots, states, None if at else self._rows[:rows])
+            way = GREEDY if mode == GREEDY else SAMPLE
+            drafts.copy_(sampler(self._over_all(last), row_slots, step.positions[:rows], way))
+            drafts.masked_fill_(caps <= at, -1)
+
+    def settle(self, step: VerifyOutputs, slots: SlotTensors) -> None:
+        """Once the model has run the rows of `step`, run them again beside the states that it made."""
+        self._pass(step, slots, None, self._rows[:1])
+
+    def catch_up(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> None:
+        """As `Drafter.catch_up`, of chunks that `described` made."""
+        inputs = self._describe(rows, slots, longest, out)
+        self._head.forward_pairs(inputs, self._at(out.slot_mapping), self._kv)
+
+    def _pass(
+        self, step: VerifyOutputs, slots: SlotTensors, states: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over the tokens of `step`, beside `states` or, where there are none, those that are kept."""
+        wide = len(step.ids)
+        pairs = first_rows(self._pairs, wide)
+        step_back(step, slots.page_table, self._page_size, out=pairs)
+        meta = self._planned(slots).plan(
+            pairs.slots, self._arange[: wide + 1], pairs.seq_lens, decodes=wide, tokens=wide, max_query_len=1
+        )
+        beside = self._at(pairs.slot_mapping) if states is None else states
+        inputs = ForwardInputs(step.ids, pairs.positions, pairs.slot_mapping, meta, wanted)
+        return self._head.forward_pairs(inputs, beside, self._kv)
+
+    def _at(self, slot_mapping: Tensor) -> Tensor:
+        return self._states.index_select(0, slot_mapping.clamp_min(0))
+
+    def _over_all(self, last: Tensor) -> Tensor:
+        """Logits over the model's vocabulary."""
+        everything = self._logits[: len(last)]
+        if self._few is None or self._ids is None:
+            return self._head.logits(last, everything)
+        return everything.index_copy_(1, self._ids, self._head.logits(last, self._few[: len(last)]))

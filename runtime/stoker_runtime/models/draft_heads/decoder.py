@@ -1,0 +1,75 @@
+"""The forward pass of a head that drafts: pairs of a token and the state of the token before it.
+
+Invariants: those of `Decoder`; the states that are handed in are overwritten.
+Knows nothing of where states are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stoker_kernels.block_gemm import block_rows
+from stoker_kernels.embedding import embed
+from stoker_kernels.norm import rms_norm
+from stoker_kernels.quant import BlockWeight
+from stoker_runtime.models.decoder import Decoder
+from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.draft_heads.spec import HeadSpec
+from stoker_runtime.models.inputs import ForwardInputs
+
+
+class HeadDecoder(Decoder):
+    """A head on one device, beside the model `target`."""
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        weights: DecoderWeights,
+        target: Decoder,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        max_model_len: int,
+    ) -> None:
+        """`target` lends its embedding where the head has none."""
+        super().__init__(spec, weights, device, dtype, max_model_len=max_model_len)
+        self._head = spec
+        self._target = target
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """`[T, taps · state]` of the model → `[T, H]`."""
+        weight = self.weights.fuse
+        assert weight is not None, "a head fuses what it reads of the model"
+        return self._linear(states, weight, None)
+
+    def forward_pairs(
+        self, inputs: ForwardInputs, states: Tensor, kv: Sequence[tuple[Tensor, ...]]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens `[T]`, each with a state `[T, H]` → what the output head reads `[S, H]`, and the states that follow.
+
+        Writes the KV cache; `states` are overwritten.
+        """
+        layer, eps = self.weights.layers[0], self.spec.eps
+        assert layer.input_norm is not None, "a head norms the embedding"
+        assert layer.hidden_norm is not None, "a head norms the state"
+        normed = rms_norm(states, layer.hidden_norm, eps)
+        pairs = torch.cat((rms_norm(self._embedded(inputs), layer.input_norm, eps), normed), dim=1)
+        residual = normed if self._head.norm_first else states
+        heads, slots = self._attend(0, pairs, inputs, kv[0]), inputs.slot_mapping
+        if inputs.logits_rows is not None:
+            heads = heads.index_select(0, inputs.logits_rows)
+            residual = residual.index_select(0, inputs.logits_rows)
+            slots = slots.index_select(0, inputs.logits_rows)
+        update = self._linear(heads, layer.output, layer.output_bias)
+        hidden = self._stream.to_ffn(update, residual, layer)
+        last = self._leave(self._feed_forward(0, hidden, slots), residual, None)
+        return last, residual
+
+    def _embedded(self, inputs: ForwardInputs) -> Tensor:
+        table = self.weights.embed if self._head.own_table else self._target.weights.embed
+        if isinstance(table, BlockWeight):
+            return block_rows(inputs.ids, table, self.dtype)
+        return embed(inputs.ids, table)
