@@ -1,7 +1,7 @@
 """Launches the kernels of planes: which tile, how many splits of K, and their arguments.
 
-A tile is chosen by the tokens alone, splits by rows, columns and the device's SMs, so every shape finds a kernel that
-was compiled ahead.
+A tile is chosen by the tokens, its ring by the kind of GPU, splits by rows, columns and the device's SMs, so every
+shape finds a kernel that was compiled ahead.
 Invariants: `arrivals` of a device are zeros between launches, so launches follow each other on one stream; all that a
 call allocates is what `linear` says.
 Does not know: which weights are multiplied so (`plane_choose`).
@@ -10,14 +10,15 @@ Does not know: which weights are multiplied so (`plane_choose`).
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker_kernels.block_gemm import triton_planes as kernels
-from stoker_kernels.launch.dispatch import sm_count
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options
 from stoker_kernels.quant import PLANE_KINDS, PlaneRows, element_bits, steps_and_tails
 
@@ -50,6 +51,11 @@ ROWS_AT_ONCE, ROW_WARPS = 16, 4  # of the kernel that only decodes
 def tile_for(tokens: int) -> PlaneTile:
     """The tile for so many tokens: the smallest that holds them, or the largest."""
     return next((tile for tile in TILES if tokens <= tile.tokens), TILES[-1])
+
+
+def fitted(tile: PlaneTile, sm: int) -> PlaneTile:
+    """`tile` as a chip holds it: where a block has less shared memory, the ring of weights in 16 bits is shorter."""
+    return replace(tile, stages=2) if tile.many and not chip_of(sm).large_shared else tile
 
 
 def splits_for(tile: PlaneTile, tokens: int, rows: int, columns: int, sms: int) -> int:
@@ -109,7 +115,7 @@ def linear(
     split. `widen` multiplies in fp32; tile and splits are chosen where they are not given.
     """
     (m, k), n = x.shape, piece.rows
-    tile = tile or tile_for(m)
+    tile = tile or fitted(tile_for(m), sm_of(x.device))
     splits = splits or splits_for(tile, m, n, k, sm_count(x.device))
     tiles = (-(-n // tile.rows), -(-m // tile.tokens))
     arrivals = _arrivals(x.device)

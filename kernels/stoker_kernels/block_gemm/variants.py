@@ -11,9 +11,17 @@ from typing import Any
 
 import torch
 
-from stoker_kernels.block_gemm.plane_launch import ROW_WARPS, ROWS_AT_ONCE, TILES, constants, elements
+from stoker_kernels.block_gemm.plane_launch import (
+    ROW_WARPS,
+    ROWS_AT_ONCE,
+    TILES,
+    PlaneTile,
+    constants,
+    elements,
+    fitted,
+)
 from stoker_kernels.block_gemm.triton_planes import plane_linear_kernel, plane_rows_kernel
-from stoker_kernels.launch.aot_registry import BF16, FP16, I32, I32_DIVISIBLE, register_aot
+from stoker_kernels.launch.aot_registry import BF16, FP16, I32, I32_DIVISIBLE, SMS, register_aot
 from stoker_kernels.quant import PLANE_KINDS
 
 POINTERS = {torch.int16: "*i16", torch.uint8: "*u8"}
@@ -27,6 +35,12 @@ def types(name: str) -> tuple[dict[str, str], dict[str, Any]]:
     signature |= {"n": I32, "k": I32_DIVISIBLE, "low_stride": I32_DIVISIBLE, "high_stride": I32_DIVISIBLE}
     absent = {**({} if kind.high else {"high": None}), **({} if kind.bytes_ else {"factor": None})}
     return {part: type_ for part, type_ in signature.items() if part not in absent}, absent
+
+
+def _rings(tile: PlaneTile, min_sm: int) -> list[tuple[int, int, int]]:
+    """(least SM, most SM, stages) of a tile, where some chips hold a shorter ring one for each SM."""
+    each = [(sm, sm, fitted(tile, sm).stages) for sm in SMS if sm >= min_sm]
+    return each if len({stages for *_, stages in each}) > 1 else [(min_sm, max(SMS), tile.stages)]
 
 
 def _register() -> None:
@@ -45,11 +59,12 @@ def _register() -> None:
         sizes = {"m": I32, "x_stride": I32_DIVISIBLE, "out_stride": I32, "biased": I32, "splits": I32}
         for tile in TILES:
             shape = {"ROWS": tile.rows, "TOKENS": tile.tokens, "MANY": tile.many, "WIDEN": False}
-            register_aot(
-                plane_linear_kernel, signature | floats | sizes, [absent | constants(name) | shape],
-                options={"num_warps": tile.warps, "num_stages": tile.stages}, min_sm=min_sm,
-                compact=first and tile is TILES[0],
-            )  # fmt: skip
+            for least, most, stages in _rings(tile, min_sm):
+                register_aot(
+                    plane_linear_kernel, signature | floats | sizes, [absent | constants(name) | shape],
+                    options={"num_warps": tile.warps, "num_stages": stages}, min_sm=least, max_sm=most,
+                    compact=first and tile is TILES[0],
+                )  # fmt: skip
 
 
 _register()

@@ -15,6 +15,8 @@ from tests.kernels.attention.batches import Shape, random_batch
 
 from stoker_kernels.attention import choose as attention_choose
 from stoker_kernels.attention import sm90_decode
+from stoker_kernels.block_gemm.plane_launch import fitted, tile_for
+from stoker_kernels.block_gemm.triton_planes import plane_linear_kernel
 from stoker_kernels.integer_gemm import best_layout, triton_integer
 from stoker_kernels.launch import aot, at_need, cuda, dispatch, pdl
 from stoker_kernels.launch.aot_index import Wanted
@@ -191,6 +193,22 @@ def test_what_is_chosen_compiles_and_fits(sm: int, op: Callable[[random.Random, 
         assert ("mma.sync" in ptx) == (sm >= 80)
         assert not re.search(r"wgmma|tcgen05|cp\.async\.bulk|tensormap", ptx)
         assert ("griddepcontrol" in ptx) == bool(wanted.constants["LAUNCH_PDL"])
+
+
+@pytest.mark.parametrize("sm", [80, 86])
+def test_the_ring_of_blocks_is_as_long_as_a_chip_holds(sm: int) -> None:
+    """Weights of Q8_0 for 33 to 64 tokens: with three stages 100 KiB, of which SM 8.6 has 99."""
+    (variant,) = (
+        each
+        for each in aot.variants(sm)
+        if each.spec.kernel is plane_linear_kernel
+        and {"TOKENS": 64, "OFFSET": 128}.items() <= each.constants.items()
+        and each.spec.signature["x"] == "*bf16"
+    )
+    assert variant.spec.options["num_stages"] == fitted(tile_for(33), sm).stages
+    assert (variant.spec.options["num_stages"] == 3) == chip_of(sm).large_shared
+    if not chip_of(sm).large_shared:
+        assert aot.compile_variant(variant).metadata.shared <= chip_of(sm).shared_bytes
 
 
 def test_a_kernel_that_does_not_fit_a_chip_is_named(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(PrecompiledKernel, "run", lambda self, *args, **kwargs: recorder.run(self, *args, **kwargs))
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
-    seen_by = ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch")
+    seen_by = ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch",
+               "block_gemm.plane_launch")  # fmt: skip
     for module in (*seen_by, "latent_attention.triton_launch"):
         monkeypatch.setattr(f"stoker_kernels.{module}.sm_of", lambda device: SM)
     monkeypatch.setattr(torch, "zeros", small_zeros)
