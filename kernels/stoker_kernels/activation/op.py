@@ -33,6 +33,10 @@ for _op in (
         register(_op, "compiled", _compiled, compiled_supports("cpu_activation"))
     register(_op, "reference", f"stoker_kernels.activation.reference:{_op}", reference_supports)
     register_invariant(_op, "rows", f"stoker_kernels.activation.rows:{_op}", cpu_supports(*_HALF_AND_FULL))
+register(
+    "sigmoid_mul", "triton", "stoker_kernels.activation.triton_sigmoid:sigmoid_mul", triton_supports(*_HALF_AND_FULL)
+)
+register("sigmoid_mul", "reference", "stoker_kernels.activation.reference:sigmoid_mul", reference_supports)
 _quantizing = triton_supports(*_HALF_AND_FULL, min_sm=89)
 _FOLDER = "stoker_kernels.activation"
 register("silu_and_mul_quant", "triton", f"{_FOLDER}.triton_activation:silu_and_mul_quant", _quantizing)
@@ -96,6 +100,12 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 def relu2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`x [T,F]` → `max(x, 0)²` `[T,F]` (So et al. 2021). `out` may be `x`."""
     y: Tensor = select("relu2", x.device, x.dtype)(x, out=out)
+    return y
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """`x [T,F] · sigmoid(gate [T,F])` → `[T,F]`; rows may be strided."""
+    y: Tensor = select("sigmoid_mul", x.device, x.dtype)(x, gate)
     return y
 
 

@@ -68,3 +68,8 @@ def scale_and_cap(x: Tensor, scale: float, cap: float, *, out: Tensor | None = N
     """`scale · x`, soft-capped where there is a cap."""
     value = x.float() * scale
     return deliver(torch.tanh(value / cap) * cap if cap > 0 else value, x.dtype, out)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """`x · sigmoid(gate)`."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)

@@ -1,8 +1,9 @@
-"""RMS norm (plain, with the residual, with FP8 quantization, of columns) and layer norm.
+"""RMS norm (plain, with the residual, with FP8 quantization, of columns, beside a gate) and layer norm.
 
 Must never know: where in a layer it stands. A new norm: a function in `op.py`, `reference.py` and a `triton_*.py`.
 """
 
+from stoker_kernels.norm.gated import gated_rms_norm
 from stoker_kernels.norm.layer_norm import add_layer_norm, layer_norm
 from stoker_kernels.norm.op import (
     add_normed,
@@ -18,6 +19,7 @@ __all__ = [
     "add_normed",
     "add_rms_norm",
     "add_rms_norm_quant",
+    "gated_rms_norm",
     "layer_norm",
     "rms_norm",
     "rms_norm_columns",

@@ -112,3 +112,13 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The norm of the last dimension times `weight`, in fp32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group: int, gate_first: bool) -> Tensor:
+    """The definition of `gated.gated_rms_norm`."""
+    value, open_by = x.float(), torch.nn.functional.silu(gate.float())
+    value = value * open_by if gate_first else value
+    parts = value.unflatten(1, (-1, group))
+    normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
+    result = (normed * weight.float().view(-1, group)).flatten(1)
+    return (result if gate_first else result * open_by).to(x.dtype)
