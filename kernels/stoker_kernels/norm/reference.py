@@ -116,9 +116,9 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group: int, gate_first: bool) -> Tensor:
     """The definition of `gated.gated_rms_norm`."""
-    value, open_by = x.float(), torch.nn.functional.silu(gate.float())
+    value, open_by = x.float(), functional.silu(gate.float())
     value = value * open_by if gate_first else value
     parts = value.unflatten(1, (-1, group))
     normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)
     result = (normed * weight.float().view(-1, group)).flatten(1)
-    return (result if gate_first else result * open_by).to(x.dtype)
+    return deliver(result if gate_first else result * open_by, x.dtype, None)

@@ -183,7 +183,7 @@ def gated_delta_rule(
     where = (rows.query_start, rows.seq_lens)
     strides = (qkv.stride(0), b.stride(0))
     sizes = (heads, key_heads, key, value, *strides, state.stride(0), key**-0.5)
-    options = {"BLOCK_K": padded_dim(key), **launch_options(qkv.device)}
+    options: dict[str, object] = {"BLOCK_K": padded_dim(key), **launch_options(qkv.device)}
     block = min(VALUES, padded_dim(value))
     if decodes:
         delta_decode_kernel[(decodes, heads, triton.cdiv(value, block))](

@@ -80,9 +80,8 @@ def _register_delta(dtype: str, head: int) -> None:
         (triton_delta.delta_solve_kernel, solve | scratch, {"BLOCK_K": head, **chunks}, wide),
         (triton_delta.delta_chunk_kernel, spec | scratch, {**values, **chunks}, wide),
     ):
-        register_aot(
-            kernel, signature, [constants], options=options, min_sm=LEAST_SM, compact=dtype == BF16 and options is not wide
-        )
+        compact = dtype == BF16 and options is not wide
+        register_aot(kernel, signature, [constants], options=options, min_sm=LEAST_SM, compact=compact)
 
 
 for _dtype in (BF16, FP16):

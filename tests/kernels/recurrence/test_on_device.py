@@ -23,10 +23,10 @@ def compare(ours: Op, defined: Op, state: Tensor, step: Step, dtype: torch.dtype
     """Results, the states that were used, and that nothing else was touched."""
     before, expected_state = state.clone(), state.clone()
     got, expected = ours(state), defined(expected_state)
-    limit = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    torch.testing.assert_close(got, expected, **limit)
+    limit = TOLERANCE[dtype]
+    torch.testing.assert_close(got, expected, atol=limit, rtol=limit)
     assert not got[step.padded].any()
-    torch.testing.assert_close(state[step.used], expected_state[step.used], **limit)
+    torch.testing.assert_close(state[step.used], expected_state[step.used], atol=limit, rtol=limit)
     rest = [slot for slot in range(step.slots) if slot not in step.used]
     torch.testing.assert_close(state[rest], before[rest], equal_nan=True, rtol=0, atol=0)
 
