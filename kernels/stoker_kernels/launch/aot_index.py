@@ -146,12 +146,23 @@ def write_index(folder: Path, cubins: Iterable[Cubin]) -> None:
     partial.replace(folder / INDEX)
 
 
+def ahead_command(sm: int) -> str:
+    """What compiles for an SM before a start does."""
+    return f"python -m stoker_kernels.launch.aot --sm {sm} compiles them ahead"
+
+
+def compiled_ahead() -> dict[int, int]:
+    """SM → kernels of Triton's that came precompiled for it, by the index of its folder."""
+    folders = ((path.parent, path.parent.name.removeprefix("sm_")) for path in aot_folder().glob(f"sm_*/{INDEX}"))
+    return {int(sm): len(list(folder.glob("*.cubin"))) for folder, sm in sorted(folders, key=lambda each: int(each[1]))}
+
+
 @functools.cache
 def read_index(sm: int) -> Index:
     """The index for an SM; an empty one where nothing was compiled."""
     folder = sm_folder(aot_folder(), sm)
     if not (folder / INDEX).exists():
-        log.info("kernels: none came precompiled for sm_%d in %s", sm, folder.parent)
+        log.info("kernels: none came precompiled for sm_%d in %s; %s", sm, folder.parent, ahead_command(sm))
         return Index(folder, ())
     return Index(folder, (Cubin(**entry) for entry in json.loads((folder / INDEX).read_text())))
 

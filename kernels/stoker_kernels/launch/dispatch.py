@@ -178,6 +178,15 @@ def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) ->
     return {op: _selected[(op, device, dtype)][0].name for op in names}
 
 
+def refusal(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why nothing runs `op`, in the words of KernelUnavailable; None where something does. Selects nothing."""
+    try:
+        _choose(op, Target(device.type, sm_of(device), dtype))
+    except KernelUnavailable as error:
+        return str(error)
+    return None
+
+
 def chosen() -> dict[str, str]:
     """Op → implementation for everything selected so far, for the start-up log.
 

@@ -20,6 +20,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, KernelUnavailableError
 from stoker_runtime.executor.device import (
     device_memory,
+    gpu_bf16,
     multiplies_bf16,
     open_rank_device,
     phase,
@@ -31,7 +32,7 @@ from stoker_runtime.executor.drafts.open import open_drafter
 from stoker_runtime.executor.drafts.plan import DraftModel, read_draft_model
 from stoker_runtime.executor.executor import Executor
 from stoker_runtime.executor.host_memory import HostPlan, free_host_memory, plan_host
-from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
+from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
 from stoker_runtime.executor.kernel_supply import gemm_weights, supply_cuda, supply_tiles, supply_triton
 from stoker_runtime.executor.pooling import PoolingExecutor
 from stoker_runtime.executor.pooling_build import build_pooling_executor
@@ -129,15 +130,19 @@ def _build(
         memory = device_memory(device, ahead.reserved if ahead else 0)
         unasked = keeps_unasked(config, spec, device.type)
         spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
-        config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
+        config = resolve(
+            config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device)
+        )
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
     refuse_head(config, device)
     refuse_variant(config, spec, device)
+    refuse_kind(config, spec, device)
     draft = read_draft_model(config, spec)
     if draft is not None:
         refuse_variant(draft.config, draft.spec, device)
+        refuse_kind(draft.config, draft.spec, device)
     beside = draft.beside if draft else NOTHING_BESIDE
     weights_bytes = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
     if not config.batch_invariant:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 
 from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.pdl import enable_pdl
 from stoker_kernels.quant import FP8
 from stoker_runtime.config import EngineConfig
@@ -82,6 +83,11 @@ def device_memory(device: torch.device, lent: int = 0) -> DeviceMemory:
 def multiplies_bf16() -> bool:
     """Whether this processor multiplies bf16 faster than float32: by AVX-512 BF16, or AMX."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def gpu_bf16(device: torch.device) -> bool:
+    """Whether a GPU multiplies bf16; of a CPU `multiplies_bf16` says it."""
+    return device.type != "cuda" or chip_of(dispatch.sm_of(device)).bf16
 
 
 def refuse_head(config: EngineConfig, device: torch.device) -> None:

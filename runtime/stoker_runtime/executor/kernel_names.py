@@ -1,4 +1,4 @@
-"""The kernels of a model's ops: what runs each, for the log, and what `--batch-invariant` refuses.
+"""The kernels of a model's ops: what runs each, for the log, and what this kind of GPU and `--batch-invariant` refuse.
 
 Invariants: only ops that a step has used are named. What is not refused runs by ops that say of themselves that they
 are batch-invariant (`kernels/stoker_kernels/launch/dispatch.py`); one that does not is an error at its first use.
@@ -12,10 +12,12 @@ import torch
 from stoker_kernels.attention import attention_kernels
 from stoker_kernels.gemm import shape_refusal
 from stoker_kernels.launch import dispatch
+from stoker_kernels.launch.chip import LEAST_SM
 from stoker_kernels.quant import FP8
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.models.parameter import Role, stored_kind
+from stoker_runtime.models.encoders.spec import EncoderSpec
+from stoker_runtime.models.parameter import Parameter, Role, stored_kind
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.layout import TORCH_DTYPES
 
@@ -34,6 +36,62 @@ def kernels_in_use(spec: ModelSpec, device: torch.device, kv_dtype: torch.dtype)
             device, kv_dtype=kv_dtype, head_dim=spec.head_dim, group=group, softcap=spec.attention_softcap
         )
     return chosen
+
+
+def refuse_kind(config: EngineConfig, spec: ModelSpec | EncoderSpec, device: torch.device) -> None:
+    """Raises ConfigError for what nothing multiplies on this kind of GPU, with what to do instead, before any weight is
+    read. `config` is resolved, and `--kernel` is applied.
+    """
+    if device.type != "cuda":
+        return
+    sm = dispatch.sm_of(device)
+    if sm < LEAST_SM:
+        raise ConfigError(
+            f"this GPU is of sm_{sm}, and kernels are for sm_{LEAST_SM} (Turing) and newer; use another one, or "
+            "--device cpu.",
+            param="device",
+        )
+    dense = TORCH_DTYPES[config.dtype]
+    reason = dispatch.refusal("linear", device, dense)
+    if reason is not None:
+        raise ConfigError(
+            f"dtype is {config.dtype}, which this GPU does not multiply: {reason}. Leave --dtype out, or give it as "
+            "float16.",
+            param="dtype",
+        )
+    if isinstance(spec, EncoderSpec):
+        return
+    if spec.latent is not None:
+        reason = dispatch.refusal("latent_attention", device, dense)
+        if reason is not None:
+            raise ConfigError(
+                f"{spec.architecture} has latent attention, which this GPU does not compute: {reason}. It wants "
+                "Ampere or newer.",
+                param="model",
+            )
+    for each in spec.parameters():
+        kind = stored_kind(each, config.quantization)
+        op, dtype, newer = _multiplied_by(each, kind, dense)
+        reason = dispatch.refusal(op, device, dtype) if op else None
+        if reason is not None:
+            asked = "isq" if config.isq != "none" else "quantization"
+            # Experts are not multiplied in four bits but of their own kind.
+            four = "" if spec.moe else f", or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4)"
+            raise ConfigError(
+                f"{each.name} rests in {kind}, which this GPU does not multiply: {reason}. {newer}; on this one "
+                f"serve weights in 16 bits{four}.",
+                param="model" if spec.checkpoint is not None else asked,
+            )
+
+
+def _multiplied_by(parameter: Parameter, kind: str, dense: torch.dtype) -> tuple[str, torch.dtype, str]:
+    """(op, type, who has it) of what multiplies a parameter in 8 bits; "" for all others."""
+    if kind in ("fp8_channel", "fp8_block"):
+        op = "experts" if parameter.role is Role.EXPERTS else "linear"
+        return op, FP8, "FP8 products want Ada, Hopper or newer"
+    if kind == "int8_channel":
+        return "int8_linear", dense, "INT8 products want Ampere or newer"
+    return "", dense, ""
 
 
 def refuse_settings(config: EngineConfig) -> None:

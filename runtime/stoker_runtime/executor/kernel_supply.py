@@ -21,7 +21,8 @@ import torch
 
 from stoker_kernels.gemm import GemmWeight, use_tuned
 from stoker_kernels.launch import nvcc
-from stoker_kernels.launch.aot_index import cache_folder
+from stoker_kernels.launch.aot_index import ahead_command, cache_folder, compiled_ahead
+from stoker_kernels.launch.chip import BF16_SM
 from stoker_kernels.launch.dispatch import KernelUnavailable, sm_of
 from stoker_kernels.launch.rehearsal import Missing, rehearse
 from stoker_runtime.errors import KernelUnavailableError
@@ -61,7 +62,14 @@ class BuildProgress:
 
 def supply_cuda(device: torch.device) -> None:
     """Build the CUDA kernels that are made for this device and not there; without nvcc, say what that costs."""
-    missing = nvcc.missing(sm_of(device)) if device.type == "cuda" else []
+    sm = sm_of(device) if device.type == "cuda" else 0
+    if 0 < sm < BF16_SM:
+        log.warning(
+            "kernels: sm_%d: Triton multiplies here without tensor cores, so attention, experts and packed weights are "
+            "slow; products of dense weights are cuBLAS's. A model trained in bfloat16 may go beyond float16's range",
+            sm,
+        )  # fmt: skip
+    missing = nvcc.missing(sm) if sm else []
     if not missing:
         return
     try:
@@ -86,7 +94,10 @@ def supply_triton(steps: Callable[[], None]) -> None:
         return
     from stoker_kernels.launch.at_need import CompileFailed, compile_missing
 
-    log.info("kernels: compiling %d of Triton's into %s, once", len(missing), cache_folder())
+    names = sorted({each.wanted.kernel for each in missing.values()})
+    log.info("kernels: compiling %d of Triton's into %s, once: %s", len(missing), cache_folder(), ", ".join(names))
+    for sm in sorted({each.sm for each in missing.values()} - set(compiled_ahead())):
+        log.info("kernels: none came compiled for sm_%d; %s", sm, ahead_command(sm))
     try:
         compile_missing(missing.values(), BuildProgress("compiling Triton kernels"))
     except (CompileFailed, OSError) as error:

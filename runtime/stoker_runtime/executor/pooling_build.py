@@ -14,7 +14,8 @@ import torch
 from stoker_kernels.launch.dispatch import KernelUnavailable
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import KernelUnavailableError, ModelError
-from stoker_runtime.executor.device import device_memory, open_rank_device, phase, pin_kernels
+from stoker_runtime.executor.device import device_memory, gpu_bf16, open_rank_device, phase, pin_kernels
+from stoker_runtime.executor.kernel_names import refuse_kind
 from stoker_runtime.executor.kernel_supply import supply_cuda, supply_triton
 from stoker_runtime.executor.pooling import DecoderPooler, EncoderPooler, Pooler, PoolingExecutor
 from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
@@ -63,12 +64,13 @@ def build_pooling_executor(
     with phase("device", seconds):
         spec = pooling_spec(source)
         device = open_rank_device(config)
-        config = resolve_pooling(config, spec, pooling, device.type)
+        config = resolve_pooling(config, spec, pooling, device.type, gpu_bf16=gpu_bf16(device))
         if device.type == "cpu":
             ahead = None
         plan = plan_pooling(config, spec, device_memory(device, ahead.reserved if ahead else 0))
     supply_cuda(device)
     pin_kernels(config)
+    refuse_kind(config, spec, device)
     with phase("weights", seconds), torch.inference_mode():
         pooler = _load(config, source, spec, pooling, device, ahead)
     executor = PoolingExecutor(config, pooler, pooling, device)

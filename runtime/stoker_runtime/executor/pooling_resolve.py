@@ -38,10 +38,11 @@ class PoolingMemory:
 
 
 def resolve_pooling(
-    config: EngineConfig, spec: EncoderSpec | ModelSpec, pooling: PoolingSpec, device: str
+    config: EngineConfig, spec: EncoderSpec | ModelSpec, pooling: PoolingSpec, device: str, *, gpu_bf16: bool = True
 ) -> EngineConfig:
     """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
 
+    `gpu_bf16`: the GPU multiplies bfloat16.
     Raises ConfigError for a longer text than the model has positions for, or a setting that encoders lack.
     """
     for name in ("swap_space", "num_cpu_blocks"):
@@ -65,10 +66,10 @@ def resolve_pooling(
     refuse_beyond(config.max_model_len, spec.max_position)
     on_gpu = device == "cuda"
     # An encoder's values stay small, and float16's three bits more keep its vectors nearer to float32's.
-    half = "float16" if encoder else "bfloat16"
+    half = "float16" if encoder or not gpu_bf16 else "bfloat16"
     dtype = config.dtype
     if dtype == "auto":
-        dtype = (half if spec.dtype == "float32" else spec.dtype) if on_gpu else "float32"
+        dtype = (half if spec.dtype == "float32" or not gpu_bf16 else spec.dtype) if on_gpu else "float32"
     longest = config.max_model_len or min(spec.max_position, pooling.max_tokens or spec.max_position)
     return replace(
         config,

@@ -99,10 +99,12 @@ def resolve(
     gpu_bytes: int = LARGE_GPU_BYTES,
     *,
     cpu_bf16: bool = False,
+    gpu_bf16: bool = True,
 ) -> EngineConfig:
     """Return `config` with every automatic value decided for this model and device ("cuda" or "cpu").
 
     `gpu_bytes`: all memory of the GPU. `cpu_bf16`: the processor multiplies bf16 in half the time of float32.
+    `gpu_bf16`: the GPU multiplies it at all.
 
     Raises:
         ConfigError: max_model_len beyond what the model was trained for, or a KV type that no kernel reads there.
@@ -110,7 +112,7 @@ def resolve(
     dtype = config.dtype
     if dtype == "auto":
         on_cpu = "bfloat16" if cpu_bf16 and spec.dtype == "bfloat16" else "float32"
-        dtype = on_cpu if device == "cpu" else _gpu_dtype(spec)
+        dtype = on_cpu if device == "cpu" else _gpu_dtype(spec, gpu_bf16)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     if device == "cuda" and kv_dtype not in (dtype, "fp8"):
         raise ConfigError(
@@ -144,10 +146,12 @@ def resolve(
     )
 
 
-def _gpu_dtype(spec: ModelSpec) -> str:
+def _gpu_dtype(spec: ModelSpec, gpu_bf16: bool) -> str:
     """The checkpoint's dtype; bfloat16 for one in 32 bits, or in four or in integers, whose files say float16 out of
-    habit.
+    habit; float16 where the GPU has no bfloat16.
     """
+    if not gpu_bf16:
+        return "float16"
     habit = spec.checkpoint is not None and not isinstance(spec.checkpoint, Fp8Checkpoint)
     return "bfloat16" if spec.dtype == "float32" or habit else spec.dtype
 

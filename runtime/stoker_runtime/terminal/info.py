@@ -46,12 +46,12 @@ def main(argv: list[str]) -> int:
     try:
         config = located(parse(argv, os.environ).engine, only=DESCRIPTIONS, say=tell) if argv else None
         # Imported once the flags are right: PyTorch takes seconds.
-        from stoker_runtime.executor.device import open_device, pin_kernels
+        from stoker_runtime.executor.device import gpu_bf16, open_device, pin_kernels
 
         device = open_device(config.device if config else "auto")
         show("Versions", versions())
         show("Device", device_lines(device))
-        dtype = "float32" if device.type == "cpu" else "bfloat16"
+        dtype = "float32" if device.type == "cpu" else "bfloat16" if gpu_bf16(device) else "float16"
         if config is not None:
             pin_kernels(config)
             lines, dtype = describe_model(config, device)
@@ -83,7 +83,21 @@ def versions() -> list[Line]:
             found.append((package, version(package)))
         except PackageNotFoundError:
             found.append((package, "not installed"))
-    return found
+    return [*found, ("GPU kernels", kernels_ahead())]
+
+
+def kernels_ahead(here: int | None = None) -> str:
+    """For which kinds of GPU kernels came compiled, and whether for SM `here`."""
+    from stoker_kernels.launch.aot_index import ahead_command, compiled_ahead
+
+    found = compiled_ahead()
+    if here is not None:
+        return f"{found[here]} came compiled" if here in found else (
+            f"none came compiled for sm_{here}: a first start compiles what its model needs; {ahead_command(here)}"
+        )
+    if not found:
+        return "none came compiled: a first start on a GPU compiles what its model needs"
+    return "compiled for " + ", ".join(f"sm_{sm} ({count})" for sm, count in found.items())
 
 
 def device_lines(device: torch.device) -> list[Line]:
@@ -101,13 +115,14 @@ def device_lines(device: torch.device) -> list[Line]:
         ("compute", f"sm_{properties.major}{properties.minor}, {properties.multi_processor_count} SMs"),
         ("memory", f"{gib(total)}, {gib(free)} free"),
         ("cuda", str(torch.version.cuda)),
+        ("kernels", kernels_ahead(properties.major * 10 + properties.minor)),
     ]
 
 
 def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Line], str]:
     """What the model is and how it fits, and the dtype that it would run in. Raises ConfigError."""
-    from stoker_runtime.executor.device import device_memory, multiplies_bf16, refuse_head
-    from stoker_runtime.executor.kernel_names import refuse_settings, refuse_variant
+    from stoker_runtime.executor.device import device_memory, gpu_bf16, multiplies_bf16, refuse_head
+    from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
     from stoker_runtime.executor.resolve import asked_quantization, refuse_at_load, resolve
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
@@ -129,8 +144,9 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         unasked = keeps_unasked(config, spec, device.type)
         spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
     memory = device_memory(device)
-    config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16())
+    config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
     refuse_variant(config, spec, device)
+    refuse_kind(config, spec, device)
     several = config.data_parallel_size
     beside = [("engines", f"{several}, of each of which the following is said")] if several > 1 else []
     if config.ranks == 1:
@@ -156,12 +172,14 @@ def pooling_lines(
     source: ModelSource, pooling: PoolingSpec, config: EngineConfig, device: torch.device
 ) -> tuple[list[Line], str]:
     """The same of a model that embeds or scores: it keeps no cache, so a step is all that it needs beside weights."""
-    from stoker_runtime.executor.device import device_memory
+    from stoker_runtime.executor.device import device_memory, gpu_bf16
+    from stoker_runtime.executor.kernel_names import refuse_kind
     from stoker_runtime.executor.pooling_build import pooling_spec
     from stoker_runtime.executor.pooling_resolve import plan_pooling, resolve_pooling
 
     spec = pooling_spec(source)
-    config = resolve_pooling(config, spec, pooling, device.type)
+    config = resolve_pooling(config, spec, pooling, device.type, gpu_bf16=gpu_bf16(device))
+    refuse_kind(config, spec, device)
     plan = plan_pooling(config, spec, device_memory(device))
     normalized = ", normalized" if pooling.normalize else ""
     lines = [

@@ -1,4 +1,4 @@
-"""What the log of a start says of kernels: attention by those behind it."""
+"""What the log of a start says of kernels, attention by those behind it, and what a kind of GPU does not multiply."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.launch import dispatch
+from stoker_kernels.launch import cuda, dispatch
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor import kernel_names
+from stoker_runtime.executor.device import gpu_bf16
+from stoker_runtime.executor.resolve import resolve
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 
@@ -70,3 +72,58 @@ def test_models_that_batch_invariance_refuses(shape: str, device: str, quantizat
     kernel_names.refuse_variant(replace(config, batch_invariant=False), spec, torch.device(device))
     with pytest.raises(ConfigError, match=named):
         kernel_names.refuse_variant(config, spec, torch.device(device))
+
+
+GPU = torch.device("cuda", 0)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, sm: int, model: str = "qwen2.5-7b", **asked: Any) -> EngineConfig:
+    """What a start on a GPU of capability `sm` resolves and then refuses, or not."""
+    monkeypatch.setattr(dispatch, "sm_of", lambda device: sm)
+    monkeypatch.setattr(cuda, "missing_cubin", lambda stem, arch: None)
+    spec = build_spec(read_source(f"shape:{model}"))
+    config = EngineConfig(model=f"shape:{model}", **asked)
+    config = resolve(config, spec, "cuda", gpu_bf16=gpu_bf16(GPU))
+    kernel_names.refuse_kind(config, spec, GPU)
+    return config
+
+
+@pytest.mark.parametrize("sm", [75, 80, 86, 87, 89, 90, 100, 120])
+def test_a_model_of_bfloat16_starts_on_every_kind_of_gpu(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    selected = dict(dispatch._selected)
+    for model, quantization in (("qwen3-30b-a3b", "auto"), ("llama-3.1-8b", "w4"), ("gpt-oss-20b", "auto")):
+        config = started(monkeypatch, sm, model, quantization=quantization)
+        assert (config.dtype, config.kv_cache_dtype) == 2 * (("bfloat16" if sm >= 80 else "float16"),)
+    assert dispatch._selected == selected, "only what a step uses is named in the log"
+
+
+@pytest.mark.parametrize(
+    ("sm", "model", "asked", "param", "words"),
+    [
+        (75, "qwen2.5-7b", {"dtype": "bfloat16"}, "dtype", r"bfloat16 needs sm_80 or newer.*give it as float16"),
+        (75, "deepseek-v2-lite", {}, "model", "latent attention.*needs sm_80.*Ampere or newer"),
+        (86, "qwen2.5-7b", {"quantization": "fp8"}, "quantization", r"needs sm_89.*Ada, .*--quantization w4\)"),
+        (80, "llama-3.1-8b", {"isq": "fp8"}, "isq", r"bfloat16 \(AWQ, GPTQ, --isq w4\)"),
+        (80, "qwen3-30b-a3b", {"quantization": "fp8"}, "quantization", r"FP8 products want Ada.* in 16 bits\.$"),
+        (70, "qwen2.5-7b", {"quantization": "w4", "dtype": "float32"}, "device", "sm_70, and kernels are for sm_75"),
+    ],
+)
+def test_what_a_gpu_does_not_multiply_is_refused_before_weights_are_read(
+    sm: int, model: str, asked: dict[str, Any], param: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=words) as wrong:
+        started(monkeypatch, sm, model, **asked)
+    assert wrong.value.param == param
+    assert started(monkeypatch, 89, model, **asked).model == f"shape:{model}"
+
+
+@pytest.mark.parametrize("sm", [75, 80])
+def test_int8_on_both_sides_wants_ampere(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "sm_of", lambda device: sm)
+    monkeypatch.setattr(kernel_names, "stored_kind", lambda parameter, quantization: "int8_channel")
+    config = resolve(EngineConfig(model="m"), QWEN, "cuda", gpu_bf16=gpu_bf16(GPU))
+    if sm >= 80:
+        kernel_names.refuse_kind(config, QWEN, GPU)
+        return
+    with pytest.raises(ConfigError, match=r"rests in int8_channel.*needs sm_80.*INT8 products want Ampere"):
+        kernel_names.refuse_kind(config, QWEN, GPU)

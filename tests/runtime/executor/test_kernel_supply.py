@@ -100,6 +100,14 @@ def test_nothing_is_said_where_none_are_made_for_the_device(
     assert caplog.text == ""
 
 
+def test_turing_is_told_that_it_has_no_tensor_cores_here(
+    hopper: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_supply, "sm_of", lambda device: 75)
+    supply_cuda(GPU)
+    assert "sm_75: Triton multiplies here without tensor cores" in caplog.text
+
+
 class Machine:
     """Steps that launch some kernels, and a compiler."""
 
@@ -125,14 +133,18 @@ class Machine:
 
 @pytest.mark.parametrize("missing", [0, 3])
 def test_what_a_rehearsal_misses_is_compiled_before_the_first_step(
-    missing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(missing)
+    monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
     monkeypatch.setattr(at_need, "compile_missing", machine.compile)
     caplog.set_level(logging.INFO)
     supply_triton(machine.steps)
     assert machine.rehearsals == (2 if missing else 1)
     assert ("3 of 3 after" in caplog.text) == bool(missing)
+    command = "none came compiled for sm_90; python -m stoker_kernels.launch.aot --sm 90"
+    for words in ("once: kernel_0, kernel_1, kernel_2", command):
+        assert (words in caplog.text) == bool(missing)
 
 
 def test_a_kernel_that_does_not_compile_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,9 @@ def test_sizes(tmp_path: Path) -> None:
     config = EngineConfig("m")
     cpu, gpu = (resolve_pooling(config, spec, pooling, device) for device in ("cpu", "cuda"))
     assert (cpu.dtype, cpu.max_model_len, gpu.dtype) == ("float32", 16, "float16")
+    wide = replace(spec, dtype="bfloat16")
+    found = [resolve_pooling(config, wide, pooling, "cuda", gpu_bf16=has).dtype for has in (True, False)]
+    assert found == ["bfloat16", "float16"]
     longer = resolve_pooling(EngineConfig("m", max_model_len=40, max_num_batched_tokens=20), spec, pooling, "cpu")
     assert (longer.max_model_len, longer.max_num_batched_tokens) == (40, 40)
     with pytest.raises(ConfigError, match="positions end at 40"):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from stoker_kernels.launch.aot_index import INDEX
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
-from stoker_runtime.terminal.info import describe_model
+from stoker_runtime.terminal.info import describe_model, kernels_ahead
 
 
 def test_ops_are_listed_without_a_model() -> None:
@@ -20,6 +22,20 @@ def test_ops_are_listed_without_a_model() -> None:
     assert done.returncode == 0, done.stderr
     kernels = done.stdout.partition("\nKernels\n")[2].split()
     assert {"linear", "paged_attention", "rms_norm"} <= set(kernels)
+
+
+def test_the_kinds_of_gpu_with_kernels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_AOT_DIR", str(tmp_path))
+    assert "none came compiled" in kernels_ahead()
+    for sm, count in ((120, 2), (86, 3)):
+        (tmp_path / f"sm_{sm}").mkdir()
+        (tmp_path / f"sm_{sm}" / INDEX).write_text("[]")
+        for at in range(count):
+            (tmp_path / f"sm_{sm}" / f"{at}.cubin").touch()
+    assert kernels_ahead() == "compiled for sm_86 (3), sm_120 (2)"
+    assert kernels_ahead(86) == "3 came compiled"
+    assert "for sm_89: a first start compiles" in kernels_ahead(89)
+    assert "stoker_kernels.launch.aot --sm 89" in kernels_ahead(89)
 
 
 def test_a_draft_model_is_counted() -> None:
