@@ -22,9 +22,10 @@ VERIFY_TOKENS = 256
 NAME = "speculative_config"
 DRAFT_MODEL = "draft_model"
 EAGLE3 = "eagle3"
+MTP = "mtp"
+MTP_NAMES = (MTP, "deepseek_mtp", "glm4_moe_mtp")
 OTHER_METHODS = {
     "eagle": "EAGLE heads of the first two kinds are not there yet; those of EAGLE-3 are method eagle3",
-    "mtp": "multi-token prediction heads are not there yet",
     "medusa": "Medusa heads are not there yet",
     "mlp_speculator": "MLP speculators are not there yet",
 }
@@ -80,8 +81,11 @@ def read_drafting(value: str) -> Drafting | None:
     method = given.get("method")
     if method is None and "model" in given:
         method = DRAFT_MODEL
+    if method in MTP_NAMES:
+        method = MTP
     if isinstance(method, str) and (method in OTHER_METHODS or method.endswith("_mtp")):
-        raise _refused("method", method, OTHER_METHODS.get(method, OTHER_METHODS["mtp"]))
+        why = "such heads are not there yet; those of DeepSeek-V3 and GLM-4.5 are method mtp"
+        raise _refused("method", method, OTHER_METHODS.get(method, why))
     if not isinstance(method, str) or method not in _READERS:
         raise _refused("method", method, f"it must be one of {', '.join(_READERS)}")
     fields = _READERS[method]
@@ -92,6 +96,8 @@ def read_drafting(value: str) -> Drafting | None:
     limit = _whole(given, "disable_by_batch_size", 0, 0, 1 << 20)
     if method in (DRAFT_MODEL, EAGLE3):
         return _with_model(method, given, limit)
+    if method == MTP:
+        return Drafting(MTP, _needed_tokens(method, given), 0, 0, batch_limit=limit)
     return {"ngram": _ngram, "suffix": _suffix}[method](given, limit)
 
 
@@ -113,6 +119,7 @@ _READERS: dict[Any, dict[str, None]] = {
         )
     ),
     DRAFT_MODEL: dict.fromkeys(("model", "revision", "draft_tensor_parallel_size")),
+    MTP: dict.fromkeys(("draft_tensor_parallel_size",)),
     EAGLE3: dict.fromkeys(("model", "revision", "draft_tensor_parallel_size")),
 }
 
@@ -147,11 +154,16 @@ def _with_model(method: str, given: dict[str, Any], batch_limit: int) -> Draftin
         raise _refused("model", model, f"it must name {what}, a name of the hub")
     if not isinstance(revision, str):
         raise _refused("revision", revision, "it must be text")
+    tokens = _needed_tokens(method, given)
+    return Drafting(method, tokens, 0, 0, batch_limit=batch_limit, model=model, revision=revision)
+
+
+def _needed_tokens(method: str, given: dict[str, Any]) -> int:
+    """How many tokens a step verifies, by one that runs on the model's own rank."""
     if "num_speculative_tokens" not in given:
         raise _refused("num_speculative_tokens", None, f"{method} needs it: how many tokens a step verifies")
-    tokens = _whole(given, "num_speculative_tokens", 0, 1, MAX_DRAFTS)
     _whole(given, "draft_tensor_parallel_size", 1, 1, 1)
-    return Drafting(method, tokens, 0, 0, batch_limit=batch_limit, model=model, revision=revision)
+    return _whole(given, "num_speculative_tokens", 0, 1, MAX_DRAFTS)
 
 
 def _whole(given: dict[str, Any], name: str, default: Any, least: int, most: int) -> int:

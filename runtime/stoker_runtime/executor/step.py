@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -172,10 +171,7 @@ class StepBody:
         """The model's pass; a head that drafts from its states keeps them."""
         if self._head is None:
             return self.decoder.forward(inputs, self.kv)
-        taps = self._head.taps(len(inputs.ids))
-        hidden = self.decoder.forward(replace(inputs, taps=taps), self.kv)
-        self._head.keep(taps, inputs.slot_mapping)
-        return hidden
+        return self._head.run_model(self.decoder, inputs, self.kv)
 
     def catch_up(self, shape: StepShape, longest: int) -> None:
         """Have the draft model compute the chunks that `ragged.packed` describes; none has more than `longest`."""

@@ -54,7 +54,9 @@ class LayerWeights:
     mixture: MixtureWeights | None = None
     latent: LatentWeights | None = None
     input_norm: Tensor | None = None
+    embed_norm: Tensor | None = None
     hidden_norm: Tensor | None = None
+    join: Tensor | None = None
     input_norm_bias: Tensor | None = None
     qkv_bias: Tensor | None = None
     q_norm: Tensor | None = None
@@ -86,7 +88,7 @@ class DecoderWeights:
 
     `kv_scales` `[layers, 2, Hkv]` fp32 are what keys and values of an e4m3 cache are multiplied by; None: by 1.
     `positions` `[P, H]` are learned ones, that are added to the embedding. `fuse` is of a head that drafts: it brings
-    what is read of the model to one vector, which each layer norms by `hidden_norm`.
+    what is read of the model to one vector. Its layer norms that by `hidden_norm`, and may `join` it with an embedding.
     """
 
     embed: Tensor | BlockWeight

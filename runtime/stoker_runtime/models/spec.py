@@ -73,7 +73,7 @@ class ModelSpec:
     `learned_positions` is a table that is added to the embedding.
     `latent`: one latent a token is cached in place of keys and values: of `head_dim` values, and of one head.
     `sinks`: each head has an extra logit that takes weight from its keys. `moe`: the layers whose feed-forward is a
-    mixture of experts. `draft_layers` stand behind the last one in checkpoints, and are not loaded.
+    mixture of experts. `draft_layers` stand behind the last one in checkpoints, for the method mtp alone.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
     of the logits (`logit_scale`). A soft-cap c turns x into c·tanh(x/c); 0 is none.
     `head_kind`: what the output head becomes at load; "": it stays as wide as the rest.

@@ -26,6 +26,7 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ROWS
 from stoker_runtime.models.config_source import ModelSource, SourceKind, read_source
 from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.draft_heads.spec import HeadSpec
 from stoker_runtime.models.parameter import Parameter, stored_kind
 from stoker_runtime.models.quantization.fp4_checkpoint import Fp4Checkpoint
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
@@ -159,7 +160,11 @@ def _routes(
         found, kv_scales, vocabulary = read_gguf_header(path).tensors, KvScales(), Vocabulary.GGUF
     else:
         row = ROWS[spec.architecture]
-        found, kv_scales = split_kv_scales(with_base(renamed(read_checkpoint_index(path), row.renamed), row.base))
+        entries = renamed(read_checkpoint_index(path), row.renamed)
+        if isinstance(spec, HeadSpec) and spec.within:
+            entries = {name: entry for name, entry in entries.items() if name.startswith(spec.within)}
+            entries = renamed(entries, ((spec.within, "layers.0."),))
+        found, kv_scales = split_kv_scales(with_base(entries, row.base))
         vocabulary = Vocabulary.HF
     if cut is not None:
         # The whole checkpoint is checked against the whole model; a part of it then fits the part of the model.

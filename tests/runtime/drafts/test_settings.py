@@ -44,6 +44,8 @@ from stoker_runtime.settings.parse import parse
             {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 11, "revision": "v7"},
             Drafting("eagle3", 11, 0, 0, model="some/head", revision="v7"),
         ),
+        ({"method": "mtp", "num_speculative_tokens": 2}, Drafting("mtp", 2, 0, 0)),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 13}, Drafting("mtp", 13, 0, 0)),
     ],
 )  # fmt: skip
 def test_it_is_read_as_vllm_spells_it(given: dict[str, Any], expected: Drafting) -> None:
@@ -59,12 +61,14 @@ MODEL = {"model": "some/draft", "num_speculative_tokens": 3}
     [
         ("[3]", "must be a JSON object"),
         ("{", "must be a JSON object"),
-        ({}, "method is None: it must be one of ngram, suffix, draft_model, eagle3"),
+        ({}, "method is None: it must be one of ngram, suffix, draft_model, mtp, eagle3"),
         ({"method": ["ngram"]}, "method is"),
         ({"method": "eagle", "model": "/h", "num_speculative_tokens": 3}, "method is 'eagle': EAGLE heads of"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "model is None: it must name an EAGLE-3 head"),
         ({"method": "eagle3", "model": "/h"}, "num_speculative_tokens is None: eagle3 needs it"),
-        ({"method": "qwen3_next_mtp"}, "'qwen3_next_mtp': multi-token prediction heads"),
+        ({"method": "qwen3_next_mtp"}, "'qwen3_next_mtp': such heads are not there yet"),
+        ({"method": "deepseek_mtp"}, "num_speculative_tokens is None: mtp needs it"),
+        ({"method": "mtp", "model": "/h", "num_speculative_tokens": 3}, "mtp has no such field"),
         ({"model": "some/draft"}, "num_speculative_tokens is None: draft_model needs it"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "model is None: it must name the model that drafts"),
         ({**MODEL, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size is 2: it must be a whole"),

@@ -111,6 +111,7 @@ class PlainHead:
         self.config = json.loads((self.folder / "config.json").read_text())
         self.config |= self.config.get("transformer_layer_config", {})
         found = load_file(self.folder / "model.safetensors")
+        self.ids = torch.arange(len(found["d2t"])) + found["d2t"]
         self.tensors = {name.removeprefix("midlayer.").removeprefix("layers.0."): each for name, each in found.items()}
 
     @torch.inference_mode()

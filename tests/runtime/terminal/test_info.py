@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,6 +48,18 @@ def test_a_draft_model_is_counted() -> None:
     for line in ("weights", "KV of a token"):
         parts = [float(each[line].split()[0]) for each in (alone, said)]
         assert parts[1] == pytest.approx(2 * parts[0], rel=0.01)
+
+
+def test_a_head_that_drafts_is_counted_by_its_description(tmp_path: Path) -> None:
+    """Its own keys and values, 8 heads of 128, and a state of 4,096, in 16 bits: 12 KiB a token beside 128."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    own = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **own, "vocab_size": 128256}))
+    speculation = json.dumps({"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 2})
+    config = EngineConfig("shape:llama-3.1-8b", device="cpu", dtype="bfloat16", max_model_len=1024)
+    said, _ = describe_model(replace(config, speculative_config=speculation), torch.device("cpu"))
+    assert "EAGLE-3, hidden 4096, states before layers 2, 16, 29, 32000 tokens" in dict(said)["draft model"]
+    assert dict(said)["KV of a token"] == "140.0 KiB"
 
 
 def test_a_model_over_ranks_is_said_per_rank() -> None:

@@ -1,13 +1,13 @@
-"""A head that drafts from the model's own hidden states (EAGLE-3), on the device.
+"""A head that drafts from the model's own hidden states (EAGLE-3, MTP), on the device.
 
-    every step      the model leaves its states, fused to one a token, in pages of their own under its pages' numbers
+    every step      the model leaves its states, one a token, in pages of their own under its pages' numbers
     drafting, 0     the last two tokens of each row, each beside the state before it → draft 0, and a state for it
     drafting, 1 …   draft 0 beside that state                                        → draft 1, and a state for it
     verified        all tokens of the step once more, beside the states that the model has made of them
 
 So keys and values are those of the model's states for all that was accepted, however many there were, and of the
 head's own states never longer than a step. What a head lacks of a sequence, because steps went by without drafts, is
-computed from the states that are kept (`catch_up`): prompts and plain steps run the fusion alone.
+computed from the states that are kept (`catch_up`): prompts and plain steps run no more than what makes these.
 
 Drafts are drawn as those of `model.py`, over the model's vocabulary: tokens without a row in the head are impossible.
 
@@ -18,6 +18,7 @@ Knows nothing of batches, of what was accepted, and of penalties or grammars.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from stoker_runtime.executor.drafts.plan import DraftHead
 from stoker_runtime.executor.resolve import sampled_rows
 from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
-from stoker_runtime.models.draft_heads.decoder import HeadDecoder
+from stoker_runtime.models.draft_heads.decoder import HeadDecoder, NextDecoder
 from stoker_runtime.models.inputs import ForwardInputs, StateTaps
 from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
 from stoker_runtime.step.batch import PrefillChunk
@@ -39,6 +40,8 @@ from stoker_runtime.step.batch import PrefillChunk
 
 class HeadDrafter(Drafter):
     """The head, its KV pages, the states, and what its passes need besides."""
+
+    decoder_kind: type[HeadDecoder] = HeadDecoder
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class HeadDrafter(Drafter):
     ) -> None:
         """`pages` are as many as those of `target`, the model."""
         config, spec = model.config, model.head
-        self._head = HeadDecoder(spec, weights, target, device, dtype, max_model_len=config.max_model_len)
+        self._head = self.decoder_kind(spec, weights, target, device, dtype, max_model_len=config.max_model_len)
         super().__init__(model, self._head, pages, device, dtype)
         rows, tokens = sampled_rows(config), config.max_num_batched_tokens
         # One page more than there are: what belongs to nobody goes there.
@@ -74,14 +77,16 @@ class HeadDrafter(Drafter):
         """Keys and values, and states."""
         return (self.arena, self.state_pages)
 
-    def taps(self, tokens: int) -> StateTaps:
-        """What a step of so many tokens of the model has to leave."""
-        return StateTaps(self._tapped, self._taken[:tokens])
+    def run_model(self, decoder: Decoder, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """The model's own pass, as `Decoder.forward`; what the head reads of it is kept."""
+        taps = StateTaps(self._tapped, self._taken[: len(inputs.ids)])
+        hidden = decoder.forward(replace(inputs, taps=taps), kv)
+        self._keep(self._head.fuse(taps.states), inputs.slot_mapping)
+        return hidden
 
-    def keep(self, taps: StateTaps, slot_mapping: Tensor) -> None:
-        """Keep what a step left, at the places of its tokens `[T]` int64; below 0 is padding."""
-        places = torch.where(slot_mapping < 0, self._nowhere, slot_mapping)
-        self._states.index_copy_(0, places, self._head.fuse(taps.states))
+    def _keep(self, states: Tensor, slot_mapping: Tensor) -> None:
+        """Keep states `[T, H]` at the places of their tokens `[T]` int64; below 0 is padding."""
+        self._states.index_copy_(0, torch.where(slot_mapping < 0, self._nowhere, slot_mapping), states)
 
     def described(self, chunks: Sequence[PrefillChunk]) -> tuple[PrefillChunk, ...]:
         """Chunks as `catch_up` takes them."""
@@ -145,3 +150,15 @@ class HeadDrafter(Drafter):
         if self._few is None or self._ids is None:
             return self._head.logits(last, everything)
         return everything.index_copy_(1, self._ids, self._head.logits(last, self._few[: len(last)]))
+
+
+class NextDrafter(HeadDrafter):
+    """A model's own layer for the token after the next: it reads the state that the model's output head reads, too."""
+
+    decoder_kind = NextDecoder
+
+    def run_model(self, decoder: Decoder, inputs: ForwardInputs, kv: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """As `HeadDrafter.run_model`; of the last layer all tokens go beyond attention."""
+        hidden = decoder.forward(replace(inputs, logits_rows=None), kv)
+        self._keep(hidden, inputs.slot_mapping)
+        return hidden if inputs.logits_rows is None else hidden.index_select(0, inputs.logits_rows)

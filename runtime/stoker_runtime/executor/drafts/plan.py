@@ -16,15 +16,15 @@ from torch import Tensor
 from stoker_kernels.attention import attention_workspace_bytes
 from stoker_runtime.checkpoint.safetensors_index import read_checkpoint_index
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.drafts.settings import DRAFT_MODEL, NAME, DraftCosts, Drafting
+from stoker_runtime.drafts.settings import DRAFT_MODEL, MTP, NAME, DraftCosts, Drafting
 from stoker_runtime.drafts.settings import EAGLE3 as EAGLE3_METHOD
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.resolve import Beside, activation_bytes, resolve_quantization, sampled_rows, verify_tokens
 from stoker_runtime.models.architectures import build_spec
-from stoker_runtime.models.architectures.heads import is_eagle3, read_eagle3
+from stoker_runtime.models.architectures.heads import is_eagle3, next_layer, read_eagle3
 from stoker_runtime.models.config_source import ModelSource, read_source
-from stoker_runtime.models.draft_heads.spec import HeadSpec
-from stoker_runtime.models.parameter import ITEM_BYTES, Role, stored_bytes
+from stoker_runtime.models.draft_heads.spec import HeadSpec, NextSpec
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.head_ids import read_head_ids
 
@@ -109,13 +109,18 @@ class DraftHead(DraftModel):
 
     def costs(self, target: ModelSpec, config: EngineConfig) -> DraftCosts:
         """What its passes cost beside steps of `target`: of an embedding they read a row a token."""
-        parts = (each for each in self.head.parameters() if each.role is not Role.EMBEDDING)
-        read = sum(stored_bytes(each, self.config.dtype, self.config.quantization) for each in parts)
+        own, spec = self.config, self.head
+        read = spec.active_bytes(own.dtype, own.quantization)
+        table = spec.vocab * spec.hidden * ITEM_BYTES[own.dtype]
+        # Who has no output head reads the model's, which is as large.
+        read += table if isinstance(spec, NextSpec) else -table if spec.own_table else 0
         share = read / target.active_bytes(config.dtype, config.quantization)
         return DraftCosts(share, share / TOKENS_PER_READING[config.device])
 
     def __str__(self) -> str:
         spec = self.head
+        if isinstance(spec, NextSpec):
+            return f"{self.source.name}: the model's own {spec.within.rstrip('.')}"
         reads = f"states before layers {', '.join(map(str, spec.taps))}"
         return f"{self.source.name}: EAGLE-3, hidden {spec.hidden}, {reads}, {spec.drafted} tokens"
 
@@ -128,9 +133,13 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
         ModelError: one that cannot be read.
     """
     drafting = config.drafting
-    if drafting is None or not drafting.model:
+    if drafting is None or drafting.method not in (DRAFT_MODEL, EAGLE3_METHOD, MTP):
         return None
     try:
+        if drafting.method == MTP:
+            source = read_source(config.model)
+            head = next_layer(source, target)
+            return DraftHead(source, head, _own(config, "none"), head, None)
         source = read_source(drafting.model)
         heads = is_eagle3(source.config)
         if heads != (drafting.method == EAGLE3_METHOD):

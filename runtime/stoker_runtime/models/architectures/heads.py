@@ -1,4 +1,4 @@
-"""Heads that draft: how EAGLE-3's configurations are read, and where the tensors of its checkpoints go.
+"""Heads that draft: how EAGLE-3's configurations and models' own heads are read, and where their tensors lie.
 
 Two conventions are about: config.json of one Llama layer, with `eagle_config` beside it, and `speculators`' with the
 layer in `transformer_layer_config`. They count the layers whose states are read differently: the first says whose
@@ -15,11 +15,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
+from stoker_runtime.models.architectures.moe import MOE_ROWS
 from stoker_runtime.models.architectures.reading import SLIDING, refuse
 from stoker_runtime.models.architectures.row import LAYER_NAMES, Architecture, one
-from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.draft_heads.spec import HeadSpec
+from stoker_runtime.models.config_source import ModelSource, SourceKind
+from stoker_runtime.models.draft_heads.spec import HeadSpec, NextSpec
 from stoker_runtime.models.spec import ModelSpec
 
 EAGLE3 = "LlamaForCausalLMEagle3"
@@ -31,7 +33,27 @@ _UNREAD = {
     "quantization_config": "heads are read in 16 or 32 bits",
 }
 
+NEXT = "NextN"
+"""What the name of a model's own head ends with."""
+
+
+def _next(row: Architecture) -> Architecture:
+    """The row of a model's own layer for the token after the next, beside the model's."""
+    own = {"embed_norm": one("enorm.weight"), "hidden_norm": one("hnorm.weight"), "join": one("eh_proj.weight")}
+    return replace(
+        row,
+        top_names={"final_norm": one("layers.0.shared_head.norm.weight")},
+        layer_names={**row.layer_names, **own},
+        base="",
+        layers="layers.",
+        # Copies of the model's own ends.
+        ignored=r"layers\.0\.(embed_tokens|shared_head\.head)\.weight|layers\.0\.self_attn\.rotary_emb\.inv_freq",
+    )
+
+
+_MODELS = {name: {**LATENT_ROWS, **MOE_ROWS}[name] for name in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")}
 HEAD_ROWS: dict[str, Architecture] = {
+    **{f"{name}{NEXT}": _next(row) for name, row in _MODELS.items()},
     EAGLE3: Architecture(
         LLAMA_ROWS["LlamaForCausalLM"].build,
         top_names={
@@ -79,6 +101,32 @@ def read_eagle3(source: ModelSource, target: ModelSpec, *, own_table: bool) -> H
     known = {field.name: getattr(spec, field.name) for field in fields(ModelSpec)}
     head = HeadSpec(**known, taps=_taps(config, target), state=target.hidden, drafted=drafted, own_table=own_table)
     return replace(head, tie_embeddings=False, norm_first=bool(config.get("norm_before_residual")))
+
+
+def next_layer(source: ModelSource, target: ModelSpec) -> NextSpec:
+    """The spec of the layer that `target`, read from `source`, has for the token after the next.
+
+    Raises ModelError for a model that has none, or one that is not run.
+    """
+    name, layer = f"{source.name} ({target.architecture})", target.num_layers
+    if f"{target.architecture}{NEXT}" not in HEAD_ROWS:
+        raise ModelError(f"{name}: its own heads are not run; those of {', '.join(_MODELS)} are.", param="method")
+    if target.draft_layers != 1:
+        raise ModelError(
+            f"{name}: num_nextn_predict_layers is {target.draft_layers}; it must be 1.",
+            param="num_nextn_predict_layers",
+        )
+    if target.checkpoint is not None or source.kind is SourceKind.GGUF:
+        raise ModelError(f"{name}: its own head is read in 16 or 32 bits alone, and this checkpoint is quantized.")
+    known = {field.name: getattr(target, field.name) for field in fields(ModelSpec)}
+    single: dict[str, Any] = {
+        "architecture": f"{target.architecture}{NEXT}", "num_layers": 1, "windows": (0,), "unrotated": frozenset(),
+        "moe": target.moe and replace(target.moe, layers=frozenset((0,))), "draft_layers": 0, "head_kind": "",
+        "tie_embeddings": False, "blocks": {},
+    }  # fmt: skip
+    within = f"{_MODELS[target.architecture].layers}{layer}."
+    head = NextSpec(**{**known, **single}, own_table=False, within=within)
+    return replace(head, state=target.hidden, drafted=target.vocab)
 
 
 def _taps(config: Mapping[str, Any], target: ModelSpec) -> tuple[int, ...]:

@@ -14,11 +14,11 @@ from torch import Tensor
 from stoker_kernels.block_gemm import block_rows
 from stoker_kernels.embedding import embed
 from stoker_kernels.norm import rms_norm
-from stoker_kernels.quant import BlockWeight
+from stoker_kernels.quant import BlockWeight, LinearWeight, Quantized
 from stoker_runtime.models.decoder import Decoder
-from stoker_runtime.models.decoder_weights import DecoderWeights
+from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.draft_heads.spec import HeadSpec
-from stoker_runtime.models.inputs import ForwardInputs
+from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 
 
 class HeadDecoder(Decoder):
@@ -52,13 +52,9 @@ class HeadDecoder(Decoder):
 
         Writes the KV cache; `states` are overwritten.
         """
-        layer, eps = self.weights.layers[0], self.spec.eps
-        assert layer.input_norm is not None, "a head norms the embedding"
-        assert layer.hidden_norm is not None, "a head norms the state"
-        normed = rms_norm(states, layer.hidden_norm, eps)
-        pairs = torch.cat((rms_norm(self._embedded(inputs), layer.input_norm, eps), normed), dim=1)
-        residual = normed if self._head.norm_first else states
-        heads, slots = self._attend(0, pairs, inputs, kv[0]), inputs.slot_mapping
+        layer = self.weights.layers[0]
+        read, residual = self._begin(inputs, states, layer)
+        heads, slots = self._attend(0, read, inputs, kv[0]), inputs.slot_mapping
         if inputs.logits_rows is not None:
             heads = heads.index_select(0, inputs.logits_rows)
             residual = residual.index_select(0, inputs.logits_rows)
@@ -68,8 +64,36 @@ class HeadDecoder(Decoder):
         last = self._leave(self._feed_forward(0, hidden, slots), residual, None)
         return last, residual
 
+    def _begin(self, inputs: ForwardInputs, states: Tensor, layer: LayerWeights) -> tuple[Tensor | Quantized, Tensor]:
+        """What attention reads, and the residual stream."""
+        pairs, normed = self._side_by_side(inputs, states, layer.input_norm, layer.hidden_norm)
+        return pairs, normed if self._head.norm_first else states
+
+    def _side_by_side(
+        self, inputs: ForwardInputs, states: Tensor, first: Tensor | None, second: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`[T, 2H]`, the embeddings and the states, each normed; and the latter alone."""
+        assert first is not None, "a head norms the embedding"
+        assert second is not None, "a head norms the state"
+        normed = rms_norm(states, second, self.spec.eps)
+        return torch.cat((rms_norm(self._embedded(inputs), first, self.spec.eps), normed), dim=1), normed
+
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         table = self.weights.embed if self._head.own_table else self._target.weights.embed
         if isinstance(table, BlockWeight):
             return block_rows(inputs.ids, table, self.dtype)
         return embed(inputs.ids, table)
+
+
+class NextDecoder(HeadDecoder):
+    """A model's own layer for the token after the next, which reads and writes the model's vocabulary."""
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None, adapters: AdapterInputs | None = None) -> Tensor:
+        """By the model's head."""
+        return self._target.logits(hidden, out, adapters)
+
+    def _begin(self, inputs: ForwardInputs, states: Tensor, layer: LayerWeights) -> tuple[Tensor | Quantized, Tensor]:
+        assert layer.join is not None, "embedding and state are joined"
+        pairs, _ = self._side_by_side(inputs, states, layer.embed_norm, layer.hidden_norm)
+        stream = self._linear(pairs, LinearWeight(layer.join, None, "dense"), None)
+        return self._stream.enter(stream, layer), stream
