@@ -179,7 +179,12 @@ def require(device: torch.device, dtype: torch.dtype, names: tuple[str, ...]) ->
 
 
 def refusal(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why nothing runs `op`, in the words of KernelUnavailable; None where something does. Selects nothing."""
+    """Why nothing runs `op`, in the words of KernelUnavailable; None where something does. Selects nothing.
+
+    None for an op that is pinned, too: what is wrong with that is no matter of the device alone, and `select` says it.
+    """
+    if op in _pins:
+        return None
     try:
         _choose(op, Target(device.type, sm_of(device), dtype))
     except KernelUnavailable as error:

@@ -117,6 +117,15 @@ def test_what_a_gpu_does_not_multiply_is_refused_before_weights_are_read(
     assert started(monkeypatch, 89, model, **asked).model == f"shape:{model}"
 
 
+def test_what_is_pinned_is_left_to_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_pins", {"linear": "reference"})
+    assert started(monkeypatch, 75, dtype="bfloat16").dtype == "bfloat16"
+    monkeypatch.setattr(dispatch, "_pins", {"linear": "table"})
+    assert started(monkeypatch, 80).dtype == "bfloat16"
+    with pytest.raises(dispatch.KernelUnavailable, match="table: needs sm_90"):
+        dispatch.select("linear", GPU, torch.bfloat16)
+
+
 @pytest.mark.parametrize("sm", [75, 80])
 def test_int8_on_both_sides_wants_ampere(sm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "sm_of", lambda device: sm)
