@@ -110,6 +110,8 @@ def described(variant: aot.Variant) -> Cubin:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """Pretends that host tensors lie on an H200, and records launches instead of making them."""
     recorder = Recorder()
+    # What other tests of this process chose for a CPU.
+    dispatch._selected.clear()
     monkeypatch.setattr(PrecompiledKernel, "run", lambda self, *args, **kwargs: recorder.run(self, *args, **kwargs))
     monkeypatch.setattr(dispatch, "interpreting", lambda: True)
     seen_by = ("launch.pdl", "launch.triton_fp8", "attention.choose", "attention.triton_launch",
