@@ -60,8 +60,8 @@ class PlainNext:
         for _ in range(count):
             embedded = model.embed_tokens(torch.tensor(tokens))
             pairs = torch.cat((self._norm(embedded, "enorm"), self._norm(states, "hnorm")), dim=-1)
-            out = self._layer(linear(pairs, self.tensors["eh_proj.weight"])[None])[0]
-            logits = self.whole.lm_head(self._norm(out[-1:], "shared_head.norm"))[0]
+            out = self._norm(self._layer(linear(pairs, self.tensors["eh_proj.weight"])[None])[0], "shared_head.norm")
+            logits = self.whole.lm_head(out[-1:])[0]
             drafts.append(int(logits.argmax()))
             tokens, states = [*tokens, drafts[-1]], torch.cat((states, out[-1:]))
         return drafts, logits

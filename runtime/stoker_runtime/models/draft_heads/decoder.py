@@ -88,6 +88,13 @@ class HeadDecoder(Decoder):
 class NextDecoder(HeadDecoder):
     """A model's own layer for the token after the next, which reads and writes the model's vocabulary."""
 
+    def forward_pairs(
+        self, inputs: ForwardInputs, states: Tensor, kv: Sequence[tuple[Tensor, ...]]
+    ) -> tuple[Tensor, Tensor]:
+        """As `HeadDecoder.forward_pairs`; the states that follow stand behind the last norm, as the model's do."""
+        last, _ = super().forward_pairs(inputs, states, kv)
+        return last, last
+
     def logits(self, hidden: Tensor, out: Tensor | None = None, adapters: AdapterInputs | None = None) -> Tensor:
         """By the model's head."""
         return self._target.logits(hidden, out, adapters)
