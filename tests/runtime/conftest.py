@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from stoker_kernels.attention import AttentionMeta, attention_workspace
+from stoker_runtime.executor.arena import kept_by_layer, state_arena
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.decoder import Decoder
@@ -187,7 +188,11 @@ class PagedModel:
         # Poison, so that a key that was never written is noticed.
         self._device = device
         poison = torch.full(shape, torch.nan, device=device).to(kv_dtype or dtype)
-        self._kv = [tuple(poison.clone()) for _ in self.spec.windows]
+        pages_by_layer = torch.stack([poison for _ in self.spec.attending])
+        states = state_arena(slots, self.spec, dtype, device)
+        for state in states:
+            state.fill_(torch.nan)
+        self._kv = kept_by_layer(self.spec, pages_by_layer, states)
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
         self._page_table = order.view(slots, -1)
         self._workspace = attention_workspace(slots, self.spec.heads, self.spec.attended_dim, device)

@@ -93,6 +93,7 @@ class Idle:
     """An executor without a device. `began` and `ended`: the thread's seconds at the first launch and last result."""
 
     host_pages, host_page_tokens, page_size, verify_tokens = 0, 0.0, 64, 0
+    keeps_states = False
     max_model_len, max_num_batched_tokens = 8192, 8192
     eos_token_ids: tuple[int, ...] = ()
     vocab_size = VOCABULARY

@@ -126,6 +126,11 @@ class Executor(Protocol):
     verify_tokens: int
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether sequences have states beside their pages, which begin with their first token and are not shared."""
+        ...
+
+    @property
     def draft_costs(self) -> DraftCosts | None:
         """What passes of the model that drafts cost."""
         ...

@@ -1,17 +1,20 @@
-"""The memory of KV pages: one tensor a model, all its layers side by side.
+"""The memory of what sequences keep: KV pages, one tensor a model with its layers side by side, and states by slot.
 
 Invariants: page p of every arena holds the same tokens, so what copies or moves a page does so in each.
-Knows nothing of who owns pages.
+A slot's state is blank to who begins there, so nothing has to be cleared.
+Knows nothing of who owns pages and slots.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.models.layer_specs.state_spec import Mixer
 from stoker_runtime.models.spec import ModelSpec
 
 KV_TORCH_DTYPES = {
@@ -23,10 +26,37 @@ KV_TORCH_DTYPES = {
 
 
 def kv_arena(config: EngineConfig, spec: ModelSpec, pages: int, device: torch.device) -> torch.Tensor:
-    """`[layers, caches, pages, Hkv, B, D]` of a resolved `config`, blank."""
-    shape = (spec.num_layers, spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
+    """`[layers that attend, caches, pages, Hkv, B, D]` of a resolved `config`, blank."""
+    shape = (len(spec.attending), spec.caches, pages, spec.kv_heads, config.page_size, spec.head_dim)
     # Zeros, not garbage: masked lanes of attention multiply V's unwritten rows by 0, and 0 x NaN is NaN.
     return zeroed(shape, KV_TORCH_DTYPES[config.kv_cache_dtype], device)
+
+
+def state_arena(slots: int, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """What `slots` sequences keep in the layers with a state: of convolutions `[layers, slots, W-1, C]` in the model's
+    dtype, and states `[layers, slots, heads, …]` fp32; nothing for a model without such layers.
+    """
+    if spec.recurrent is None:
+        return ()
+    shapes = ((spec.recurrent.window, dtype), (spec.recurrent.shape, torch.float32))
+    return tuple(zeroed((spec.recurrent.layers, slots, *shape), kind, device) for shape, kind in shapes)
+
+
+def kept_by_layer(
+    spec: ModelSpec, pages: torch.Tensor, states: tuple[torch.Tensor, ...]
+) -> list[tuple[torch.Tensor, ...]]:
+    """What each layer reads and writes, as `Decoder.forward` takes it: its caches, its states, or nothing."""
+    if spec.recurrent is None:
+        return [tuple(layer) for layer in pages]
+    caches: Iterator[torch.Tensor] = iter(pages)
+    held = zip(*states, strict=True)
+    found: list[tuple[torch.Tensor, ...]] = []
+    for mixer in spec.recurrent.mixers:
+        if mixer is Mixer.ATTENTION:
+            found.append(tuple(next(caches)))
+        else:
+            found.append(next(held) if mixer is spec.recurrent.kind else ())
+    return found
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

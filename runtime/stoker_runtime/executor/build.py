@@ -44,7 +44,7 @@ from stoker_runtime.executor.resolve import (
     refuse_at_load,
     resolve,
 )
-from stoker_runtime.executor.state import state_bytes
+from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes, state_bytes
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import ModelSource, read_source
 from stoker_runtime.models.decoder import Decoder
@@ -121,6 +121,7 @@ def _build(
     make: Callable[..., Executor] = Executor,
 ) -> Executor:
     whole = with_head(build_spec(source), config.quantize_head)
+    refuse_beside_states(config, whole)
     cut = rank.cut(whole) if rank else None
     spec = cut.spec if cut else whole
     with phase("device", seconds):
@@ -199,6 +200,8 @@ def _build(
         "memory: weights %.2f GiB, KV %.2f GiB (%d pages of %d tokens), workspace %.2f GiB",
         plan.weights / GIB, plan.kv_bytes / GIB, plan.pages, config.page_size, plan.overhead / GIB,
     )  # fmt: skip
+    if spec.recurrent is not None:
+        log_states(config, spec)
     if spec.head_kind:
         log_head(config, spec)
     if weights.kv_scales is not None:
@@ -230,6 +233,16 @@ def log_head(config: EngineConfig, spec: ModelSpec) -> None:
     kept = f"; the embedding that it was tied to keeps {table / GIB:.2f} GiB for lookups" if table else ""
     if head:
         log.info("weights: the output head in %s, %.2f GiB%s", config.quantize_head, head / GIB, kept)
+
+
+def log_states(config: EngineConfig, spec: ModelSpec) -> None:
+    """Say what a sequence's state takes, and what such a model does without."""
+    size = sequence_state_bytes(config, spec)
+    log.info(
+        "memory: states of %d sequences %.2f GiB (%.1f MiB each), beside the pages of %d of %d layers; the prefix "
+        "cache is off, for a prompt's state is its own",
+        config.max_num_seqs, size * config.max_num_seqs / GIB, size / 2**20, len(spec.attending), spec.num_layers,
+    )  # fmt: skip
 
 
 def log_draft_model(draft: DraftModel) -> None:

@@ -111,6 +111,16 @@ class Executor:
         hold(plan.workspace, device)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether sequences have states beside their pages."""
+        return self.decoder.spec.recurrent is not None
+
+    @property
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """The states of all slots."""
+        return self.body.states
+
+    @property
     def draft_costs(self) -> DraftCosts | None:
         """What passes of the draft model cost; None where no model drafts."""
         return None if self.drafter is None else self.drafter.model.costs(self.decoder.spec, self.config)

@@ -115,7 +115,11 @@ def refuse_variant(config: EngineConfig, spec: ModelSpec, device: torch.device) 
     """Raises ConfigError for a model, or a device, that has no batch-invariant kernels. `config` is resolved."""
     if not config.batch_invariant:
         return
-    for given, what in ((spec.moe is not None, "mixtures of experts"), (spec.latent is not None, "latent attention")):
+    for given, what in (
+        (spec.moe is not None, "mixtures of experts"),
+        (spec.latent is not None, "latent attention"),
+        (spec.recurrent is not None, "layers with a state"),
+    ):
         if given:
             _refuse(f"{what} ({spec.architecture}) so far")
     dense = TORCH_DTYPES[config.dtype]

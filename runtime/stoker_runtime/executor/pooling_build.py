@@ -50,6 +50,8 @@ def pooling_spec(source: ModelSource) -> EncoderSpec | ModelSpec:
             param="model",
         )
     spec = build_spec(replace(source, config={**source.config, "architectures": names}))
+    if spec.recurrent is not None:
+        raise ModelError(f"{source.name}: {spec.architecture} keeps a state for each sequence, and does not pool.")
     return replace(spec, tie_embeddings=True, head_bias=False)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from stoker_kernels.recurrence import scratch_values
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
@@ -255,9 +256,12 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     keys and values left are too small for gate and up.
     """
     kept = 4 * spec.hidden + spec.attended_size
-    holes = 2 * spec.q_size + 2 * spec.kv_size
+    holes = (4 if spec.attention_gate else 2) * spec.q_size + 2 * spec.kv_size
     if spec.latent is not None:
         holes = spec.latent.working(spec.heads)
+    if spec.recurrent is not None:
+        # What is solved for chunks is fp32.
+        holes = max(holes, spec.recurrent.working() + 2 * scratch_values(spec.recurrent.heads))
     # The product once more in 8 bits, where the next linear reads that.
     ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
     if spec.moe is not None:

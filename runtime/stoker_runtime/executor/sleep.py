@@ -55,6 +55,8 @@ class Holder(Protocol):
     @property
     def arena(self) -> Tensor: ...
     @property
+    def states(self) -> tuple[Tensor, ...]: ...
+    @property
     def drafter(self) -> Drafter | None: ...
     @property
     def adapters(self) -> AdapterMemory | None: ...
@@ -121,7 +123,7 @@ class DeviceSleep:
         drafter, slabs = executor.drafter, () if executor.adapters is None else (executor.adapters.slab,)
         arenas = (executor.arena,) if drafter is None else (executor.arena, *drafter.arenas)
         self._decoders = [executor.decoder] if drafter is None else [executor.decoder, drafter.decoder]
-        self._kv = [Block(tensor.untyped_storage()) for tensor in (*arenas, *slabs)]
+        self._kv = [Block(tensor.untyped_storage()) for tensor in (*arenas, *executor.states, *slabs)]
         self._weights: list[Block] = []
         """What the weights stand in; where the host keeps them, they come back from there."""
 

@@ -17,8 +17,10 @@ from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_kernels.sampling import SamplingState
 from stoker_runtime.adapters.memory import adapter_bytes
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.drafts.speculation import SpeculationState
 from stoker_runtime.executor.resolve import logits_bytes, sampled_rows
+from stoker_runtime.models.parameter import ITEM_BYTES
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.sampling.masks import mask_words
 
@@ -99,7 +101,8 @@ class Staging:
 def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
     """Bytes that rest on the device beside weights, KV and activations.
 
-    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters, drafts.
+    Slots, sampling parameters, token masks, attention scratch, rotary tables, the logits of a step, adapters, drafts,
+    states.
     """
     slots, pages = config.max_num_seqs, -(-config.max_model_len // config.page_size)
     ragged = 28 * config.max_num_batched_tokens + 64 * slots
@@ -113,7 +116,35 @@ def state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
         + logits_bytes(config, spec)
         + adapter_bytes(config, spec)
         + SpeculationState.nbytes(config)
+        + sequence_state_bytes(config, spec) * slots
     )
+
+
+def sequence_state_bytes(config: EngineConfig, spec: ModelSpec) -> int:
+    """Bytes of what one sequence keeps in layers with a state, of a resolved `config`."""
+    return spec.recurrent.bytes_of_sequence(ITEM_BYTES[config.dtype]) if spec.recurrent else 0
+
+
+def refuse_beside_states(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ConfigError for settings that a model with states does not go with: what shares, moves or takes back."""
+    if spec.recurrent is None:
+        return
+    clashes = (
+        (config.drafting is not None, "speculative_config", "a state cannot go back to before a draft"),
+        (config.enable_lora, "enable_lora", "adapters of such layers are not served"),
+        (bool(config.swap_space or config.num_cpu_blocks), "num_cpu_blocks" if config.num_cpu_blocks else "swap_space",
+         "states are not moved to the host, and preempted sequences are computed again"),
+        (config.publishes_kv_events, "kv_events_config", "nothing of a prompt is cached for others"),
+        (config.ranks > 1, "tensor_parallel_size" if config.tensor_parallel_size > 1 else "pipeline_parallel_size",
+         "layers with a state are not cut into ranks yet"),
+    )  # fmt: skip
+    for given, name, why in clashes:
+        if given:
+            raise ConfigError(
+                f"{name} cannot go with {spec.architecture}, whose layers keep a state for each sequence: {why}; "
+                f"leave --{name.replace('_', '-')} out.",
+                param=name,
+            )
 
 
 def allocate_slots(slots: int, max_pages: int, device: torch.device) -> SlotTensors:

@@ -19,6 +19,7 @@ from stoker_kernels.ragged import prepare_ragged
 from stoker_kernels.slots import commit_tokens, prepare_decode
 from stoker_runtime.adapters.step import AdapterStep
 from stoker_runtime.config import EngineConfig
+from stoker_runtime.executor.arena import kept_by_layer, state_arena
 from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.drafts.model import Drafter
 from stoker_runtime.executor.drafts.speculation import SpeculationState
@@ -50,7 +51,8 @@ class StepBody:
         self.decoder = decoder
         self.adapters = adapters
         self.page_size = config.page_size
-        self.kv = [tuple(layer) for layer in arena]
+        self.states = state_arena(rows, spec, decoder.dtype, device)
+        self.kv = kept_by_layer(spec, arena, self.states)
         self.slots = allocate_slots(rows, -(-config.max_model_len // config.page_size), device)
         self.ragged = RaggedBuffers.allocate(rows, tokens, device)
         self.sampler = make_sampler(rows, spec.vocab, device)
@@ -60,7 +62,7 @@ class StepBody:
         most = sampled_rows(config)
         self._logits = torch.empty((most, spec.vocab), dtype=decoder.dtype, device=device)
         workspace = attention_workspace(most, spec.heads, spec.attended_dim, device)
-        table, kv_dtype = self.slots.page_table, self.kv[0][0].dtype
+        table, kv_dtype = self.slots.page_table, arena.dtype
         self._planner = AttentionPlanner(spec, decoder.dtype, kv_dtype, table, config.max_model_len, workspace)
         self._arange = torch.arange(most + 1, dtype=torch.int32, device=device)
         drafting = config.drafting

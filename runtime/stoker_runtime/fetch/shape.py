@@ -27,7 +27,7 @@ def shape_of(path: Path) -> dict[str, int]:
     try:
         spec = build_spec(read_source(str(path)))
         line = AdapterLayout.of(spec, embeddings=False).line
-        return _of_spec(spec) | ({"loraLine": line} if line else {})
+        return _of_spec(spec) | ({"loraLine": line} if line and spec.recurrent is None else {})
     except ModelError:
         pass  # a model that is not served, or an encoder: most have the common keys all the same
     try:
@@ -42,7 +42,7 @@ def _of_spec(spec: ModelSpec) -> dict[str, int]:
     # The fit counts keys and values: one cache of latents is as large as two caches of half its width.
     width = spec.head_dim if spec.caches == 2 else -(-spec.head_dim // 2)
     return {
-        "layers": spec.num_layers,
+        "layers": len(spec.attending),
         "kvHeads": spec.kv_heads,
         "headDim": width,
         "maxContext": spec.max_position,

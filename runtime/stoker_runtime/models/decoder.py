@@ -1,6 +1,6 @@
-"""The one decoder: grouped-query or latent attention and a feed-forward, for every architecture of the table.
+"""The one decoder: attention, or a state in its place, and a feed-forward, for every architecture of the table.
 
-Invariants: `forward` reads its inputs and the KV cache and nothing else; it neither waits for the device nor
+Invariants: `forward` reads its inputs and what sequences keep and nothing else; it neither waits for the device nor
 branches on values, so a CUDA graph may capture it. The residual stream is updated in place (`layers/stream.py`); of the
 last layer only the sampled rows go beyond attention.
 Knows nothing of requests, of sampling, of pages' owners, or of checkpoints.
@@ -22,6 +22,7 @@ from stoker_kernels.activation import (
     gelu_tanh_and_mul,
     relu2,
     scale_and_cap,
+    sigmoid_mul,
     silu,
     silu_and_mul,
     silu_and_mul_quant,
@@ -37,6 +38,7 @@ from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.inputs import AdapterInputs, ForwardInputs
 from stoker_runtime.models.layers.latent import attend_latents
 from stoker_runtime.models.layers.mixture import Mixture
+from stoker_runtime.models.layers.state import pass_states
 from stoker_runtime.models.layers.stream import Stream
 from stoker_runtime.models.rope import rope_table
 from stoker_runtime.models.spec import ModelSpec, QkNorm
@@ -58,7 +60,7 @@ QUANTIZING_ACTIVATIONS: dict[str, Callable[[Tensor], Quantized]] = {"silu": silu
 
 class Decoder:
     """A model on one device. `kv` of `forward` is one `(k_cache, v_cache)` per layer, `[P, Hkv, B, D]` each, or of
-    latents one `(cache,)`.
+    latents one `(cache,)`; of a layer with a state `(window, state)` by slot, and of one that feeds forward alone `()`.
     """
 
     def __init__(
@@ -107,7 +109,8 @@ class Decoder:
         first: dict[tuple[object, ...], int] = {}
         for index, layer in enumerate(self.weights.layers):
             kinds = (linear.kind for linear in layer.linears)
-            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, layer.mixture is None, *kinds)
+            parts = (layer.mixture is None, layer.state is None, layer.qkv is None, layer.feeds)
+            kind = (self.spec.windows[index], self.spec.rope_of(index).dim, *parts, *kinds)
             first.setdefault(kind, index)
         successors = (min(index + 1, len(self.weights.layers) - 1) for index in first.values())
         return sorted({*first.values(), *successors})
@@ -125,24 +128,22 @@ class Decoder:
             last = index == len(layers) - 1
             if inputs.taps is not None:
                 inputs.taps.take(index, residual)
-            heads = self._attend(index, hidden, inputs, kv[index])
-            if last and inputs.logits_rows is not None:
-                heads = heads.index_select(0, inputs.logits_rows)
-                residual = residual.index_select(0, inputs.logits_rows)
-                slots = slots.index_select(0, inputs.logits_rows) if self.mixture is not None else slots
-                hidden = _rows(hidden, inputs.logits_rows) if self.spec.parallel else hidden
+            heads = self._mix(index, hidden, inputs, kv[index])
+            if last and (rows := inputs.logits_rows) is not None:
+                hidden = _rows(hidden, rows) if self.spec.parallel or heads is None else hidden
+                heads = None if heads is None else heads.index_select(0, rows)
+                residual = residual.index_select(0, rows)
+                slots = slots.index_select(0, rows) if self.mixture is not None else slots
                 adapters = adapters and adapters.beyond_attention
-            update = self._adapted(heads, layer.output, layer.output_bias, f"layers.{index}.output", adapters)
-            update = self._whole(update)
-            if self.spec.parallel:
-                beside, hidden = update, stream.beside(residual, layer, hidden)
-            else:
-                hidden = stream.to_ffn(update, residual, layer)
-            if adapters is None or layer.mixture is not None:
-                update = self._feed_forward(index, hidden, slots)
-            else:
-                update = self._adapted_dense(index, hidden, adapters)
-            update = self._whole(update)
+            if heads is not None and layer.output is not None:
+                update = self._adapted(heads, layer.output, layer.output_bias, f"layers.{index}.output", adapters)
+                update = self._whole(update)
+                if self.spec.parallel:
+                    beside, hidden = update, stream.beside(residual, layer, hidden)
+                elif layer.feeds:
+                    hidden = stream.to_ffn(update, residual, layer)
+            if layer.feeds:
+                update = self._whole(self._feed(index, hidden, slots, adapters))
             if not last:
                 hidden = stream.to_next(update, residual, layer, layers[index + 1], beside)
         return self._leave(update, residual, beside)
@@ -190,19 +191,27 @@ class Decoder:
             return linear(x, weight, bias=bias, out=out)
         return linear(x, weight, bias=bias)
 
-    def _attend(
-        self,
-        index: int,
-        hidden: Tensor | Quantized,
-        inputs: ForwardInputs,
-        cache: tuple[Tensor, ...],
-    ) -> Tensor:
-        """`[T, H]` → the heads' outputs side by side `[T, Hq·D]`, before the output projection."""
+    def _mix(
+        self, index: int, hidden: Tensor | Quantized, inputs: ForwardInputs, kept: tuple[Tensor, ...]
+    ) -> Tensor | None:
+        """`[T, H]` → the heads' outputs side by side, before the output projection; None where nothing mixes tokens."""
+        layer = self.weights.layers[index]
+        if layer.qkv is None:
+            return None
+        projected = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
+        if layer.state is not None:
+            return pass_states(self.spec, layer.state, projected, inputs.attention, kept)
+        return self._attend(index, projected, inputs, kept)
+
+    def _attend(self, index: int, qkv: Tensor, inputs: ForwardInputs, cache: tuple[Tensor, ...]) -> Tensor:
+        """What was projected, `[T, qkv]` → the heads' outputs side by side `[T, Hq·D]`."""
         spec = self.spec
         layer = self.weights.layers[index]
-        qkv = self._adapted(hidden, layer.qkv, layer.qkv_bias, f"layers.{index}.qkv", inputs.adapters)
         if layer.latent is not None:
             return attend_latents(spec, layer.latent, qkv, inputs, cache[0], self._cos_sin[index], self._linear)
+        gate = None
+        if spec.attention_gate:
+            qkv, gate = qkv.split((spec.q_size + 2 * spec.kv_size, spec.q_size), dim=1)
         k_cache, v_cache = cache
         k_scale, v_scale = self._cache_scales(index, k_cache)
         q_norm, k_norm = layer.q_norm, layer.k_norm
@@ -239,7 +248,8 @@ class Decoder:
             k_scale=k_scale,
             v_scale=v_scale,
         )
-        return output.view(output.shape[0], spec.q_size)
+        heads = output.view(output.shape[0], spec.q_size)
+        return heads if gate is None else sigmoid_mul(heads, gate)
 
     def _cache_scales(self, index: int, cache: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """What the keys and the values of layer `index` are multiplied by, `[Hkv]` each; only e4m3 has scales."""
@@ -249,6 +259,13 @@ class Decoder:
             return self._unit_scale, self._unit_scale
         k_scale, v_scale = self.weights.kv_scales[index]
         return k_scale, v_scale
+
+    def _feed(
+        self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None
+    ) -> Tensor:
+        if adapters is None or self.weights.layers[index].mixture is not None:
+            return self._feed_forward(index, hidden, slots)
+        return self._adapted_dense(index, hidden, adapters)
 
     def _feed_forward(self, index: int, hidden: Tensor | Quantized, slots: Tensor) -> Tensor:
         """`[T, H]` → `[T, H]`; `slots` tells padding, which goes to no expert."""

@@ -39,20 +39,35 @@ class LatentWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWeights:
+    """A layer with a state: the convolution `[C, W]` and its bias, what decides how much is forgotten, `[H]` fp32, and
+    the norm of what comes of it. `skip`, of Mamba-2 alone, lets a head's input through beside its state.
+    """
+
+    conv: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    conv_bias: Tensor | None = None
+    skip: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `qkv` stacks the rows of Q, K and V, with `latent` those of queries and of what is cached; `gate_up`
-    those of gate and up; linears are `[out, in]`.
+    """One layer. `qkv` stacks the rows of Q, K and V, with `latent` those of queries and of what is cached; with
+    `state` it is all that this reads; `gate_up` those of gate and up; linears are `[out, in]`.
 
     A feed-forward without a gate has its one matrix in `gate_up`. Beside a mixture of experts `gate_up` and `down` are
     those of the shared expert. What a model does not have is None.
     """
 
-    qkv: AnyWeight
-    output: AnyWeight
+    qkv: AnyWeight | None
+    output: AnyWeight | None
     gate_up: AnyWeight | None
     down: AnyWeight | None
     mixture: MixtureWeights | None = None
     latent: LatentWeights | None = None
+    state: StateWeights | None = None
     input_norm: Tensor | None = None
     embed_norm: Tensor | None = None
     hidden_norm: Tensor | None = None
@@ -74,6 +89,16 @@ class LayerWeights:
     def ffn_reader(self) -> AnyWeight | None:
         """The weight in whose form the feed-forward's input is wanted; None for a mixture's, whose router reads it."""
         return self.gate_up if self.mixture is None else None
+
+    @property
+    def reader(self) -> AnyWeight | None:
+        """The weight in whose form the layer's input is wanted: of what brings tokens together, where it does."""
+        return self.ffn_reader if self.qkv is None else self.qkv
+
+    @property
+    def feeds(self) -> bool:
+        """Whether there is a feed-forward."""
+        return self.down is not None or self.mixture is not None
 
     @property
     def linears(self) -> tuple[AnyWeight, ...]:

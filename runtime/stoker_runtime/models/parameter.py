@@ -25,7 +25,10 @@ BLOCK = 128
 
 
 class Role(StrEnum):
-    """What a parameter is used for: decides how it is stored and how random weights are drawn."""
+    """What a parameter is used for: decides how it is stored and how random weights are drawn.
+
+    A gain is the weight of a norm within a layer, to which no model's `norm_offset` is added.
+    """
 
     EMBEDDING = "embedding"
     LINEAR = "linear"
@@ -35,12 +38,14 @@ class Role(StrEnum):
     HEAD = "head"
     NORM = "norm"
     BIAS = "bias"
+    GAIN = "gain"
 
 
 # What is quantized, by a checkpoint or at load.
 QUANTIZED = (Role.LINEAR, Role.EXPERTS)
-# What kernels read in fp32: extra logits of attention, and what moves the choice of experts by less than 16 bits tell.
-EXACT = (".sinks", ".correction_bias")
+# What kernels read in fp32: extra logits of attention, and what moves the choice of experts, or how long a state is
+# kept, by less than 16 bits tell.
+EXACT = (".sinks", ".correction_bias", ".a_log", ".skip", ".dt_bias")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from stoker_runtime.models.block_parts import BlockPart
 from stoker_runtime.models.layer_specs.latent_spec import LatentSpec
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
+from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
 from stoker_runtime.models.moe_spec import MoeSpec
 from stoker_runtime.models.parameter import EXACT, ITEM_BYTES, QUANTIZED, Parameter, Role, stored_bytes
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
@@ -72,6 +73,8 @@ class ModelSpec:
     Positions: layers in `unrotated` do not rotate; those with a window rotate by `local_rope` where there is one;
     `learned_positions` is a table that is added to the embedding.
     `latent`: one latent a token is cached in place of keys and values: of `head_dim` values, and of one head.
+    `recurrent`: which layers keep a state for each sequence in place of its tokens, and which are a part of a layer.
+    `attention_gate`: queries come with a gate as wide, whose sigmoid what was attended is multiplied with.
     `sinks`: each head has an extra logit that takes weight from its keys. `moe`: the layers whose feed-forward is a
     mixture of experts. `draft_layers` stand behind the last one in checkpoints, for the method mtp alone.
     Multipliers: of the embedding, of what is added to the residual stream, of attention's logits (0: head_dim^-½), and
@@ -119,6 +122,8 @@ class ModelSpec:
     sinks: bool = False
     moe: MoeSpec | None = None
     latent: LatentSpec | None = None
+    recurrent: StateSpec | None = None
+    attention_gate: bool = False
     draft_layers: int = 0
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
@@ -182,36 +187,55 @@ class ModelSpec:
             windows=tuple(self.windows[layer] for layer in layers),
             unrotated=frozenset(place for place, layer in enumerate(layers) if layer in self.unrotated),
             moe=self.moe and self.moe.of_layers(layers),
+            recurrent=self.recurrent and self.recurrent.of_layers(layers),
         )
 
     @property
     def has_dense_layer(self) -> bool:
         """Whether any layer has a feed-forward of width `ffn`."""
-        return not all(self.is_sparse(layer) for layer in range(self.num_layers))
+        return not all(self.is_sparse(layer) or not self.feeds(layer) for layer in range(self.num_layers))
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is a mixture of experts."""
         return self.moe is not None and layer in self.moe.layers
 
+    def mixer(self, layer: int) -> Mixer:
+        """What of a layer brings tokens together."""
+        return Mixer.ATTENTION if self.recurrent is None else self.recurrent.mixers[layer]
+
+    def feeds(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward."""
+        return self.recurrent is None or layer not in self.recurrent.unfed
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The layers that attend, and so cache tokens."""
+        return tuple(layer for layer in range(self.num_layers) if self.mixer(layer) is Mixer.ATTENTION)
+
     def layer_parameters(self, layer: int) -> Iterator[Parameter]:
         """The parameters of one layer, in the order they are used."""
         qkv_size = self.latent.projected(self.heads) if self.latent else self.q_size + 2 * self.kv_size
+        qkv_size += self.q_size if self.attention_gate else 0
+        mixer = self.mixer(layer)
+        attends, fed = mixer is Mixer.ATTENTION, self.feeds(layer)
         up_size = 2 * self.ffn if self.gated else self.ffn
-        stream, feeds = (self.hidden,), self.pre_norms and not self.shared_norm
+        stream = (self.hidden,)
+        feeds = self.pre_norms and not self.shared_norm and fed and mixer is not Mixer.NONE
         adds_bias = self.part is None or self.part.tensor == 0
-        dense = not self.is_sparse(layer)
-        latents = self.latent.rows(self.heads) if self.latent else ()
+        dense = not self.is_sparse(layer) and fed
+        latents = self.latent.rows(self.heads) if self.latent and attends else ()
+        states = self.recurrent.rows(self.hidden) if self.recurrent and self.recurrent.kind is mixer else ()
         rows: list[tuple[str, tuple[int, ...], Role, bool]] = [
             ("input_norm", stream, Role.NORM, self.pre_norms),
             ("input_norm_bias", stream, Role.BIAS, self.pre_norms and self.norm_bias),
-            ("qkv", (qkv_size, self.hidden), Role.LINEAR, True),
-            ("qkv_bias", (qkv_size,), Role.BIAS, self.qkv_bias),
-            ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, bool(self.qk_norm)),
-            ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, bool(self.qk_norm)),
-            ("sinks", (self.heads,), Role.BIAS, self.sinks),
-            *((name, shape, Role(role), True) for name, shape, role in latents),
-            ("output", (self.hidden, self.attended_size), Role.LINEAR, True),
-            ("output_bias", stream, Role.BIAS, self.output_bias and adds_bias),
+            ("qkv", (qkv_size, self.hidden), Role.LINEAR, attends),
+            ("qkv_bias", (qkv_size,), Role.BIAS, attends and self.qkv_bias),
+            ("q_norm", self._qk_norm_shape(self.heads), Role.NORM, attends and bool(self.qk_norm)),
+            ("k_norm", self._qk_norm_shape(self.kv_heads), Role.NORM, attends and bool(self.qk_norm)),
+            ("sinks", (self.heads,), Role.BIAS, attends and self.sinks),
+            *((name, shape, Role(role), True) for name, shape, role in (*latents, *states)),
+            ("output", (self.hidden, self.attended_size), Role.LINEAR, attends),
+            ("output_bias", stream, Role.BIAS, attends and self.output_bias and adds_bias),
             ("attention_post_norm", stream, Role.NORM, self.post_norms),
             ("ffn_norm", stream, Role.NORM, feeds),
             ("ffn_norm_bias", stream, Role.BIAS, feeds and self.norm_bias),
@@ -306,8 +330,8 @@ class ModelSpec:
         return round(sum(size * read.get(role, 1.0) for size, role in parts))
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Bytes of keys and values, or of latents, that one token holds over all layers."""
-        return self.caches * self.num_layers * self.kv_size * ITEM_BYTES[kv_dtype]
+        """Bytes of keys and values, or of latents, that one token holds over all layers that attend."""
+        return self.caches * len(self.attending) * self.kv_size * ITEM_BYTES[kv_dtype]
 
     def rope_table_bytes(self, max_model_len: int) -> int:
         """Bytes of the rotary tables for contexts of up to `max_model_len` tokens."""

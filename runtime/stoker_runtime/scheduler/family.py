@@ -15,13 +15,15 @@ Members = dict[Sequence, None]
 class Families:
     """All families of one scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = True) -> None:
+        """`shared`: whether one sequence's prompt is of any use to another."""
+        self._shared = shared
         self._members: dict[tuple[str, bytes], Members] = {}
 
     def join(self, sequence: Sequence) -> None:
         """A new sequence; alone unless its request names a family whose prompt is the same."""
         name = sequence.request.family
-        if not name:
+        if not name or not self._shared:
             return
         members = self._members.setdefault((name, sequence.root), {})
         first = next(iter(members), None)

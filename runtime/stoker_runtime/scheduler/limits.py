@@ -29,6 +29,7 @@ class SchedulerConfig:
     of at most `adapter_slots` adapters. `journal`, unless None, is told what the prefix cache gains and loses.
     A step verifies up to `drafts` drafts a sequence and `verify_tokens` tokens in
     all, of fewer than `draft_batch_limit` sequences (0: of any number). `draft_costs`: a model drafts, at these costs.
+    `shares_prompts`: pages are all that a sequence has of its prompt, so that others of its family may take them.
     """
 
     num_pages: int
@@ -50,6 +51,7 @@ class SchedulerConfig:
     verify_tokens: int = 0
     draft_batch_limit: int = 0
     draft_costs: DraftCosts | None = None
+    shares_prompts: bool = True
 
     def __post_init__(self) -> None:
         """Refuse sizes with which decodes would not fit into a step."""

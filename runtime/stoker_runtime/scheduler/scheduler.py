@@ -53,7 +53,7 @@ class Scheduler:
         self._order = POLICIES[config.policy]
         self._displacing = config.policy in DISPLACING
         self.speculation = Speculation.of(config, self._placement)
-        self._families = Families()
+        self._families = Families(shared=config.shares_prompts)
         self._waiting = WaitingQueue()
         self._decoding: list[Sequence] = []
         self._prefilling: list[Sequence] = []

@@ -124,6 +124,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     from stoker_runtime.executor.device import device_memory, gpu_bf16, multiplies_bf16, refuse_head
     from stoker_runtime.executor.kernel_names import refuse_kind, refuse_settings, refuse_variant
     from stoker_runtime.executor.resolve import asked_quantization, refuse_at_load, resolve
+    from stoker_runtime.executor.state import refuse_beside_states
     from stoker_runtime.models.architectures import build_spec
     from stoker_runtime.models.config_source import read_source
     from stoker_runtime.models.pooling import read_pooling
@@ -140,6 +141,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     refuse_settings(config)
     refuse_head(config, device)
     spec = with_head(build_spec(source), config.quantize_head)
+    refuse_beside_states(config, spec)
     if config.ranks == 1:
         unasked = keeps_unasked(config, spec, device.type)
         spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
@@ -223,6 +225,7 @@ def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> 
         ("weights", gib(plan.weights)),
         *head_lines(spec, config),
         *mixture_lines(spec, config),
+        *state_lines(spec, config),
         ("workspace", gib(plan.overhead)),
         *([("draft model", f"{draft}; {gib(draft.weights)} of the weights")] if draft else []),
         ("KV of a token", f"{plan.page_bytes / config.page_size / 1024:.1f} KiB"),
@@ -242,6 +245,22 @@ def head_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
         return []
     kept = f"; the embedding that it was tied to keeps {gib(table)} for lookups" if table else ""
     return [("output head", f"{config.quantize_head}, {gib(head)} of the weights{kept}")]
+
+
+def state_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:
+    """Of layers with a state what one sequence's takes, whatever its length, and how many layers cache tokens."""
+    from stoker_runtime.executor.state import sequence_state_bytes
+
+    if spec.recurrent is None:
+        return []
+    size = sequence_state_bytes(config, spec)
+    return [
+        (
+            "states",
+            f"{size / 2**20:.1f} MiB a sequence in {spec.recurrent.layers} layers, {gib(size * config.max_num_seqs)} "
+            f"of the workspace for {config.max_num_seqs}; {len(spec.attending)} of {spec.num_layers} layers attend",
+        )
+    ]
 
 
 def mixture_lines(spec: ModelSpec, config: EngineConfig) -> list[Line]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,13 @@ from stoker_kernels.quant import (
     quantize_weight,
     scale_shape,
 )
-from stoker_runtime.models.decoder_weights import DecoderWeights, LatentWeights, LayerWeights, MixtureWeights
+from stoker_runtime.models.decoder_weights import (
+    DecoderWeights,
+    LatentWeights,
+    LayerWeights,
+    MixtureWeights,
+    StateWeights,
+)
 from stoker_runtime.models.parameter import Parameter, aligned, stored_kind, stored_scheme
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Scheme, experts_sizes
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
@@ -44,6 +51,8 @@ from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.
 QUANTIZED_AT_ONCE = 1 << 28
+# The projections of a layer with a state, by what they stand for.
+STATE_LINEARS = (("qkv", "in"), ("output", "out"))
 # The same of integers; and what their rows may be cut at.
 ROUNDED_AT_ONCE, ROW_BLOCK = 1 << 24, 64
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -258,15 +267,32 @@ class WeightArena:
             return f"layers.{layer}.{field}"
 
         sparse = self.spec.is_sparse(layer)
-        qkv, output = self._linear(name("qkv")), self._linear(name("output"))
+        first, last = ("state_in", "state_out") if self._holds(name("state_in")) else ("qkv", "output")
+        qkv, output = (self._linear(name(each)) if self._holds(name(each)) else None for each in (first, last))
         beside = ("shared_gate_up", "shared_down") if sparse else ("gate_up", "down")
         gate_up, down = (self._linear(name(field)) if self._holds(name(field)) else None for field in beside)
         mixture = self._mixture(layer) if sparse else None
-        composed = ("mixture", "latent")
+        composed = ("mixture", "latent", "state")
         optional = (each.name for each in fields(LayerWeights) if each.default is None and each.name not in composed)
-        others = {field: self.dense.get(name(field)) for field in optional}
+        others: dict[str, Any] = {field: self.dense.get(name(field)) for field in optional}
+        if first == "state_in":
+            others |= {f"{each}_bias": self.dense.get(name(f"state_{part}_bias")) for each, part in STATE_LINEARS}
+            return LayerWeights(qkv, output, gate_up, down, mixture, None, self._state(layer), **others)
         latent = self._latent(layer) if self.spec.latent else None
         return LayerWeights(qkv, output, gate_up, down, mixture, latent, **others)
+
+    def _state(self, layer: int) -> StateWeights:
+        def name(field: str) -> str:
+            return f"layers.{layer}.{field}"
+
+        return StateWeights(
+            conv=self.dense[name("conv")].flatten(1),
+            a_log=self.dense[name("a_log")],
+            dt_bias=self.dense[name("dt_bias")],
+            norm=self.dense[name("state_norm")],
+            conv_bias=self.dense.get(name("conv_bias")),
+            skip=self.dense.get(name("skip")),
+        )
 
     def _latent(self, layer: int) -> LatentWeights:
         def name(field: str) -> str:
@@ -347,9 +373,9 @@ def packed_for_cpu(weights: DecoderWeights, dtype: torch.dtype) -> DecoderWeight
     layers = tuple(
         replace(
             each,
-            qkv=packed(each.qkv),
+            qkv=each.qkv and packed(each.qkv),
             latent=each.latent and replace(each.latent, q_b=each.latent.q_b and packed(each.latent.q_b)),
-            output=packed(each.output),
+            output=each.output and packed(each.output),
             gate_up=each.gate_up and packed(each.gate_up),
             down=each.down and packed(each.down),
         )

@@ -27,7 +27,7 @@ def fill_random(arena: WeightArena, seed: int, cut: RankCut | None = None) -> No
         _fill_part(arena, generator, cut)
         return
     for parameter in arena.spec.parameters():
-        if parameter.role is Role.NORM:
+        if parameter.role in (Role.NORM, Role.GAIN):
             arena.dense[parameter.name].fill_(1.0)
             continue
         std = _deviation(parameter, arena.spec.num_layers)
@@ -45,7 +45,7 @@ def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> 
     table: Tensor | None = None
     for parameter in cut.whole.parameters():
         name = cut.local_name(parameter.name)
-        if parameter.role is Role.NORM:
+        if parameter.role in (Role.NORM, Role.GAIN):
             if name is not None:
                 arena.dense[name].fill_(1.0)
             continue
@@ -67,5 +67,5 @@ def _fill_part(arena: WeightArena, generator: torch.Generator, cut: RankCut) -> 
 
 def _deviation(parameter: Parameter, num_layers: int) -> float:
     """What writes into the residual stream is scaled down by the number of writers, as GPT-2 is initialized."""
-    writes = parameter.name.endswith((".output", "down"))
+    writes = parameter.name.endswith((".output", ".state_out", "down"))
     return STD / (2 * num_layers) ** 0.5 if writes else STD

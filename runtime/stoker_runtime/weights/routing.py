@@ -16,6 +16,7 @@ from stoker_runtime.checkpoint.tensor_entry import TensorEntry, find_entry
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures import ROWS, Names
 from stoker_runtime.models.architectures.row import Stored
+from stoker_runtime.models.grouped_rows import grouped_rows
 from stoker_runtime.models.parameter import Parameter, Role
 from stoker_runtime.models.spec import ModelSpec
 
@@ -85,6 +86,8 @@ def _pieces(
         return tuple(_by_kv_head(spec, parameter, entries, vocabulary))
     if stored is Stored.BY_HEAD:
         return tuple(_by_head(spec, parameter, entries, vocabulary))
+    if stored is Stored.GROUPED:
+        return tuple(_grouped(spec, parameter, entries, vocabulary))
     if stored in (Stored.STACKED, Stored.STACKED_COLUMNS):
         return tuple(_stacked(spec, parameter, entries, stored))
     head_rows = _interleaved_rows(spec, parameter.name.rpartition(".")[2], vocabulary)
@@ -118,6 +121,21 @@ def _by_kv_head(
             shape = (rows, *parameter.shape[1:])
             yield Route(_rows_of(entry, source, shape), parameter.name, start + head * rows, shape)
             source += rows
+
+
+def _grouped(
+    spec: ModelSpec, parameter: Parameter, entries: Mapping[str, TensorEntry], vocabulary: Vocabulary
+) -> Iterator[Route]:
+    """Tensors whose rows lie in groups, of which each has a part of several pieces, brought apart."""
+    names = tensor_names(spec, parameter.name, vocabulary)
+    for name, groups in zip(names, grouped_rows(spec, parameter.name.rpartition(".")[2]), strict=True):
+        entry = find_entry(entries, name, (groups.rows, *parameter.shape[1:]), spec.architecture)
+        source = 0
+        for group in range(groups.count):
+            for start, rows in zip(groups.starts, groups.sizes, strict=True):
+                shape = (rows, *parameter.shape[1:])
+                yield Route(_rows_of(entry, source, shape), parameter.name, start + group * rows, shape)
+                source += rows
 
 
 def _by_head(

@@ -108,6 +108,8 @@ class UniformExecutor:
     `adapter_of` maps a seed to the number of its adapter, 0 for none.
     """
 
+    keeps_states = False
+
     def __init__(
         self,
         *,

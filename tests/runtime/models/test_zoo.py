@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.models.hybrid_rows import HYBRIDS
 from tests.runtime.models.latent_rows import LATENTS
 from tests.runtime.models.mixture_rows import MIXTURES
 from torch import Tensor
@@ -33,12 +34,14 @@ class Row:
     """`config`: transformers' class; `changes` to the common sizes, which may be drawn by the given random numbers.
 
     `published` turns what transformers saves into the published names and layout, `settings` its config.json.
+    Logits may be apart by `limit`.
     """
 
     config: str
     changes: Callable[[random.Random], dict[str, Any]] = field(default=lambda rng: {})
     published: Callable[[Tensors], Tensors] | None = None
     settings: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    limit: float = 2e-4
 
 
 def _fixed(**changes: Any) -> Callable[[random.Random], dict[str, Any]]:
@@ -267,6 +270,8 @@ ROWS: dict[str, Row] = {
 
 
 ROWS |= {name: Row(*row) for name, row in (MIXTURES | LATENTS).items()}
+# transformers goes through prompts in chunks there, whose sums are others than those of a recurrence.
+ROWS |= {name: Row(*row, limit=2e-3) for name, row in HYBRIDS.items()}
 NULLABLE = ("sliding_window", "pad_token_id", "n_inner")
 
 
@@ -321,25 +326,25 @@ def save_random(name: str, folder: Path) -> Any:
 def test_logits_and_tokens_equal_transformers(name: str, tmp_path: Path, paged_model: Any) -> None:
     """Logits of whole prompts, 64 greedy tokens, and the same logits by chunks among decodes."""
     print(f"seed {SEED}")
-    theirs = save_random(name, tmp_path)
+    theirs, limit = save_random(name, tmp_path), ROWS[name].limit
     ours = paged_model(str(tmp_path), slots=3)
     rng = random.Random(SEED)
     prompts = [[rng.randrange(3, ours.spec.vocab) for _ in range(count)] for count in (37, 1, 60)]
     with torch.no_grad():
         expected = [theirs(torch.tensor([prompt])).logits[0] for prompt in prompts]
     for got, wanted in zip(ours.step(list(enumerate(prompts)), all_logits=True), expected, strict=True):
-        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(got, wanted, atol=limit, rtol=limit)
     # By what a benchmark checks its tokens, too.
     plain = reference_logits(ours.spec, ours.decoder.weights, prompts[0], 0)
-    torch.testing.assert_close(plain, expected[0], atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(plain, expected[0], atol=limit, rtol=limit)
     ours.forget()
     assert ours.greedy(prompts[:1], 64)[0] == _greedy(theirs, prompts[0], 64)
     ours.forget()
     ours.step([(0, prompts[2][:23]), (1, prompts[0])])
     ours.step([(1, [5]), (0, prompts[2][23:24])])
     mixed = ours.step([(1, [6]), (2, prompts[1]), (0, prompts[2][24:])])
-    torch.testing.assert_close(mixed[2], expected[2][-1], atol=2e-4, rtol=2e-4)
-    torch.testing.assert_close(mixed[1], expected[1][-1], atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(mixed[2], expected[2][-1], atol=limit, rtol=limit)
+    torch.testing.assert_close(mixed[1], expected[1][-1], atol=limit, rtol=limit)
 
 
 def _greedy(model: Any, prompt: list[int], steps: int) -> list[int]:

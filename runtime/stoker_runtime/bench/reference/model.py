@@ -18,6 +18,7 @@ from stoker_runtime.bench.reference.adapter import AdaptedWeight
 from stoker_runtime.bench.reference.latent import latent_heads
 from stoker_runtime.bench.reference.mixture import mixture
 from stoker_runtime.bench.reference.rotary import rotations
+from stoker_runtime.bench.reference.state import state_heads
 from stoker_runtime.bench.reference.weights import as_read, parts_of, values_of
 from stoker_runtime.models.decoder_weights import DecoderWeights, LayerWeights
 from stoker_runtime.models.layer_specs.rope_spec import RopeSpec
@@ -64,7 +65,11 @@ def reference_logits(
 def _layer(spec: ModelSpec, layer: LayerWeights, hidden: Tensor, table: Tensor, window: int) -> Tensor:
     """The residual stream after one layer."""
     scale, read = spec.residual_multiplier, _norm(spec, hidden, layer.input_norm, layer.input_norm_bias)
+    if layer.qkv is None:
+        return hidden + scale * _feed_forward(spec, layer, read)
     attended = _attention(spec, layer, read, table, window)
+    if not layer.feeds:
+        return hidden + scale * attended
     if spec.parallel:
         if layer.ffn_norm is not None:
             read = _norm(spec, hidden, layer.ffn_norm, layer.ffn_norm_bias)
@@ -123,13 +128,17 @@ def _normed_heads(spec: ModelSpec, heads: Tensor, weight: Tensor | None) -> Tens
 
 def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, window: int) -> Tensor:
     count = x.shape[0]
+    assert layer.qkv is not None, "a layer that feeds forward alone attends to nothing"
+    assert layer.output is not None, "a layer that feeds forward alone attends to nothing"
     projected = _linear(x, layer.qkv, layer.qkv_bias)
+    if layer.state is not None and spec.recurrent is not None:
+        return _linear(state_heads(spec.recurrent, layer.state, projected, spec.eps), layer.output, layer.output_bias)
     if layer.latent is not None:
         interleaved = spec.rope.interleaved
         seen = latent_heads(spec, layer.latent, projected, _linear, lambda each: _rotate(each, table, interleaved))
         return _linear(seen, layer.output, layer.output_bias)
     qkv = projected.view(count, -1, spec.head_dim)
-    q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), dim=1)
+    q, k, v, *gates = qkv.split((spec.heads, *(spec.kv_heads,) * 2, *(spec.heads,) * spec.attention_gate), dim=1)
     q, k = _normed_heads(spec, q, layer.q_norm), _normed_heads(spec, k, layer.k_norm)
     group = spec.heads // spec.kv_heads
     q, k = (_rotate(each, table, spec.rope.interleaved) for each in (q, k))
@@ -145,7 +154,8 @@ def _attention(spec: ModelSpec, layer: LayerWeights, x: Tensor, table: Tensor, w
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks[head].expand(count, 1)), dim=1)
         heads.append(torch.softmax(scores, dim=-1)[:, :count] @ v[:, head])
-    return _linear(torch.cat(heads, dim=1), layer.output, layer.output_bias)
+    gate = torch.sigmoid(gates[0].flatten(1)) if gates else 1.0
+    return _linear(torch.cat(heads, dim=1) * gate, layer.output, layer.output_bias)
 
 
 def _feed_forward(spec: ModelSpec, layer: LayerWeights, x: Tensor) -> Tensor:

@@ -157,6 +157,12 @@ def read_draft_model(config: EngineConfig, target: ModelSpec) -> DraftModel | No
             f"--max-model-len to {spec.max_position} or less.",
             param=NAME,
         )
+    if spec.recurrent is not None:
+        raise ConfigError(
+            f"{name} ({spec.architecture}) keeps a state for each sequence, which cannot go back to before a draft; "
+            "a draft model needs attention in all its layers.",
+            param=NAME,
+        )
     if spec.latent is not None and config.kv_cache_dtype == "fp8":
         raise ConfigError(
             f"{name} has latent attention, which reads no fp8 cache; leave --kv-cache-dtype out.", param=NAME

@@ -43,7 +43,7 @@ def mixture(config: Mapping[str, Any], ffn: str, **rest: Any) -> MoeSpec:
     return spec
 
 
-def _qwen_layers(config: Mapping[str, Any]) -> frozenset[int]:
+def qwen_sparse_layers(config: Mapping[str, Any]) -> frozenset[int]:
     """The sparse layers: each `decoder_sparse_step`-th but those in `mlp_only_layers`."""
     step, plain = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
     layers = range(int(config["num_hidden_layers"]))
@@ -54,7 +54,7 @@ def _qwen2(config: Mapping[str, Any]) -> ModelSpec:
     moe = mixture(
         config,
         "moe_intermediate_size",
-        layers=_qwen_layers(config),
+        layers=qwen_sparse_layers(config),
         renormalize=bool(config.get("norm_topk_prob", False)),
         shared_ffn=int(config["shared_expert_intermediate_size"]),
         shared_gate=True,
@@ -66,7 +66,7 @@ def _qwen2(config: Mapping[str, Any]) -> ModelSpec:
 
 def _qwen3(config: Mapping[str, Any]) -> ModelSpec:
     renormalize = bool(config.get("norm_topk_prob", False))
-    moe = mixture(config, "moe_intermediate_size", layers=_qwen_layers(config), renormalize=renormalize)
+    moe = mixture(config, "moe_intermediate_size", layers=qwen_sparse_layers(config), renormalize=renormalize)
     spec, bias = read_base(config), bool(config.get("attention_bias", False))
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     windows = (window,) * spec.num_layers
@@ -194,7 +194,7 @@ def _shared(prefix: str) -> dict[str, Names]:
 
 _PROJECTIONS = _by_expert("mlp.experts", "gate_proj", "up_proj", "down_proj", "mlp.gate")
 _NUMBERED = _by_expert("block_sparse_moe.experts", "w1", "w3", "w2", "block_sparse_moe.gate")
-_QWEN2_NAMES = {
+QWEN2_MOE_NAMES = {
     **LAYER_NAMES,
     **_PROJECTIONS,
     **_shared("mlp.shared_expert"),
@@ -237,7 +237,7 @@ def _row(build: Callable[[Mapping[str, Any]], ModelSpec], names: Mapping[str, Na
 
 
 MOE_ROWS: dict[str, Architecture] = {
-    "Qwen2MoeForCausalLM": _row(_qwen2, _QWEN2_NAMES, max_position_embeddings=32768, max_window_layers=28),
+    "Qwen2MoeForCausalLM": _row(_qwen2, QWEN2_MOE_NAMES, max_position_embeddings=32768, max_window_layers=28),
     "Qwen3MoeForCausalLM": _row(_qwen3, {**LAYER_NAMES, **_PROJECTIONS}, max_position_embeddings=32768),
     "MixtralForCausalLM": _row(
         _mixtral, {**LAYER_NAMES, **_NUMBERED}, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-5,

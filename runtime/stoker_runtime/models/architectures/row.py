@@ -17,7 +17,8 @@ from stoker_runtime.models.spec import ModelSpec
 class Stored(StrEnum):
     """How a Hugging Face checkpoint lays out a final tensor's pieces: their rows one after the other; of merged Q, K
     and V the rows of one KV head after the other's, its queries first; a tensor for each head, whose number stands in
-    the name for {head}; or columns for rows, as GPT-2's Conv1D. Of experts: tensors for each, whose number stands for
+    the name for {head}; or columns for rows, as GPT-2's Conv1D; or in groups of rows, of which each has a part of
+    several pieces (`models/grouped_rows.py`). Of experts: tensors for each, whose number stands for
     {expert}; one tensor for all, [E, rows, columns]; or [E, columns, rows], gate and up taking turns.
     """
 
@@ -25,6 +26,7 @@ class Stored(StrEnum):
     BY_KV_HEAD = "by_kv_head"
     BY_HEAD = "by_head"
     COLUMNS = "columns"
+    GROUPED = "grouped"
     BY_EXPERT = "by_expert"
     STACKED = "stacked"
     STACKED_COLUMNS = "stacked_columns"

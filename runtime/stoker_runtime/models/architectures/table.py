@@ -6,6 +6,7 @@ Knows nothing of how a row is read: that is in the module of its family.
 from __future__ import annotations
 
 from stoker_runtime.models.architectures.heads import HEAD_ROWS
+from stoker_runtime.models.architectures.hybrid import HYBRID_ROWS
 from stoker_runtime.models.architectures.latent import LATENT_ROWS
 from stoker_runtime.models.architectures.layer_norm import LAYER_NORM_ROWS
 from stoker_runtime.models.architectures.llama import LLAMA_ROWS
@@ -14,6 +15,7 @@ from stoker_runtime.models.architectures.post_norm import POST_NORM_ROWS
 from stoker_runtime.models.architectures.row import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
+    **HYBRID_ROWS,
     **LATENT_ROWS,
     **LLAMA_ROWS,
     **MOE_ROWS,
@@ -56,6 +58,7 @@ MODELS = {
     "MistralForCausalLM": "Mistral 7B, Nemo, Small and Large, Ministral, Zephyr",
     "MixtralForCausalLM": "Mixtral 8x7B and 8x22B",
     "NemotronForCausalLM": "Nemotron-4 Minitron",
+    "NemotronHForCausalLM": "Nemotron-H 4B to 56B, Nemotron Nano v2; without mixtures of experts",
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
     "OlmoeForCausalLM": "OLMoE",
@@ -66,6 +69,7 @@ MODELS = {
     "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2 57B-A14B",
     "Qwen3ForCausalLM": "Qwen3",
     "Qwen3MoeForCausalLM": "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder",
+    "Qwen3NextForCausalLM": "Qwen3-Next 80B-A3B; in 16 and 32 bits, or quantized at load",
     "SeedOssForCausalLM": "Seed-OSS",
     "SmolLM3ForCausalLM": "SmolLM3",
     "StableLmForCausalLM": "StableLM 3B, StableLM 2",

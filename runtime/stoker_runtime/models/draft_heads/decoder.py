@@ -54,7 +54,9 @@ class HeadDecoder(Decoder):
         """
         layer = self.weights.layers[0]
         read, residual = self._begin(inputs, states, layer)
-        heads, slots = self._attend(0, read, inputs, kv[0]), inputs.slot_mapping
+        heads, slots = self._mix(0, read, inputs, kv[0]), inputs.slot_mapping
+        assert heads is not None, "a head attends"
+        assert layer.output is not None, "a head attends"
         if inputs.logits_rows is not None:
             heads = heads.index_select(0, inputs.logits_rows)
             residual = residual.index_select(0, inputs.logits_rows)

@@ -32,10 +32,10 @@ class Stream:
         self._multiplier = spec.residual_multiplier
 
     def enter(self, stream: Tensor, layer: LayerWeights) -> Tensor | Quantized:
-        """What the first layer's attention reads."""
+        """What the first layer reads."""
         if layer.input_norm is None:
             return stream
-        return self._norm(stream, layer.input_norm, layer.input_norm_bias, layer.qkv)
+        return self._norm(stream, layer.input_norm, layer.input_norm_bias, layer.reader)
 
     def beside(self, stream: Tensor, layer: LayerWeights, read: Tensor | Quantized) -> Tensor | Quantized:
         """What a feed-forward reads that runs beside attention, which read `read` of the same stream."""
@@ -53,7 +53,7 @@ class Stream:
     ) -> Tensor | Quantized:
         """Add what the feed-forward gave, and attention `also` if it ran beside; what the following layer reads."""
         norm, bias = following.input_norm, following.input_norm_bias
-        return self._add(update, stream, layer.ffn_post_norm, norm, bias, following.qkv, also)
+        return self._add(update, stream, layer.ffn_post_norm, norm, bias, following.reader, also)
 
     def leave(
         self, update: Tensor, stream: Tensor, layer: LayerWeights, weights: DecoderWeights, also: Tensor | None

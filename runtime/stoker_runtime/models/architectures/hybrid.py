@@ -1,0 +1,180 @@
+"""Rows of decoders whose layers keep, in part, a state in place of a cache: Nemotron-H and Qwen3-Next.
+
+Invariants: pure; a setting that changes the result is read or refused. What a state is,
+`layer_specs/state_spec.py` says.
+Knows nothing of tensors beyond their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stoker_runtime.errors import ModelError
+from stoker_runtime.models.architectures.moe import QWEN2_MOE_NAMES, mixture, qwen_sparse_layers
+from stoker_runtime.models.architectures.reading import FULL, read_activation, read_base, refuse
+from stoker_runtime.models.architectures.row import LAYER_NAMES, Architecture, Names, Stored, one
+from stoker_runtime.models.layer_specs.state_spec import Mixer, StateSpec
+from stoker_runtime.models.spec import ModelSpec, QkNorm
+
+LINEAR = "linear_attention"
+# What a block of Nemotron-H is: by the letter of a pattern, or by a list's words.
+BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", LINEAR: "mamba", FULL: "attention"}
+MIXERS = {"mamba": Mixer.MAMBA2, "attention": Mixer.ATTENTION, "mlp": Mixer.NONE}
+
+
+def _nemotron_h(config: Mapping[str, Any]) -> ModelSpec:
+    """Each block is one thing: Mamba-2, attention that does not rotate, or a feed-forward without a gate."""
+    blocks = _blocks(config)
+    refuse(config, "attention_bias", "its attention has no biases")
+    refuse(config, "sliding_window", "its attention sees everything")
+    refuse(config, "residual_in_fp32", "the residual stream is of the model's own type")
+    _check_steps(config)
+    head_dim = config.get("head_dim") or config.get("attention_head_dim") or 128
+    sizes = {**config, "num_hidden_layers": len(blocks), "head_dim": head_dim}
+    bias = bool(config.get("mlp_bias", False))
+    spec = read_base(sizes, eps="layer_norm_epsilon", activation="mlp_hidden_act")
+    state = StateSpec(
+        kind=Mixer.MAMBA2,
+        mixers=tuple(MIXERS[each] for each in blocks),
+        heads=int(config["mamba_num_heads"]),
+        head_dim=int(config["mamba_head_dim"]),
+        size=int(config["ssm_state_size"]),
+        groups=int(config["n_groups"]),
+        taps=int(config["conv_kernel"]),
+        unfed=frozenset(layer for layer, each in enumerate(blocks) if each != "mlp"),
+        conv_bias=bool(config.get("use_conv_bias", True)),
+        bias=bool(config.get("use_bias", False)),
+    )
+    return _checked(
+        replace(spec, gated=False, ffn_bias=bias, unrotated=frozenset(range(len(blocks))), recurrent=state), "mamba"
+    )
+
+
+def _blocks(config: Mapping[str, Any]) -> list[str]:
+    """What each layer is, in the words of `MIXERS`."""
+    given = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ""
+    key = "layers_block_type" if config.get("layers_block_type") else "hybrid_override_pattern"
+    found = [BLOCKS.get(each, each) for each in given]
+    for each in found:
+        if each not in MIXERS:
+            raise ModelError(f"{key}: {each!r} blocks are not supported; known: {', '.join(MIXERS)}.", param=key)
+    if not found:
+        raise ModelError("hybrid_override_pattern says of no layer what it is.", param="hybrid_override_pattern")
+    return found
+
+
+def _check_steps(config: Mapping[str, Any]) -> None:
+    """Raises ModelError for steps of time that are cut off, or Mamba-2 with another activation."""
+    given = config.get("time_step_limit") or (0.0, "inf")
+    # JSON has no infinity: some writers say it so.
+    least, most = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in given)
+    if least > 0.0 or most != float("inf"):
+        raise ModelError(f"time_step_limit is {[least, most]}, which is not supported.", param="time_step_limit")
+    if read_activation(config, "mamba_hidden_act") != "silu":
+        raise ModelError(
+            f"mamba_hidden_act is {config['mamba_hidden_act']!r}; only silu is supported.", param="mamba_hidden_act"
+        )
+
+
+def _qwen3_next(config: Mapping[str, Any]) -> ModelSpec:
+    """Delta nets, and attention with a gate in each `full_attention_interval`-th layer; most norms are 1 + w."""
+    refuse(config, "attention_bias", "its attention has no biases")
+    count, period = int(config["num_hidden_layers"]), int(config.get("full_attention_interval") or 4)
+    default = [LINEAR if (layer + 1) % period else FULL for layer in range(count)]
+    kinds = config.get("layer_types") or default
+    unknown = next((each for each in kinds if each not in (LINEAR, FULL)), None)
+    if unknown is not None or len(kinds) != count:
+        raise ModelError(
+            f"layer_types has {len(kinds)} entries for {count} layers, "
+            f"{'all known' if unknown is None else f'with {unknown!r}'}; it names {LINEAR} or {FULL} for each.",
+            param="layer_types",
+        )
+    state = StateSpec(
+        kind=Mixer.GATED_DELTA,
+        mixers=tuple(Mixer.ATTENTION if each == FULL else Mixer.GATED_DELTA for each in kinds),
+        heads=int(config["linear_num_value_heads"]),
+        head_dim=int(config["linear_value_head_dim"]),
+        size=int(config["linear_key_head_dim"]),
+        groups=int(config["linear_num_key_heads"]),
+        taps=int(config["linear_conv_kernel_dim"]),
+    )
+    moe = mixture(
+        config,
+        "moe_intermediate_size",
+        layers=qwen_sparse_layers(config),
+        renormalize=bool(config.get("norm_topk_prob", True)),
+        shared_ffn=int(config["shared_expert_intermediate_size"]),
+        shared_gate=True,
+    )
+    spec = replace(read_base(config), norm_offset=1.0, qk_norm=QkNorm.HEAD, attention_gate=True)
+    return _checked(replace(spec, moe=moe, recurrent=state), LINEAR)
+
+
+def _checked(spec: ModelSpec, name: str) -> ModelSpec:
+    """`spec`, of which heads share evenly, and which has layers of both kinds. Raises ModelError."""
+    state = spec.recurrent
+    assert state is not None, "rows of this table have layers with a state"
+    if state.heads % state.groups or state.taps < 2:
+        raise ModelError(
+            f"{state.heads} heads of layers with a state cannot share {state.groups} groups, over {state.taps} tokens."
+        )
+    if not state.layers or not spec.attending:
+        raise ModelError(f"a model needs layers of {name} and of attention; one of them is missing.")
+    return spec
+
+
+_STATE = {
+    "conv": one("mixer.conv1d.weight"),
+    "conv_bias": one("mixer.conv1d.bias"),
+    "a_log": one("mixer.A_log"),
+    "skip": one("mixer.D"),
+    "dt_bias": one("mixer.dt_bias"),
+    "state_norm": one("mixer.norm.weight"),
+    "state_in": one("mixer.in_proj.weight"),
+    "state_in_bias": one("mixer.in_proj.bias"),
+    "state_out": one("mixer.out_proj.weight"),
+    "state_out_bias": one("mixer.out_proj.bias"),
+}
+_NEMOTRON_H_NAMES = {
+    "input_norm": one("norm.weight"),
+    "qkv": Names(tuple(f"mixer.{each}_proj.weight" for each in "qkv")),
+    "output": one("mixer.o_proj.weight"),
+    **_STATE,
+    "gate_up": one("mixer.up_proj.weight"),
+    "gate_up_bias": one("mixer.up_proj.bias"),
+    "down": one("mixer.down_proj.weight"),
+    "down_bias": one("mixer.down_proj.bias"),
+}
+_NEMOTRON_H_TOP = {
+    "embed": one("backbone.embeddings.weight"),
+    "final_norm": one("backbone.norm_f.weight"),
+    "head": one("lm_head.weight"),
+}
+_GATED_QKV = Names(LAYER_NAMES["qkv"].hf, stored=Stored.GROUPED)
+_QWEN3_NEXT_NAMES = {
+    **QWEN2_MOE_NAMES,
+    "qkv": _GATED_QKV,
+    **{field: one(each.hf[0].replace("mixer.", "linear_attn.")) for field, each in _STATE.items()},
+    "state_in": Names(("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"), stored=Stored.GROUPED),
+}
+
+HYBRID_ROWS: dict[str, Architecture] = {
+    "NemotronHForCausalLM": Architecture(
+        _nemotron_h,
+        {"layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}
+        | {"num_key_value_heads": 8, "n_groups": 8, "conv_kernel": 4, "max_position_embeddings": 4096},
+        top_names=_NEMOTRON_H_TOP,
+        layer_names=_NEMOTRON_H_NAMES,
+        base="backbone.",
+        layers="backbone.layers.",
+    ),
+    "Qwen3NextForCausalLM": Architecture(
+        _qwen3_next,
+        {"max_position_embeddings": 32768, "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
+        layer_names=_QWEN3_NEXT_NAMES,
+        # Layers that only draft.
+        ignored=r"mtp\..*",
+    ),
+}

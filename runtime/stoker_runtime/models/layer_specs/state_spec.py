@@ -1,0 +1,106 @@
+"""Layers with a state by numbers: which they are, and what a sequence's state is made of, in place of cached tokens.
+
+Invariants: plain data without torch. A model has one kind of them; a sequence's state takes the same memory at any
+length.
+Knows nothing of configurations, and of how any of it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Mixer(StrEnum):
+    """What of a layer brings tokens together: attention, Mamba-2, the gated delta rule, or nothing."""
+
+    ATTENTION = "attention"
+    MAMBA2 = "mamba2"
+    GATED_DELTA = "gated_delta"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """`mixers[i]` is that of layer i, `kind` that of all which have a state; layers in `unfed` have no feed-forward.
+
+    Mamba-2: `heads` of `head_dim`, whose state is `[head_dim, size]`, with B and C of `groups`. The delta rule: `heads`
+    are those of values, of `head_dim`, whose state is `[size, head_dim]`, and `groups` those of queries and keys, of
+    `size`. Before either stands a convolution over the last `taps` tokens.
+    """
+
+    kind: Mixer
+    mixers: tuple[Mixer, ...]
+    heads: int
+    head_dim: int
+    size: int
+    groups: int
+    taps: int
+    unfed: frozenset[int] = frozenset()
+    conv_bias: bool = False
+    bias: bool = False
+
+    @property
+    def layers(self) -> int:
+        """Layers that have a state."""
+        return self.mixers.count(self.kind)
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution goes over: x, B and C; or queries, keys and values."""
+        return self.inner + 2 * self.groups * self.size
+
+    @property
+    def projected(self) -> int:
+        """Rows of the first projection: what the convolution reads, a gate as wide as the heads, and one number a head
+        that says how much is forgotten; of the delta rule another one, of how much is learned.
+        """
+        return self.channels + self.inner + self.heads * (2 if self.kind is Mixer.GATED_DELTA else 1)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """A sequence's state in one layer."""
+        rows, columns = (self.head_dim, self.size) if self.kind is Mixer.MAMBA2 else (self.size, self.head_dim)
+        return self.heads, rows, columns
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """What the convolution of one layer remembers of a sequence."""
+        return self.taps - 1, self.channels
+
+    def bytes_of_sequence(self, item: int) -> int:
+        """Bytes of one sequence's states in all layers: those of heads in fp32, of convolutions `item` a number."""
+        rows, channels = self.window
+        return self.layers * (4 * self.inner * self.size + item * rows * channels)
+
+    def working(self) -> int:
+        """Numbers that a token takes while such a layer runs: projected, convolved, what came of it and its norm."""
+        return self.projected + self.channels + 2 * self.inner
+
+    def of_layers(self, layers: Sequence[int]) -> StateSpec:
+        """The same for a model of these layers alone, in this order."""
+        unfed = frozenset(place for place, layer in enumerate(layers) if layer in self.unfed)
+        return replace(self, mixers=tuple(self.mixers[layer] for layer in layers), unfed=unfed)
+
+    def rows(self, hidden: int) -> list[tuple[str, tuple[int, ...], str]]:
+        """The parameters of a layer: name, shape, and the name of its role."""
+        mamba = self.kind is Mixer.MAMBA2
+        found: list[tuple[str, tuple[int, ...], str, bool]] = [
+            ("state_in", (self.projected, hidden), "linear", True),
+            ("state_in_bias", (self.projected,), "bias", self.bias),
+            ("conv", (self.channels, 1, self.taps), "bias", True),
+            ("conv_bias", (self.channels,), "bias", self.conv_bias),
+            ("a_log", (self.heads,), "bias", True),
+            ("skip", (self.heads,), "bias", mamba),
+            ("dt_bias", (self.heads,), "bias", True),
+            ("state_norm", (self.inner if mamba else self.head_dim,), "gain", True),
+            ("state_out", (hidden, self.inner), "linear", True),
+            ("state_out_bias", (hidden,), "bias", self.bias),
+        ]
+        return [(name, shape, role) for name, shape, role, present in found if present]

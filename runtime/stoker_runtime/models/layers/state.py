@@ -1,0 +1,37 @@
+"""A layer with a state between its first projection and its last: a short convolution, the recurrence, a gated norm.
+
+Invariants: no branch on values and no wait for the device; states are updated in place, by slot.
+Knows nothing of who has which slot, and of how the recurrences are computed.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stoker_kernels.attention import AttentionMeta
+from stoker_kernels.norm import gated_rms_norm
+from stoker_kernels.recurrence import RecurrentRows, causal_conv, gated_delta_rule, mamba2_scan
+from stoker_runtime.models.decoder_weights import StateWeights
+from stoker_runtime.models.layer_specs.state_spec import Mixer
+from stoker_runtime.models.spec import ModelSpec
+
+
+def pass_states(
+    spec: ModelSpec, weights: StateWeights, projected: Tensor, meta: AttentionMeta, kept: tuple[Tensor, ...]
+) -> Tensor:
+    """`projected [T, P]` → what the heads give, normed, side by side `[T, H·D]`. Writes `kept`: windows and states."""
+    state = spec.recurrent
+    assert state is not None, "a layer with a state is of a model that has them"
+    window, held = kept
+    rows = RecurrentRows(meta.seq_slots, meta.query_start, meta.seq_lens, meta.num_decodes, meta.max_query_len)
+    if state.kind is Mixer.MAMBA2:
+        assert weights.skip is not None, "Mamba-2 lets its input through"
+        gate, mixed, dt = projected.split((state.inner, state.channels, state.heads), dim=1)
+        mixed = causal_conv(mixed, window, weights.conv, weights.conv_bias, rows)
+        given = mamba2_scan(mixed, dt, weights.a_log, weights.skip, weights.dt_bias, held, rows)
+        group = state.inner // state.groups
+        return gated_rms_norm(given, gate, weights.norm, spec.eps, group=group, gate_first=True)
+    mixed, gate, b, a = projected.split((state.channels, state.inner, state.heads, state.heads), dim=1)
+    mixed = causal_conv(mixed, window, weights.conv, weights.conv_bias, rows)
+    given = gated_delta_rule(mixed, b, a, weights.a_log, weights.dt_bias, held, rows)
+    return gated_rms_norm(given, gate, weights.norm, spec.eps, group=state.head_dim, gate_first=False)

@@ -1,0 +1,135 @@
+"""Layers with a state beyond their rows: crowding, choices of one prompt, sleep, what a state takes, and refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.executor.test_real_executor import workload
+from tests.runtime.models.test_zoo import save_random
+
+from stoker_runtime import LLM
+from stoker_runtime.config import EngineConfig
+from stoker_runtime.errors import ConfigError, ModelError
+from stoker_runtime.executor.arena import state_arena
+from stoker_runtime.executor.drafts.plan import read_draft_model
+from stoker_runtime.executor.resolve import resolve
+from stoker_runtime.executor.state import refuse_beside_states, sequence_state_bytes
+from stoker_runtime.fetch.shape import shape_of
+from stoker_runtime.models.architectures import build_spec
+from stoker_runtime.models.config_source import read_source
+from stoker_runtime.sampling_params import SamplingParams
+
+HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM")
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("hybrid")
+    save_random(request.param, made)
+    return made
+
+
+def options(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "model": str(folder), "device": "cpu", "dtype": "float32", "max_model_len": 128, "page_size": 16, **changes
+    }  # fmt: skip
+
+
+def choices(llm: LLM, prompt: list[int], asked: SamplingParams) -> list[list[int]]:
+    (request,) = llm.generate([{"prompt_token_ids": prompt}], asked)
+    return [list(each.token_ids) for each in request.outputs]
+
+
+def test_crowding_changes_no_token(folder: Path) -> None:
+    """Chunks among decodes and sequences that are preempted and run anew, in slots that others had; nothing is shared.
+    And the same after a sleep that dropped the states.
+    """
+    prompts, drawn = workload(7)
+    vocab = build_spec(read_source(str(folder))).vocab
+    prompts = [[token % (vocab - 3) + 3 for token in prompt] for prompt in prompts]
+    params = [replace(each, max_tokens=min(each.max_tokens, 24)) for each in drawn]
+    with LLM(**options(folder, max_num_seqs=1, max_num_batched_tokens=128)) as roomy:
+        alone = [roomy.generate_tokens([each], [one])[0] for each, one in zip(prompts, params, strict=True)]
+    sizes = {"max_num_seqs": 5, "max_num_batched_tokens": 24, "num_gpu_blocks": 9, "enable_sleep_mode": True}
+    with LLM(**options(folder, **sizes)) as crowded:
+        assert crowded.generate_tokens(prompts, params) == alone
+        stats = crowded.engine.stats()
+        crowded.engine.scheduler.check()  # type: ignore[attr-defined]
+        crowded.sleep(1)
+        crowded.wake_up()
+        assert crowded.generate_tokens(prompts[:4], params[:4]) == alone[:4]
+    assert stats.preemptions > 0
+    assert stats.prefix_hits == stats.prefix_queries == 0
+
+
+def test_choices_of_one_prompt_have_states_of_their_own(folder: Path) -> None:
+    rng = random.Random(3)
+    prompt = [rng.randrange(3, 90) for _ in range(40)]
+    asked = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=12, ignore_eos=True)
+    with LLM(**options(folder, max_num_seqs=3, tokenizer="shape:tiny")) as side_by_side:
+        together = choices(side_by_side, prompt, asked)
+    with LLM(**options(folder, max_num_seqs=1, tokenizer="shape:tiny")) as one_by_one:
+        apart = choices(one_by_one, prompt, asked)
+    assert together == apart
+    assert len(set(map(tuple, together))) > 1
+
+
+def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
+    spec = build_spec(read_source(str(folder)))
+    for dtype in ("float32", "bfloat16"):
+        config = resolve(EngineConfig(model=str(folder), dtype=dtype), spec, "cpu")
+        states = state_arena(3, spec, getattr(torch, dtype), torch.device("cpu"))
+        assert sum(state.nbytes for state in states) == 3 * sequence_state_bytes(config, spec) > 0
+    assert spec.kv_bytes_per_token("float32") == len(spec.attending) * 2 * spec.kv_size * 4
+    assert shape_of(folder)["layers"] == len(spec.attending) < spec.num_layers
+    assert "loraLine" not in shape_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": 2})}, "speculative_config"),
+        ({"enable_lora": True}, "enable_lora cannot go with"),
+        ({"swap_space": 1.0}, "swap_space cannot go with"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size cannot go with"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size cannot go with"),
+    ],
+)
+def test_what_a_state_does_not_go_with_is_refused_by_name(folder: Path, changes: dict[str, Any], message: str) -> None:
+    spec = build_spec(read_source(str(folder)))
+    with pytest.raises(ConfigError, match=message):
+        refuse_beside_states(EngineConfig(model=str(folder), **changes), spec)
+
+
+def test_a_model_with_states_drafts_for_none(folder: Path) -> None:
+    spec = build_spec(read_source(str(folder)))
+    drafting = json.dumps({"model": str(folder), "num_speculative_tokens": 2})
+    config = EngineConfig(model="m", speculative_config=drafting, max_model_len=128)
+    with pytest.raises(ConfigError, match="cannot go back to before a draft"):
+        read_draft_model(config, spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (HYBRIDS[0], {"layers_block_type": ["moe", "mamba"]}, "'moe' blocks are not supported"),
+        (HYBRIDS[0], {"layers_block_type": None, "hybrid_override_pattern": "M-"}, "of mamba and of attention"),
+        (HYBRIDS[0], {"time_step_limit": [0.01, 1.0]}, "time_step_limit"),
+        (HYBRIDS[0], {"residual_in_fp32": True}, "residual_in_fp32"),
+        (HYBRIDS[1], {"layer_types": ["linear_attention", "sliding_attention"]}, "'sliding_attention'"),
+        (HYBRIDS[1], {"attention_bias": True}, "attention_bias"),
+        (HYBRIDS[1], {"linear_num_value_heads": 7, "linear_num_key_heads": 3}, "7 heads"),
+    ],
+)
+def test_settings_that_are_not_understood(name: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_random(name, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(ModelError, match=message):
+        build_spec(read_source(str(tmp_path)))
