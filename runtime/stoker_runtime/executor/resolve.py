@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stoker_kernels.recurrence import scratch_values
 from stoker_runtime.config import CHECKPOINT_METHODS, ISQ_BLOCKS, EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.executor.step_shape import ShapeTable
@@ -260,8 +259,7 @@ def activation_bytes(config: EngineConfig, spec: ModelSpec, tokens: int) -> int:
     if spec.latent is not None:
         holes = spec.latent.working(spec.heads)
     if spec.recurrent is not None:
-        # What is solved for chunks is fp32.
-        holes = max(holes, spec.recurrent.working() + 2 * scratch_values(spec.recurrent.heads))
+        holes = max(holes, spec.recurrent.working())
     # The product once more in 8 bits, where the next linear reads that.
     ffn = (3 if spec.gated else 2) * spec.ffn + (spec.ffn // 2 if config.quantization == "fp8" else 0)
     if spec.moe is not None:

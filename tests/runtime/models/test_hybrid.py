@@ -13,6 +13,7 @@ import torch
 from tests.runtime.executor.test_real_executor import workload
 from tests.runtime.models.test_zoo import save_random
 
+from stoker_kernels.recurrence import scratch_values
 from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, ModelError
@@ -23,6 +24,7 @@ from stoker_runtime.executor.state import refuse_beside_states, sequence_state_b
 from stoker_runtime.fetch.shape import shape_of
 from stoker_runtime.models.architectures import build_spec
 from stoker_runtime.models.config_source import read_source
+from stoker_runtime.models.layer_specs.state_spec import SOLVED
 from stoker_runtime.sampling_params import SamplingParams
 
 HYBRIDS = ("NemotronHForCausalLM", "Qwen3NextForCausalLM")
@@ -88,6 +90,7 @@ def test_bytes_of_states_are_those_of_the_arena(folder: Path) -> None:
         assert sum(state.nbytes for state in states) == 3 * sequence_state_bytes(config, spec) > 0
     assert spec.kv_bytes_per_token("float32") == len(spec.attending) * 2 * spec.kv_size * 4
     assert shape_of(folder)["layers"] == len(spec.attending) < spec.num_layers
+    assert scratch_values(7) == 7 * SOLVED
     assert "loraLine" not in shape_of(folder)
 
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+# Tokens whose triangle the delta rule solves at once (`scratch_values` of the kernels).
+SOLVED = 32
+
 
 class Mixer(StrEnum):
     """What of a layer brings tokens together: attention, Mamba-2, the gated delta rule, or nothing."""
@@ -80,8 +83,12 @@ class StateSpec:
         return self.layers * (4 * self.inner * self.size + item * rows * channels)
 
     def working(self) -> int:
-        """Numbers that a token takes while such a layer runs: projected, convolved, what came of it and its norm."""
-        return self.projected + self.channels + 2 * self.inner
+        """Numbers that a token takes while such a layer runs: projected, convolved, what came of it and its norm.
+
+        Of the delta rule a line of each head's triangle besides, in fp32.
+        """
+        solved = 2 * SOLVED * self.heads if self.kind is Mixer.GATED_DELTA else 0
+        return self.projected + self.channels + 2 * self.inner + solved
 
     def of_layers(self, layers: Sequence[int]) -> StateSpec:
         """The same for a model of these layers alone, in this order."""
