@@ -217,7 +217,7 @@ def test_parameters_become_the_engines() -> None:
     ("options", "says"),
     [
         ({"data_parallel_size": 2}, "data_parallel_size=2"),
-        ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, "EAGLE heads are not there yet"),
+        ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, "must name an EAGLE-3 head"),
         ({"max_modl_len": 5}, "did you mean 'max_model_len'"),
         ({"task": "transcription"}, "task='transcription'"),
         ({"max_logprobs": 50}, "between 0 and 20"),
