@@ -337,8 +337,12 @@ def _listing(folder: Path) -> str:
 
 
 def _vocabulary_of(shape: str) -> int:
-    """Ids of a shape's model, each of which has text. Raises ModelError if there is no such shape."""
-    return max(256, int(shape_config(shape).get("vocab_size", 256)))
+    """Ids of a shape's model, each of which has text; the bytes alone for a shape that is not known."""
+    try:
+        known = shape_config(shape)
+    except ModelError:
+        return 256
+    return max(256, int(known.get("vocab_size", 256)))
 
 
 def _from_gguf(path: Path) -> Tokenizer:
