@@ -19,6 +19,8 @@ UNSETTLED_SECONDS = 15.0
 UNANSWERED_SECONDS = 5.0
 # A little longer than the slow round of all services (settings.resync_seconds), so that one look serves both.
 RAREST_SECONDS = 330.0
+# Nothing tells when a kind comes, and which kinds there are is asked once a minute (cluster/api.py): a little later.
+KIND_SECONDS = 65.0
 # Nothing tells when a pod begins to answer.
 RAREST_UNANSWERED_SECONDS = 30.0
 _UNANSWERED = ("NoAnswer", "AwaitingAnswer")
@@ -29,8 +31,18 @@ def look_again(
 ) -> float | None:
     """Seconds until then; None = an event will tell."""
     found = _look_again(service, observed, cache, blocking, now)
-    times = [time for time in (found, cache.verify_after) if time is not None]
-    return min(times, default=None)
+    return sooner(sooner(found, cache.verify_after), KIND_SECONDS if _lacks_kind(service, observed) else None)
+
+
+def _lacks_kind(service: InferenceService, observed: Observed) -> bool:
+    """Whether the spec asks by name for an object of a kind that this cluster does not serve, or not yet."""
+    endpoint, scaling = service.endpoint, service.autoscaling
+    asked = {
+        "InferencePool": endpoint.inference_pool is not None,
+        "HTTPRoute": endpoint.http_route is not None,
+        "ScaledObject": scaling is not None and scaling.engine == "KEDA",
+    }
+    return bool({kind for kind, wanted in asked.items() if wanted} - observed.served - observed.without)
 
 
 def _look_again(

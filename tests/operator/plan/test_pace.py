@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from stoker_operator.cluster.api import DISCOVERY_SECONDS
 from stoker_operator.observe.snapshot import Observed, Progress
 from stoker_operator.plan.actions import Finding
 from stoker_operator.plan.cache import CachePlan
-from stoker_operator.plan.pace import look_again
+from stoker_operator.plan.pace import KIND_SECONDS, look_again
 from stoker_operator.spec.service import InferenceService
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -46,3 +47,24 @@ def test_pace(
 def test_at_rest_events_tell(service: Callable[..., InferenceService]) -> None:
     assert look_again(service(), Observed(), CachePlan("c"), None, NOW) is None
     assert look_again(service(), Observed(), CachePlan("c"), Finding("Unschedulable", "m"), NOW) == 15
+
+
+LACKING: dict[str, tuple[dict[str, object], str]] = {
+    # name: (what the spec asks for, the kind that it takes)
+    "a pool": ({"endpoint": {"inferencePool": {"endpointPickerRef": {"name": "epp"}}}}, "InferencePool"),
+    "a route": ({"endpoint": {"httpRoute": {"parentRefs": [{"name": "gw"}]}}}, "HTTPRoute"),
+    "KEDA": ({"autoscaling": {"engine": "KEDA", "min": 1, "max": 3}}, "ScaledObject"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING.values(), ids=LACKING)
+def test_nothing_tells_of_a_kind_that_comes(
+    service: Callable[..., InferenceService], case: tuple[dict[str, object], str]
+) -> None:
+    """One that was installed just before the service was not known yet, and the service at rest had no other look."""
+    spec, kind = case
+    there = service(**spec)
+    assert look_again(there, Observed(), CachePlan("c"), None, NOW) == KIND_SECONDS > DISCOVERY_SECONDS
+    assert look_again(there, Observed(), CachePlan("c", verify_after=7), None, NOW) == 7
+    assert look_again(there, Observed(served=frozenset({kind})), CachePlan("c"), None, NOW) is None
+    assert look_again(there, Observed(without=frozenset({kind})), CachePlan("c"), None, NOW) is None
