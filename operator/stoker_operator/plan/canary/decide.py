@@ -59,6 +59,8 @@ from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
 SOON_SECONDS, LOOK_SECONDS, STARTING_SECONDS = 1.0, 10.0, 15.0
+# One that stands for long is looked at the more rarely: each look at one that is asked writes its figures.
+RAREST_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ def _compared(there: World, stand: Stand, cache: CachePlan, model: FetchedModel)
         stand = _next(there, stand)
     text = f"{at} {words.compared(found, canary, few=few)}"
     said = words.condition(service, stand.state, stand.why, text, few=few)
-    again = min(LOOK_SECONDS, canary.window / 5) if waits or stand.state == PASSED else SOON_SECONDS
+    often = max(min(LOOK_SECONDS, canary.window / 5), (there.now - found.since).total_seconds() / 20)
+    again = min(often, RAREST_SECONDS) if waits or stand.state == PASSED else SOON_SECONDS
     return replace(base, condition=said, status=status_of(there, stand, more), again=again)
 
 

@@ -34,7 +34,7 @@ from stoker_operator.manifests.identity import short_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.actions import Action, Condition, Delete, ensure
 from stoker_operator.plan.pace import sooner
-from stoker_operator.plan.scaling import sets_replicas
+from stoker_operator.plan.scaling import sets_replicas, wanted_replicas
 from stoker_operator.plan.sleep.stay import Stay, changes_at, heed, overrule, stamp, stay_of
 from stoker_operator.plan.sleep.wish import Wish, new_wish
 from stoker_operator.plan.sleep.words import activator_off, brief, sleep_condition, start_seconds, step_reason
@@ -99,7 +99,7 @@ def plan_sleep(service: InferenceService, observed: Observed, now: datetime) -> 
     wanted = scaling.scale_to_zero if scaling is not None else None
     live = observed.children.get(("EndpointSlice", slice_name(service)))
     if wanted is None:
-        return SleepPlan(actions=tuple(_end(live, observed, "spec.autoscaling does not ask for it any more")))
+        return SleepPlan(actions=tuple(_end(service, observed, live, "spec.autoscaling does not ask for it any more")))
     before = read_sleep(live)
     wish = new_wish(service, before)
     noted = heed(before, wish, wanted, now)
@@ -236,11 +236,15 @@ def _holder(service: InferenceService, activators: Sequence[str], there: Sequenc
     return min(activators, key=lambda address: short_hash([service.namespace, service.name, address]), default="")
 
 
-def _end(live: Object | None, observed: Observed, why: str) -> list[Action]:
-    """Take the activator off for good, once a pod is there to take requests."""
+def _end(service: InferenceService, observed: Observed, live: Object | None, why: str) -> list[Action]:
+    """Take the activator off for good, once a pod is there to take requests, or where none is to come: what it held
+    then, nobody would answer.
+    """
     if live is None or "deletionTimestamp" in live["metadata"]:
         return []
-    if read_sleep(live).holds and not observed.rollout.ready:
+    wanted = wanted_replicas(service, observed.children.get(("Deployment", service.name)))
+    coming = observed.rollout.desired if wanted is None else wanted
+    if read_sleep(live).holds and coming and not observed.rollout.ready:
         return []
     return [Delete("EndpointSlice", live["metadata"]["name"], live["metadata"]["uid"], why)]
 

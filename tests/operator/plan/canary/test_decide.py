@@ -171,6 +171,14 @@ def test_a_step_is_not_judged_by_the_pods_of_the_one_before(settled: Any) -> Non
     assert running(settled("Running", step=2), pods=2).plan().canary.mark
 
 
+@pytest.mark.parametrize(("seconds", "again"), [(40, 10), (600, 30), (86400, 60)])
+def test_one_that_stands_for_long_is_looked_at_more_rarely(settled: Any, seconds: int, again: float) -> None:
+    """Each look at one that has requests writes its figures."""
+    canary = {**{key: value for key, value in STEPS.items() if key != "steps"}, "weight": 10}
+    there = running(settled("Passed", canary=canary), compared=compared(seconds=seconds))
+    assert there.plan().canary.again == again
+
+
 def test_a_weight_waits_for_a_person_and_is_judged_on(settled: Any) -> None:
     canary = STEPS | {"weight": 10}
     canary.pop("steps")

@@ -412,6 +412,15 @@ def test_when_the_spec_says_so_no_more_the_slice_goes_once_a_pod_is_ready(story:
     assert [a.name for a in told.plan().actions if isinstance(a, Delete)] == ["demo-activator"]
 
 
+@pytest.mark.parametrize("changes", [{"replicas": 0}, {"suspend": True}])
+def test_when_no_pod_is_to_come_the_slice_goes_at_once(story: Tell, changes: Object) -> None:
+    """What it held nobody would answer."""
+    told = story(engine="External").sleeps(ASLEEP)
+    scaling = replace(told.there.service.autoscaling, least=1, scale_to_zero=None)
+    told.there.service = replace(told.there.service, autoscaling=scaling, **changes)
+    assert [a.name for a in told.plan().actions if isinstance(a, Delete)] == ["demo-activator"]
+
+
 def test_at_no_moment_is_there_nobody_to_take_a_request(story: Tell) -> None:
     """Random histories: idle and busy pods, wishes, scales by hand, an operator that comes late."""
     for seed in range(8):
