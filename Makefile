@@ -19,7 +19,8 @@ again   = echo "test: once more, by themselves, what failed above; what passes n
 # make e2e SCENARIOS=e2e/scenarios/install runs one scenario; SCENARIOS=ci a short selection. With MINUTES=30 it ends in
 # that time, and where there can be no cluster it says why and passes.
 SCENARIOS ?= e2e/scenarios
-# How many histories of a service `make walk` walks, and which: another seed, others. A fault prints what reproduces it.
+# How many histories of a service `make walk` and `make weeks` walk, and which: another seed, others. A fault prints what
+# reproduces it.
 WALKS  ?= 1000
 SEED   ?= $(shell date +%s)
 # The GPUs to compile kernels for; all that are supported where none is named.
@@ -33,7 +34,7 @@ BENCH  ?= engine --shape tiny --n 1,4,16
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint e2e walk bench soak docs wheel release clean
+.PHONY: help demo test lint e2e walk weeks bench soak docs wheel release clean
 
 help:  ## show this list
 	@echo "usage: make TARGET"; echo
@@ -67,6 +68,9 @@ e2e: $(VENV)/.dev  ## a whole cluster (KUBECONFIG's, kind's, or a node on this m
 
 walk: $(VENV)/.dev control-plane  ## long random walks of a service against a real kube-apiserver: WALKS=1000 histories of SEED
 	STOKER_WALKS=$(WALKS) STOKER_WALK_SEED=$(SEED) $(RUN) -m pytest -s tests/operator/walk
+
+weeks: $(VENV)/.dev  ## two weeks of a service each, by a clock that jumps and a cluster in memory: WALKS=1000 histories of SEED
+	STOKER_WALK_WEEKS=$(WALKS) STOKER_WALK_SEED=$(SEED) $(RUN) -m pytest -s tests/operator/weeks
 
 bench: $(VENV)/.demo  ## measure the engine on this machine; BENCH="engine --shape qwen2.5-7b" on a GPU
 	$(VENV)/bin/stoker bench $(BENCH)
