@@ -42,8 +42,8 @@ TILES = (
     PlaneTile(8, 32, 2, 4, False, 8),
     PlaneTile(16, 32, 2, 4, False, 6),
     PlaneTile(32, 32, 2, 4, False, 4),
-    PlaneTile(64, 64, 4, 3, True, 3),
-    PlaneTile(128, 64, 4, 2, True, 2),
+    PlaneTile(64, 64, 4, 3, True, 1),
+    PlaneTile(128, 64, 4, 2, True, 1),
 )
 ROWS_AT_ONCE, ROW_WARPS = 16, 4  # of the kernel that only decodes
 
@@ -59,12 +59,16 @@ def fitted(tile: PlaneTile, sm: int) -> PlaneTile:
 
 
 def splits_for(tile: PlaneTile, tokens: int, rows: int, columns: int, sms: int) -> int:
-    """Parts of K: as many as bring every SM its programs, each of two steps or more."""
+    """Parts of K: as many as bring every SM its programs, each of two steps or more.
+
+    Tiles of many tokens are bound by their products: no SM is given more programs than it wants, for the others would
+    wait for it.
+    """
     tiles = -(-rows // tile.rows) * -(-tokens // tile.tokens)
     steps, _ = steps_and_tails(columns)
     if tiles > MOST_TILES:
         return 1
-    wanted = -(-tile.programs * sms // tiles)
+    wanted = tile.programs * sms // tiles if tile.many else -(-tile.programs * sms // tiles)
     most = max(1, min(wanted, steps // 2, 16))
     # Each part has ceil(steps / splits) steps: fewer parts of the same length do as well.
     each = -(-steps // most) if steps else 1
