@@ -253,10 +253,11 @@ def refuse_unknown(spec: ModelSpec, tensors: int) -> None:
     unknown |= {each.name for each in fields(MoeSpec)} - known if spec.moe is not None else set()
     unknown |= set(uncut(spec)) if tensors > 1 else set()
     if unknown:
+        setting = "tensor_parallel_size" if tensors > 1 else "pipeline_parallel_size"
         raise ModelError(
             f"{spec.architecture} cannot be cut so yet, because of its {', '.join(sorted(unknown))}; run it with "
-            "--tensor-parallel-size 1.",
-            param="tensor_parallel_size",
+            f"--{setting.replace('_', '-')} 1.",
+            param=setting,
         )
 
 

@@ -250,7 +250,7 @@ FLAGS: tuple[Flag, ...] = (
         "speculative_config",
         text,
         SCHEDULING,
-        "verify drafts: a JSON object, its method ngram, suffix, draft_model, eagle3 or mtp",
+        "verify drafts: JSON, its method ngram, suffix, draft_model, eagle3 or mtp",
         "JSON",
     ),
     Flag("enforce-eager", "enforce_eager", switch, KERNELS, "run without CUDA graphs"),
