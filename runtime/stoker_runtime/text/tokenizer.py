@@ -20,11 +20,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from stoker_runtime.checkpoint.gguf_header import read_gguf_header
 from stoker_runtime.errors import ModelError
-from stoker_runtime.models.config_source import shape_config
+from stoker_runtime.models.config_source import SHAPE_PREFIX, shape_config
 from stoker_runtime.text import gguf_tokenizer
 
 SPACE: Final = gguf_tokenizer.SPACE
-SYNTHETIC_PREFIX = "shape:"
 PIECE_CHARACTERS = 1 << 17
 LISTED = 8  # names of a folder that an error quotes
 BYTE_LEVEL, SENTENCEPIECE, WORDPIECE = "ByteLevel", "SentencePiece", "WordPiece"
@@ -91,7 +90,7 @@ class Tokenizer:
 
         Raises ModelError naming the file that is missing or cannot be used.
         """
-        if path.startswith(SYNTHETIC_PREFIX):
+        if path.startswith(SHAPE_PREFIX):
             return cls.synthetic(_vocabulary_of(path))
         place = Path(path)
         if place.suffix == ".gguf":

@@ -59,14 +59,11 @@ class Listener:
         self.compared += 1
 
 
-def test_drafts_are_what_transformers_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_llama(tmp_path, 71)
-    sizes = {"max_num_seqs": 5, "max_num_batched_tokens": 23, "num_gpu_blocks": 14, "num_cpu_blocks": 9}
-    executor = build(model, "draft_model", **sizes)
-    listener = Listener(executor, LlamaForCausalLM.from_pretrained(smaller(model, 0.1), dtype=torch.float32))
+def crowd(executor: Executor, listener: Listener, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crowd `executor` with greedy requests, and have `listener` compare what is drafted."""
     monkeypatch.setattr(executor, "execute", listener.execute)
     executor.host_page_tokens = 0.0  # so small a model is rather computed again than copied
-    rng = random.Random(71)
+    rng = random.Random(seed)
     loop = StepLoop(executor, EngineConfig(model="", scheduling_policy="priority"))
     decide_by_chance(loop, rng)
     # Only greedy ones: what is sampled follows the model's odds, and that no text differs is another test's.
@@ -81,6 +78,14 @@ def test_drafts_are_what_transformers_says(tmp_path: Path, monkeypatch: pytest.M
     assert listener.caught_up > 300
     assert min(stats.preemptions, stats.prefix_hits, stats.pages_swapped_in) > 0, "the device was meant to be crowded"
     executor.close()
+
+
+def test_drafts_are_what_transformers_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_llama(tmp_path, 71)
+    sizes = {"max_num_seqs": 5, "max_num_batched_tokens": 23, "num_gpu_blocks": 14, "num_cpu_blocks": 9}
+    executor = build(model, "draft_model", **sizes)
+    oracle = LlamaForCausalLM.from_pretrained(smaller(model, 0.1), dtype=torch.float32)
+    crowd(executor, Listener(executor, oracle), 71, monkeypatch)
 
 
 def drafted_by(model: str, draft: str, **sizes: int) -> EngineConfig:

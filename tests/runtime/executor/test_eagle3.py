@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.runtime.drafts.random_pace import decide_by_chance
 from tests.runtime.executor.eagle_heads import PlainHead, quiet, save_head
-from tests.runtime.executor.test_draft_model import Listener
-from tests.runtime.executor.test_speculation import build, random_llama, requests, serve
+from tests.runtime.executor.test_draft_model import Listener, crowd
+from tests.runtime.executor.test_speculation import build, random_llama, serve
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from stoker_runtime.config import EngineConfig
-from stoker_runtime.engine.step_loop import StepLoop
 from stoker_runtime.errors import ConfigError, ModelError
 from stoker_runtime.executor.drafts.head import HeadDrafter
 from stoker_runtime.executor.executor import Executor
@@ -82,23 +80,7 @@ def test_drafts_are_those_of_the_head_written_plainly(
 
 def listen(executor: Executor, oracle: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Crowd `executor` with greedy requests, and compare what is drafted with `oracle`."""
-    listener = HeadListener(executor, oracle)
-    monkeypatch.setattr(executor, "execute", listener.execute)
-    executor.host_page_tokens = 0.0  # so small a model is rather computed again than copied
-    rng = random.Random(seed)
-    loop = StepLoop(executor, EngineConfig(model="", scheduling_policy="priority"))
-    decide_by_chance(loop, rng)
-    asked = [each for each in requests(rng, executor.vocab_size, 60) if each.params.temperature == 0.0]
-    while asked or loop.has_work:
-        if asked and rng.random() < 0.3:
-            loop.add(asked.pop(0))
-        loop.step()
-        loop.scheduler.check()
-    stats = loop.stats()
-    assert listener.compared > 100
-    assert listener.caught_up > 300
-    assert min(stats.preemptions, stats.prefix_hits, stats.pages_swapped_in) > 0, "the device was meant to be crowded"
-    executor.close()
+    crowd(executor, HeadListener(executor, oracle), seed, monkeypatch)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stoker_kernels.drafts import VerifyOutputs, describe_draft
+from stoker_kernels.drafts import VerifyOutputs
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors
 from stoker_runtime.executor.arena import zeroed
 from stoker_runtime.executor.drafts.model import Drafter, first_rows
@@ -34,7 +34,6 @@ from stoker_runtime.models.decoder import Decoder
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.draft_heads.decoder import HeadDecoder, NextDecoder
 from stoker_runtime.models.inputs import ForwardInputs, StateTaps
-from stoker_runtime.sampling.sampler import GREEDY, SAMPLE, Sampler
 from stoker_runtime.step.batch import PrefillChunk
 
 
@@ -92,32 +91,6 @@ class HeadDrafter(Drafter):
         """Chunks as `catch_up` takes them."""
         return chunks_back(chunks)
 
-    def draft(
-        self,
-        row_slots: Tensor,
-        caps: Tensor,
-        slots: SlotTensors,
-        history: Tensor,
-        sampler: Sampler,
-        mode: str,
-        *,
-        scratch: VerifyOutputs,
-        out: Tensor,
-    ) -> None:
-        """As `Drafter.draft`."""
-        rows = len(row_slots)
-        states: Tensor | None = None
-        for at, drafts in enumerate(out):
-            wide = rows if at else 2 * rows
-            step = first_rows(scratch, wide)
-            describe_draft(
-                row_slots, caps, out, at, slots.position, history, slots.page_table, self._page_size, out=step
-            )
-            last, states = self._pass(step, slots, states, None if at else self._rows[:rows])
-            way = GREEDY if mode == GREEDY else SAMPLE
-            drafts.copy_(sampler(self._over_all(last), row_slots, step.positions[:rows], way))
-            drafts.masked_fill_(caps <= at, -1)
-
     def settle(self, step: VerifyOutputs, slots: SlotTensors) -> None:
         """Once the model has run the rows of `step`, run them again beside the states that it made."""
         self._pass(step, slots, None, self._rows[:1])
@@ -128,18 +101,15 @@ class HeadDrafter(Drafter):
         self._head.forward_pairs(inputs, self._at(out.slot_mapping), self._kv)
 
     def _pass(
-        self, step: VerifyOutputs, slots: SlotTensors, states: Tensor | None, wanted: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """One pass over the tokens of `step`, beside `states` or, where there are none, those that are kept."""
-        wide = len(step.ids)
-        pairs = first_rows(self._pairs, wide)
+        self, step: VerifyOutputs, slots: SlotTensors, beside: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `Drafter._pass`, beside states or, where there are none, those that are kept."""
+        pairs = first_rows(self._pairs, len(step.ids))
         step_back(step, slots.page_table, self._page_size, out=pairs)
-        meta = self._planned(slots).plan(
-            pairs.slots, self._arange[: wide + 1], pairs.seq_lens, decodes=wide, tokens=wide, max_query_len=1
-        )
-        beside = self._at(pairs.slot_mapping) if states is None else states
+        meta = self._of_single_tokens(pairs, slots)
+        states = self._at(pairs.slot_mapping) if beside is None else beside
         inputs = ForwardInputs(step.ids, pairs.positions, pairs.slot_mapping, meta, wanted)
-        return self._head.forward_pairs(inputs, beside, self._kv)
+        return self._head.forward_pairs(inputs, states, self._kv)
 
     def _at(self, slot_mapping: Tensor) -> Tensor:
         return self._states.index_select(0, slot_mapping.clamp_min(0))

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stoker_kernels.attention import attention_workspace
+from stoker_kernels.attention import AttentionMeta, attention_workspace
 from stoker_kernels.drafts import VerifyOutputs, describe_draft
 from stoker_kernels.ragged import RaggedOutputs, RaggedRows, SlotTensors, prepare_ragged
 from stoker_runtime.executor.arena import kv_arena
@@ -85,23 +85,36 @@ class Drafter:
         `scratch` are buffers of at least 2 · R rows that are free for now.
         """
         rows = len(row_slots)
+        beside: Tensor | None = None
         for at, drafts in enumerate(out):
-            wide = rows if at else 2 * rows
-            step = first_rows(scratch, wide)
+            step = first_rows(scratch, rows if at else 2 * rows)
             describe_draft(
                 row_slots, caps, out, at, slots.position, history, slots.page_table, self._page_size, out=step
             )
-            meta = self._planned(slots).plan(
-                step.slots, self._arange[: wide + 1], step.seq_lens, decodes=wide, tokens=wide, max_query_len=1
-            )
-            wanted = None if at else self._rows[:rows]
-            hidden = self.decoder.forward(
-                ForwardInputs(step.ids, step.positions, step.slot_mapping, meta, wanted), self._kv
-            )
-            logits = self.decoder.logits(hidden, self._logits[:rows])
+            last, beside = self._pass(step, slots, beside, None if at else self._rows[:rows])
             # What else has a say in a token is left to the first model: penalties count nothing here.
             way = GREEDY if mode == GREEDY else SAMPLE
-            drafts.copy_(sampler(logits, row_slots, step.positions[:rows], way)).masked_fill_(caps <= at, -1)
+            drafts.copy_(sampler(self._over_all(last), row_slots, step.positions[:rows], way))
+            drafts.masked_fill_(caps <= at, -1)
+
+    def _pass(
+        self, step: VerifyOutputs, slots: SlotTensors, beside: Tensor | None, wanted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """One pass over the tokens of `step` → states of the `wanted` rows, and what the next pass runs `beside`."""
+        meta = self._of_single_tokens(step, slots)
+        inputs = ForwardInputs(step.ids, step.positions, step.slot_mapping, meta, wanted)
+        return self.decoder.forward(inputs, self._kv), None
+
+    def _over_all(self, last: Tensor) -> Tensor:
+        """Logits over the model's vocabulary."""
+        return self.decoder.logits(last, self._logits[: len(last)])
+
+    def _of_single_tokens(self, step: VerifyOutputs, slots: SlotTensors) -> AttentionMeta:
+        """What attention is told of rows of a token each."""
+        wide = len(step.ids)
+        return self._planned(slots).plan(
+            step.slots, self._arange[: wide + 1], step.seq_lens, decodes=wide, tokens=wide, max_query_len=1
+        )
 
     def catch_up(self, rows: RaggedRows, slots: SlotTensors, longest: int, out: RaggedOutputs) -> None:
         """Compute chunks of known tokens, whose packed description is in `rows`; none has more than `longest`."""
