@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker_runtime.bench.figure import new_figure
-from stoker_runtime.bench.verify import Verdict
+from stoker_runtime.bench.verify import UNCHECKED, Verdict
 
 COLUMNS = (
     "N", "tok/s", "vLLM", "ratio", "goal", "TPOT ms", "vLLM", "limit", "goal", "prefill ms", "ptok/s", "p50 s",
@@ -76,6 +76,8 @@ def cells(row: Row) -> list[str]:
     checked = f"{verdict.sequences} of {row.n} requests, {verdict.positions} tokens"
     said = f"{checked}, {verdict.ties} ties <= {verdict.worst:.2f}, mean {verdict.mean:.3f}"
     output = f"right ({said})" if verdict.passed else f"WRONG ({verdict.wrong} of {said})"
+    if verdict == UNCHECKED:
+        output = "not checked"
     goal = peer.get("goal_tok_s") or peer.get("goal_prefill_tok_s") or peer.get("goal_prefill_ms")
     return [
         str(row.n), _cell(row.tok_s), _cell(vllm), _cell(ratio if verdict.passed else None, 2), _cell(goal),

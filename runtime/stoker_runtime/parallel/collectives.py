@@ -96,6 +96,13 @@ class Collectives:
         self._store.set(keys[self.place.tensor], mine)
         return [self._store.get(key).decode() for key in keys]
 
+    def _meet(self, mine: str) -> list[str]:
+        """Wait for each rank of this stage. The file by which they met is gone once all were ready."""
+        here = torch.zeros(1, dtype=torch.int32, device=self._device)
+        dist.all_reduce(here, group=self._tensors)
+        here.item()
+        return [mine] * self.place.tensors
+
     def warm(self, hidden: int, vocab: int, dtype: torch.dtype) -> None:
         """Make every kind of exchange once, so that none of them is made for the first time under load."""
         state = torch.zeros((1, hidden), dtype=dtype, device=self._device)
@@ -169,8 +176,11 @@ class Collectives:
         return int(value.item())
 
     def close(self) -> None:
-        """Leave. On GPUs a group that has lost a rank is left behind instead: leaving it would wait for that rank."""
+        """Leave. On GPUs a group that has lost a rank is left behind instead: leaving it would wait for that rank.
+
+        Graphs that hold exchanges must be gone: NCCL waits for them.
+        """
         if self._peers is not None:
-            self._peers.close(self._tell)
+            self._peers.close(self._meet)
             self._peers = None
         dist.destroy_process_group()

@@ -122,6 +122,7 @@ class LeadingExecutor(RankExecutor):
         try:
             self._others.check()
             self._others.write(command(STOP))
+            self.graphs.clear()
             self.decoder.collectives.close()
         except EngineDeadError:
             with_all = False
@@ -196,5 +197,6 @@ class FollowingExecutor(RankExecutor):
 
     def close(self) -> None:
         """Leave the other ranks."""
+        self.graphs.clear()
         self.decoder.collectives.close()
         super().close()

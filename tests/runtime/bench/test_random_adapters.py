@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker_runtime.bench import engine_mode
+from stoker_runtime.bench import engine_flags, engine_mode
 from stoker_runtime.bench.random_adapters import write_adapters
 from stoker_runtime.bench.rounds import Work
 from stoker_runtime.bench.verify import Tolerance
@@ -18,11 +18,11 @@ def test_a_row_is_checked_with_the_adapter_of_each_request(tmp_path: Path, monke
     rank, count = random.choice([3, 7, 11]), random.choice([2, 3, 5])
     print(f"rank {rank}, {count} adapters")
     flags = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--adapters", str(count)]
-    args = engine_mode.parser().parse_args([*flags, "--max-lora-rank", str(rank), "--max-num-seqs", "4"])
-    executor = build_executor(engine_mode.engine_config(args))
+    args = engine_flags.parser().parse_args([*flags, "--max-lora-rank", str(rank), "--max-num-seqs", "4"])
+    executor = build_executor(engine_flags.engine_config(args))
     folders = write_adapters(executor.decoder.spec, count, rank, tmp_path)
     work, tolerance = Work.fixed(4, 9, 8), Tolerance(1e-3, 1e-3)
-    assert "-lora-" in engine_mode.peer_key(args, executor.config)
+    assert "-lora-" in engine_flags.peer_key(args, executor.config)
 
     def measured(change: Callable[[Any], Any]) -> bool:
         checked = engine_mode.verify_greedy
@@ -38,12 +38,12 @@ def test_a_row_is_checked_with_the_adapter_of_each_request(tmp_path: Path, monke
 
 def test_adapters_are_no_part_of_a_row_without_them(tmp_path: Path) -> None:
     flags = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32"]
-    args = engine_mode.parser().parse_args(flags)
-    config = engine_mode.engine_config(args)
+    args = engine_flags.parser().parse_args(flags)
+    config = engine_flags.engine_config(args)
     assert not config.enable_lora
-    assert "lora" not in engine_mode.peer_key(args, config)
-    idle = engine_mode.parser().parse_args([*flags, "--enable-lora"])
-    executor = build_executor(engine_mode.engine_config(idle))
+    assert "lora" not in engine_flags.peer_key(args, config)
+    idle = engine_flags.parser().parse_args([*flags, "--enable-lora"])
+    executor = build_executor(engine_flags.engine_config(idle))
     row = engine_mode.measure(executor, Work.fixed(2, 5, 6), "", Tolerance(1e-3, 1e-3))
     assert executor.config.enable_lora
     assert row.verdict.passed

@@ -316,7 +316,7 @@ def test_llm_and_bench_take_a_name(
     hub: Any, repo: Path, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stoker_runtime import LLM, SamplingParams
-    from stoker_runtime.bench.engine_mode import engine_config, parser
+    from stoker_runtime.bench.engine_flags import engine_config, parser
 
     folder = tiny_checkpoint("llama")
     hub.add("acme/llama@v5", folder)
