@@ -20,6 +20,7 @@ from stoker_kernels.gemm import pack
 from stoker_kernels.integer_gemm import best_layout, to_fragments
 from stoker_kernels.moe import ExpertKind, ExpertWeights, pack_mxfp4, quantize_mxfp4
 from stoker_kernels.quant import (
+    BLOCK,
     WEIGHT_KINDS,
     AnyWeight,
     BlockRows,
@@ -104,8 +105,7 @@ class WeightArena:
                 self.store_blocks(name, first, encode_blocks(whole[first : first + rows], piece.format))
             return
         if name not in self.integers:
-            for first in range(0, whole.shape[0], max(1, QUANTIZED_AT_ONCE // whole.shape[1])):
-                self._quantize_rows(name, first, whole[first : first + max(1, QUANTIZED_AT_ONCE // whole.shape[1])])
+            self._quantize_fp8(name, whole)
             return
         place = self.integers[name]
         rows = max(1, ROUNDED_AT_ONCE // whole.shape[1] // ROW_BLOCK) * ROW_BLOCK
@@ -113,15 +113,21 @@ class WeightArena:
             codes, scale, zero = quantize_integers(whole[first : first + rows], place.bits, place.group)
             self.store_integers(name, first, codes, scale, zero)
 
-    def _quantize_rows(self, name: str, first: int, rows: Tensor) -> None:
-        """Channels are quantized one by one, so that those of stacked experts need not all be in fp32 at once."""
-        place, made = self.quantized[name], quantize_weight(rows, "fp8_channel")
+    def _quantize_fp8(self, name: str, whole: Tensor) -> None:
+        """Some rows at a time where each has scales of its own: stacked experts need not all be in fp32 at once."""
+        place = self.quantized[name]
+        if isinstance(place, Int8Weight):
+            raise ValueError(f"{name} is stored in INT8, which is not made at load")
         assert place.scale is not None, "a weight in FP8 has a scale"
-        assert made.scale is not None, "a weight in FP8 has a scale"
-        if place.kind != made.kind:
-            raise ValueError(f"{name} is stored as {place.kind}, not as {made.kind}")
-        place.data[first : first + len(rows)].copy_(made.data)
-        place.scale[first : first + len(rows)].copy_(made.scale)
+        # A scale a row, one for each rows of a block, or one for all.
+        tall = -(-whole.shape[0] // place.scale.shape[0])
+        tall = BLOCK if place.kind == "fp8_block" else tall
+        rows = max(1, QUANTIZED_AT_ONCE // whole.shape[1] // tall) * tall
+        for first in range(0, whole.shape[0], rows):
+            made = quantize_weight(whole[first : first + rows], place.kind)
+            assert made.scale is not None, "a weight in FP8 has a scale"
+            place.data[first : first + rows].copy_(made.data)
+            place.scale[first // tall : first // tall + len(made.scale)].copy_(made.scale)
 
     def store(self, name: str, weight: LinearWeight) -> None:
         """Copy a quantized weight to its place."""

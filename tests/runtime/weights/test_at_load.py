@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import weakref
 from dataclasses import replace
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stoker_kernels.block_gemm import decode_piece, encode_blocks
 from stoker_kernels.integer_gemm import dequantize_integers
 from stoker_kernels.launch import cc
-from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, dequantize
+from stoker_kernels.quant import AnyWeight, BlockWeight, IntegerWeight, LinearWeight, dequantize, quantize_weight
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.engine import head_start
 from stoker_runtime.errors import ConfigError
@@ -33,6 +34,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.place import places
+from stoker_runtime.weights import layout
 from stoker_runtime.weights.block_plan import keep_blocks
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.load import load_weights
@@ -225,3 +227,20 @@ def test_what_isq_cannot_make_is_refused_by_name(folder: Path) -> None:
         resolve(EngineConfig("shape:qwen3-30b-a3b", isq="q4k"), experts, "cuda")
     with pytest.raises(ConfigError, match="experts are not multiplied in four bits"):
         resolve(EngineConfig("shape:qwen3-30b-a3b", isq="w4"), experts, "cuda")
+
+
+@pytest.mark.parametrize("rows", [384, 200])
+def test_random_weights_take_the_scales_of_their_kind(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape in FP8 with a scale a block is filled block by block, whatever rows are quantized at once."""
+    width = 260
+    data = torch.empty((rows, width), dtype=torch.float8_e4m3fn)
+    scale = torch.full((-(-rows // 128), -(-width // 128)), math.nan)
+    monkeypatch.setattr(layout, "QUANTIZED_AT_ONCE", width * 130)
+    arena = object.__new__(layout.WeightArena)
+    arena.quantized = {"matrix": LinearWeight(data, scale, "fp8_block")}
+    whole = torch.randn(rows, width) * torch.linspace(0.01, 3.0, rows)[:, None]
+    arena._quantize_fp8("matrix", whole)
+    expected = quantize_weight(whole, "fp8_block")
+    assert torch.equal(data.float(), expected.data.float())
+    assert expected.scale is not None
+    assert torch.equal(scale, expected.scale)
