@@ -1,5 +1,6 @@
 """For all tests on a GPU: each begins with the memory that those before it held; a failure shows what was in use, and
 one that costs the process its GPU ends the run by name, where every test after it would fail without saying why.
+No example of hypothesis has a deadline: a test is never timed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
 
 GIB = 1024**3
 
