@@ -42,50 +42,49 @@ class Int4Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Int4Tile:
-    """One compiled kernel: up to `tokens` tokens a CTA, 64 weight rows a warpgroup; `ctas` are resident on an SM.
+    """One compiled kernel: up to `tokens` tokens and `rows` weight rows a CTA; `ctas` are resident on an SM.
 
-    `stages` of x go through shared memory, and several tiles of tokens may follow; 0: every warp is by itself, on 64
-    rows.
+    `groups` warpgroups multiply what another one streams through a ring of `stages`, and several tiles of tokens may
+    follow; 0: every warp is by itself, on 64 rows.
     """
 
     tokens: int
-    groups: int = 1
+    rows: int = ROWS
+    groups: int = 0
     stages: int = 0
     ctas: int = 2
 
     @property
-    def rows(self) -> int:
-        """Weight rows of a CTA."""
-        return ROWS * self.groups
-
-    @property
     def threads(self) -> int:
         """Of a CTA."""
-        return 128 * self.groups if self.stages else 32 * FEW_WARPS
+        return 128 * (self.groups + 1) if self.groups else 32 * FEW_WARPS
 
     @property
     def blocks_at_once(self) -> int:
         """Blocks of columns that a CTA works on side by side."""
-        return 1 if self.stages else FEW_WARPS
+        return 1 if self.groups else FEW_WARPS
 
     def kernel_name(self, small_groups: bool) -> str:
         """The function's name in the cubin, for groups of less than a block of columns or others."""
-        kind = f"wide_m{self.tokens}_g{self.groups}" if self.stages else f"few_m{self.tokens}"
+        kind = f"wide_m{self.tokens}_r{self.rows}" if self.groups else f"few_m{self.tokens}"
         return f"{STEM}_{kind}_{'small' if small_groups else 'large'}"
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: barriers, and the sums, in whose place the ring of x was, on a multiple of 1024
-        bytes.
-        """
-        sums = self.blocks_at_once * self.tokens * self.rows * 4
-        return max(sums, self.stages * self.tokens * 128) + (16 * self.stages + 1024 if self.stages else 0)
+    def shared_bytes(self, small_groups: bool) -> int:
+        """Dynamic shared memory: the ring, in whose place the sums lie in the end, what is stored, and barriers."""
+        if not self.groups:
+            return FEW_WARPS * self.tokens * self.rows * 4
+        stage = self.tokens * 128 + self.rows * (COLUMNS // 2 + 3 * (COLUMNS // STEP if small_groups else 1))
+        low = max(self.stages * stage, self.rows * self.tokens * 4)
+        return 1024 + low + self.groups * self.tokens * ROWS * 2 + 16 * self.stages
 
 
 # Every kernel of the cubin, the smallest first.
 TILES = (
-    Int4Tile(8), Int4Tile(16), Int4Tile(32, 2, 8, 2), Int4Tile(64, 2, 6, 2), Int4Tile(128, 2, 5, 1),
-    Int4Tile(256, 2, 4, 1),
+    Int4Tile(8), Int4Tile(16),
+    Int4Tile(16, 128, 2, 11, 2), Int4Tile(16, 256, 4, 12, 1), Int4Tile(16, 320, 5, 12, 1),
+    Int4Tile(32, 128, 2, 10, 2), Int4Tile(32, 256, 4, 10, 1), Int4Tile(32, 320, 5, 10, 1),
+    Int4Tile(64, 128, 2, 7, 2), Int4Tile(64, 256, 4, 8, 1), Int4Tile(64, 320, 5, 8, 1),
+    Int4Tile(128, 128, 2, 8, 1), Int4Tile(128, 256, 2, 7, 1),
 )  # fmt: skip
 MAX_TOKENS = 1024
 
@@ -103,7 +102,7 @@ def split_for(tile: Int4Tile, tokens: int, n: int, k: int, sms: int) -> int:
     """
     tiles = -(-n // tile.rows) * -(-tokens // tile.tokens)
     steps = -(-k // (COLUMNS * tile.blocks_at_once))
-    start, more = (12.0, 0.5) if tile.stages else (0.0, 0.25)
+    start, more = (12.0, 0.5) if tile.groups else (0.0, 0.25)
 
     def cost(split: int) -> float:
         waves = -(-tiles * split // (sms * tile.ctas))
@@ -136,9 +135,11 @@ def multiply(
     tile = tile or tile_for(m)
     split = split or split_for(tile, m, n, k, sm_count(x.device))
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
-    if tile.stages:
+    if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
     ctas = -(-n // tile.rows) * -(-m // tile.tokens) * split
+    if tile.groups and split == 1:
+        ctas = min(ctas, sm_count(x.device) * tile.ctas)
     cuda.launch(_load(tile, weight, x.device), ctas, arguments, x.device, pdl=pdl_on(x.device), cluster=split)
 
 
@@ -150,8 +151,8 @@ def dequantize(weight: IntegerWeight, out: Tensor) -> None:
 
 
 def _load(tile: Int4Tile, weight: IntegerWeight, device: torch.device) -> cuda.Kernel:
-    name = tile.kernel_name(weight.group < min(COLUMNS, weight.in_features))
-    return cuda.kernel(STEM, ARCH, name, tile.shared_bytes, tile.threads, device.index or 0)
+    small = weight.group < min(COLUMNS, weight.in_features)
+    return cuda.kernel(STEM, ARCH, tile.kernel_name(small), tile.shared_bytes(small), tile.threads, device.index or 0)
 
 
 def _arguments(
