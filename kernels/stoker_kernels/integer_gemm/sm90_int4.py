@@ -74,7 +74,7 @@ class Int4Tile:
         if not self.groups:
             return FEW_WARPS * self.tokens * self.rows * 4
         stage = self.tokens * 128 + self.rows * (COLUMNS // 2 + 3 * (COLUMNS // STEP if small_groups else 1))
-        low = max(self.stages * stage, self.rows * self.tokens * 4)
+        low = max(self.stages * -(-stage // 1024) * 1024, self.rows * self.tokens * 4)
         return 1024 + low + self.groups * self.tokens * ROWS * 2 + 16 * self.stages
 
 
@@ -84,7 +84,7 @@ TILES = (
     Int4Tile(16, 128, 2, 11, 2), Int4Tile(16, 256, 4, 12, 1), Int4Tile(16, 320, 5, 12, 1),
     Int4Tile(32, 128, 2, 10, 2), Int4Tile(32, 256, 4, 10, 1), Int4Tile(32, 320, 5, 10, 1),
     Int4Tile(64, 128, 2, 7, 2), Int4Tile(64, 256, 4, 8, 1), Int4Tile(64, 320, 5, 8, 1),
-    Int4Tile(128, 128, 2, 8, 1), Int4Tile(128, 256, 2, 7, 1),
+    Int4Tile(128, 128, 2, 8, 1), Int4Tile(128, 256, 2, 7, 1), Int4Tile(128, 320, 2, 6, 1),
 )  # fmt: skip
 MAX_TOKENS = 1024
 

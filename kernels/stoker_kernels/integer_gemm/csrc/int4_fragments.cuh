@@ -41,8 +41,8 @@ struct RowScale {
   __device__ __forceinline__ RowScale(uint32_t scales, uint32_t zeros) {
     scale[0] = pair_of(__byte_perm(scales, scales, 0x1010));
     scale[1] = pair_of(__byte_perm(scales, scales, 0x3232));
-    zero[0] = pair_of(__byte_perm(zeros, 0, 0x4040) | 0x43004300u);
-    zero[1] = pair_of(__byte_perm(zeros, 0, 0x4141) | 0x43004300u);
+    zero[0] = pair_of(__byte_perm(zeros, 0x43, 0x4040));
+    zero[1] = pair_of(__byte_perm(zeros, 0x43, 0x4141));
   }
 };
 

@@ -14,22 +14,26 @@
 
 namespace stoker {
 
-template <int TOKENS_, int GROUPS_, int STRIPS_, int FULL_, int STAGES_, int CTAS_, int REGISTERS_, bool SMALL_>
+// The upper half of wgmma_descriptor: a step along K changes the lower one alone.
+constexpr uint64_t DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
+
+template <int TOKENS_, int GROUPS_, int STRIPS_, int FULL_, int STAGES_, int REGISTERS_, int REST_, bool SMALL_>
 struct Wide4 {
   static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, FULL = FULL_, STAGES = STAGES_;
-  static constexpr int CTAS = CTAS_, REGISTERS = REGISTERS_;
+  static constexpr int REGISTERS = REGISTERS_, REST = REST_;  // of a thread that multiplies STRIPS, and one less
   static constexpr bool SMALL = SMALL_;  // groups of less than a block of columns
   static constexpr int ALL_STRIPS = STRIPS * FULL + (STRIPS - 1) * (GROUPS - FULL), ROWS = ALL_STRIPS * BLOCK_ROWS;
   static constexpr int SETS = SMALL ? STEPS : 1, CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;
   static constexpr int X_BYTES = TOKENS * 128, STRIP_BYTES = BLOCK_ROWS * BLOCK_COLUMNS / 2;
   static constexpr int CODE_BYTES = ALL_STRIPS * STRIP_BYTES, SCALE_BYTES = SETS * ROWS * 2, ZERO_BYTES = SETS * ROWS;
-  static constexpr int STAGE_BYTES = X_BYTES + CODE_BYTES + SCALE_BYTES + ZERO_BYTES;
+  static constexpr int CODES_AT = X_BYTES, SCALE_AT = CODES_AT + CODE_BYTES, ZERO_AT = SCALE_AT + SCALE_BYTES;  // of a stage
+  static constexpr int STAGE_BYTES = (ZERO_AT + ZERO_BYTES + 1023) / 1024 * 1024;
   static constexpr int SUM_BYTES = ROWS * TOKENS * 4, RING_BYTES = STAGES * STAGE_BYTES;
   static constexpr int LOW_BYTES = RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES;  // the sums lie where the ring was
   static constexpr int STAGING_BYTES = TOKENS * BLOCK_ROWS * 2;
 };
 
-// [x of all stages][codes][scales][zeros]; then each group's staging, then barriers. `sm90_int4.py` reserves as much.
+// [stages of x, codes, scales, zeros]; then each group's staging, then barriers. `sm90_int4.py` reserves as much.
 template <class C>
 struct Wide4Ring {
   uint32_t base, full, empty;
@@ -42,12 +46,7 @@ struct Wide4Ring {
     full = base + C::LOW_BYTES + C::GROUPS * C::STAGING_BYTES;
     empty = full + 8 * C::STAGES;
   }
-  __device__ uint32_t x(int stage) const { return base + stage * C::X_BYTES; }
-  __device__ int codes(int stage) const { return C::STAGES * C::X_BYTES + stage * C::CODE_BYTES; }
-  __device__ int scale(int stage) const { return C::STAGES * (C::X_BYTES + C::CODE_BYTES) + stage * C::SCALE_BYTES; }
-  __device__ int zero(int stage) const {
-    return C::STAGES * (C::X_BYTES + C::CODE_BYTES + C::SCALE_BYTES) + stage * C::ZERO_BYTES;
-  }
+  __device__ uint32_t at(int stage) const { return base + stage * C::STAGE_BYTES; }
   __device__ unsigned char* staging(int group) const { return pointer + C::LOW_BYTES + group * C::STAGING_BYTES; }
 };
 
@@ -84,17 +83,17 @@ struct Wide4Producer {
 #pragma unroll
     for (int s = 0; s < C::ALL_STRIPS; s++)
       if (s < strips)
-        bulk_load(ring.base + ring.codes(stage) + s * C::STRIP_BYTES,
+        bulk_load(ring.at(stage) + C::CODES_AT + s * C::STRIP_BYTES,
                   codes + ((row / BLOCK_ROWS + s) * blocks + block) * C::STRIP_BYTES, C::STRIP_BYTES, full, once);
 #pragma unroll
     for (int g = 0; g < C::SETS; g++) {
       const int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + row;
-      bulk_load(ring.base + ring.scale(stage) + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
-      if (p.zero != nullptr) bulk_load(ring.base + ring.zero(stage) + g * C::ROWS, p.zero + place, rows, full, keep);
+      bulk_load(ring.at(stage) + C::SCALE_AT + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
+      if (p.zero != nullptr) bulk_load(ring.at(stage) + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
     }
   }
   __device__ void load_x(int token, int block, int stage) const {
-    tensor_load_2d(ring.x(stage), &x_map, block * BLOCK_COLUMNS, token, ring.full + 8 * stage, keep);
+    tensor_load_2d(ring.at(stage), &x_map, block * BLOCK_COLUMNS, token, ring.full + 8 * stage, keep);
   }
 };
 
@@ -118,45 +117,52 @@ __device__ __forceinline__ void produce(const Wide4Producer<C>& from, const Wide
   }
 }
 
-// Steps 2 · HALF and 2 · HALF + 1 of a strip's block in bf16.
+// A thread's part of a strip's block: its codes, and the scales of its two rows in each group.
 template <class C>
-__device__ __forceinline__ void unpack_half(const unsigned char* scale, const unsigned char* zero, const uint4& codes,
-                                            int half, bool zeros, uint32_t (&a)[2][4]) {
+struct StripBlock {
+  uint4 codes;
+  uint32_t scale[C::SETS], zero[C::SETS];
+
+  // `stage`, and the thread's places within its parts for codes, scales and zero points.
+  __device__ __forceinline__ StripBlock(const unsigned char* stage, int code, int row) {
+    codes = *reinterpret_cast<const uint4*>(stage + C::CODES_AT + code);
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int set = C::SMALL ? 2 * half + i : 0;
-    const uint32_t scales = *reinterpret_cast<const uint32_t*>(scale + set * C::ROWS * 2);
-    const uint32_t points = zeros ? *reinterpret_cast<const uint16_t*>(zero + set * C::ROWS) : 0x0808u;
-    unpack(word_of(codes, 2 * half + i), RowScale(scales, points), a[i]);
+    for (int g = 0; g < C::SETS; g++) {
+      scale[g] = *reinterpret_cast<const uint32_t*>(stage + C::SCALE_AT + (g * C::ROWS + row) * 2);
+      zero[g] = *reinterpret_cast<const uint16_t*>(stage + C::ZERO_AT + g * C::ROWS + row);
+    }
   }
-}
+  // Step `s` in bf16.
+  __device__ __forceinline__ void unpack_step(int s, uint32_t (&a)[4]) const {
+    const int g = C::SMALL ? s : 0;
+    unpack(word_of(codes, s), RowScale(scale[g], zero[g]), a);
+  }
+};
 
 // All blocks of one tile into `sums`; stages are given back to the producer.
 template <class C, int STRIPS>
 __device__ __forceinline__ void multiply_tile(const Wide4Ring<C>& ring, const Wide4Work<C>& work, int first_strip,
-                                              bool zeros, int& stage, uint32_t& parity,
-                                              float (&sums)[STRIPS][C::TOKENS / 2]) {
+                                              int& stage, uint32_t& parity, float (&sums)[STRIPS][C::TOKENS / 2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const unsigned char* mine = ring.pointer + first_strip * C::STRIP_BYTES + (warp * 32 + lane) * 16;
-  const unsigned char* scale = ring.pointer + (first_strip * BLOCK_ROWS + lane / 4 * 8 + warp * 2) * 2;
-  const unsigned char* zero = ring.pointer + first_strip * BLOCK_ROWS + lane / 4 * 8 + warp * 2;
+  const int code = first_strip * C::STRIP_BYTES + threadIdx.x % 128 * 16, row = first_strip * BLOCK_ROWS + lane / 4 * 8 + warp * 2;
   uint32_t a[2][2][4];
   int held = -1;
   for (int block = work.begin; block < work.end; block++) {
     mbarrier_wait(ring.full + 8 * stage, parity);
-    const uint64_t x = wgmma_descriptor(ring.x(stage));
+    const unsigned char* here = ring.pointer + stage * C::STAGE_BYTES;
+    const uint32_t x = static_cast<uint32_t>(wgmma_descriptor(ring.at(stage)));
 #pragma unroll
     for (int s = 0; s < STRIPS; s++) {
-      const uint4 codes = *reinterpret_cast<const uint4*>(mine + ring.codes(stage) + s * C::STRIP_BYTES);
+      const StripBlock<C> mine(here, code + s * C::STRIP_BYTES, row + s * BLOCK_ROWS);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        unpack_half<C>(scale + ring.scale(stage) + s * BLOCK_ROWS * 2, zero + ring.zero(stage) + s * BLOCK_ROWS, codes, half,
-                       zeros, a[half]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) mine.unpack_step(2 * half + i, a[half][i]);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 2; i++)
-          WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(sums[s], a[half][i], x + (2 * half + i) * 2,
-                                                                   block != work.begin || half + i != 0);
+          WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(
+              sums[s], a[half][i], DESCRIPTOR_TOP | (x + (2 * half + i) * 2), block != work.begin || half + i != 0);
         wgmma_commit();
         wgmma_wait<1>();
         if (s == 0 && half == 0 && held >= 0 && lane == 0) mbarrier_arrive(ring.empty + 8 * held);
@@ -267,7 +273,7 @@ __device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<
   uint32_t parity = 0;
   grid_dependency_wait();
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
-    multiply_tile<C, STRIPS>(ring, work, first_strip, p.zero != nullptr, stage, parity, sums);
+    multiply_tile<C, STRIPS>(ring, work, first_strip, stage, parity, sums);
     if (p.split > 1) return sum_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
     store_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
   }
@@ -287,6 +293,11 @@ __device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Ar
     }
     mbarrier_init_fence();
   }
+  if (p.zero == nullptr) {  // no copy comes to their places
+    for (int at = threadIdx.x; at < C::STAGES * C::ZERO_BYTES / 4; at += C::THREADS)
+      *reinterpret_cast<uint32_t*>(ring.pointer + at / (C::ZERO_BYTES / 4) * C::STAGE_BYTES + C::ZERO_AT +
+                                   at % (C::ZERO_BYTES / 4) * 4) = 0x08080808u;
+  }
   __syncthreads();
   launch_dependents();
   if (group == C::GROUPS) {
@@ -302,11 +313,13 @@ __device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Ar
     }
     return;
   }
-  registers_grow<C::REGISTERS>();
   if constexpr (C::FULL < C::GROUPS) {
-    if (group >= C::FULL)
+    if (group >= C::FULL) {
+      registers_grow<C::REST>();
       return consume<C, C::STRIPS - 1>(p, ring, work, C::FULL * C::STRIPS + (group - C::FULL) * (C::STRIPS - 1));
+    }
   }
+  registers_grow<C::REGISTERS>();
   consume<C, C::STRIPS>(p, ring, work, group * C::STRIPS);
 }
 
