@@ -1,8 +1,8 @@
 // y = x · Wᵀ for four-bit weights and more tokens than a few, by wgmma with the weight from registers.
 //
 // A CTA has ROWS weight rows, strips of 64, and TOKENS tokens: GROUPS warpgroups multiply, the first FULL of them STRIPS
-// strips and the others one less. One thread of another warpgroup streams x by TMA, codes, scales and zero points by bulk
-// copies into a ring of k blocks of 64 columns; weights are on their way before the wait for the previous kernel. Half a
+// strips and the others one less. Another warpgroup streams x by TMA, codes, scales and zero points by bulk copies into a
+// ring of k blocks of 64 columns; weights are on their way before the wait for the previous kernel. Half a
 // block of a strip at a time is turned into bf16 registers while the tensor cores work on the half before.
 //
 // CTAs take tiles in turn; with a split a cluster shares the columns of one tile instead, and sums over its CTAs in order.
@@ -66,52 +66,61 @@ struct Wide4Work {
   __device__ int token(int tile) const { return tile % token_tiles * C::TOKENS; }
 };
 
-template <class C>
-struct Wide4Producer {
-  const CUtensorMap& x_map;
-  const Int4Arguments& p;
-  const Wide4Ring<C>& ring;
-  uint64_t once, keep;
-
-  __device__ void load_weights(int row, int block, int stage) const {
-    const int rows = min(C::ROWS, p.n - row), strips = rows / BLOCK_ROWS;
-    const uint32_t full = ring.full + 8 * stage;
-    const uint32_t side = C::SETS * rows * (p.zero == nullptr ? 2 : 3);
-    mbarrier_arrive_expect(full, C::X_BYTES + strips * C::STRIP_BYTES + side);
-    const unsigned char* codes = reinterpret_cast<const unsigned char*>(p.codes);
-    const int64_t blocks = p.k / BLOCK_COLUMNS;
-#pragma unroll
-    for (int s = 0; s < C::ALL_STRIPS; s++)
-      if (s < strips)
-        bulk_load(ring.at(stage) + C::CODES_AT + s * C::STRIP_BYTES,
-                  codes + ((row / BLOCK_ROWS + s) * blocks + block) * C::STRIP_BYTES, C::STRIP_BYTES, full, once);
-#pragma unroll
-    for (int g = 0; g < C::SETS; g++) {
-      const int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + row;
-      bulk_load(ring.at(stage) + C::SCALE_AT + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
-      if (p.zero != nullptr) bulk_load(ring.at(stage) + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
-    }
-  }
-  __device__ void load_x(int token, int block, int stage) const {
-    tensor_load_2d(ring.at(stage), &x_map, block * BLOCK_COLUMNS, token, ring.full + 8 * stage, keep);
-  }
-};
+// The producers are four warps of one thread each, since a copy takes a thread a hundred cycles: one brings x, and says how
+// many bytes a stage has, the others strips in turn, the last one scales and zero points too. Only x waits for the kernel
+// before.
+constexpr int CODE_WARPS = 3;
 
 template <class C>
-__device__ __forceinline__ void produce(const Wide4Producer<C>& from, const Wide4Work<C>& work) {
-  const int ahead = min(C::STAGES, work.end - work.begin);  // of the first tile
-  if (work.first < work.tiles)
-    for (int i = 0; i < ahead; i++) from.load_weights(work.row(work.first), work.begin + i, i);
+__device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const Int4Arguments& p, const Wide4Ring<C>& ring,
+                                          const Wide4Work<C>& work) {
+  const uint64_t keep = policy_evict_last();
+  int stage = 0;
+  uint32_t parity = 1;  // of the release that allows a stage's next use
   grid_dependency_wait();
   proxy_fence_async_global();
-  int stage = 0, used = 0;
-  uint32_t parity = 0;
   for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int rows = min(C::ROWS, p.n - work.row(tile)), token = work.token(tile);
+    const int bytes = C::X_BYTES + rows * (BLOCK_COLUMNS / 2) + C::SETS * rows * (p.zero == nullptr ? 2 : 3);
     for (int block = work.begin; block < work.end; block++) {
-      if (used >= C::STAGES) mbarrier_wait(from.ring.empty + 8 * stage, parity ^ 1);
-      if (used >= ahead) from.load_weights(work.row(tile), block, stage);
-      from.load_x(work.token(tile), block, stage);
-      used++;
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      mbarrier_arrive_expect(ring.full + 8 * stage, bytes);
+      tensor_load_2d(ring.at(stage), &x_map, block * BLOCK_COLUMNS, token, ring.full + 8 * stage, keep);
+      if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void produce_weights(const Int4Arguments& p, const Wide4Ring<C>& ring,
+                                                const Wide4Work<C>& work, int strip) {
+  static_assert(C::ALL_STRIPS <= 2 * CODE_WARPS);
+  const uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  const int64_t strip_bytes = static_cast<int64_t>(p.k / BLOCK_COLUMNS) * C::STRIP_BYTES;  // of a whole row of blocks
+  int stage = 0;
+  uint32_t parity = 1;
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int row = work.row(tile), rows = min(C::ROWS, p.n - row);
+    const unsigned char* codes = reinterpret_cast<const unsigned char*>(p.codes) + (row / BLOCK_ROWS + strip) * strip_bytes +
+                                 work.begin * C::STRIP_BYTES;
+    const bool one = strip * BLOCK_ROWS < rows, two = (strip + CODE_WARPS) * BLOCK_ROWS < rows;
+#pragma unroll 1
+    for (int block = work.begin; block < work.end; block++) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      const uint32_t to = ring.at(stage), full = ring.full + 8 * stage;
+      if (one) bulk_load(to + C::CODES_AT + strip * C::STRIP_BYTES, codes, C::STRIP_BYTES, full, once);
+      if (two)
+        bulk_load(to + C::CODES_AT + (strip + CODE_WARPS) * C::STRIP_BYTES, codes + CODE_WARPS * strip_bytes,
+                  C::STRIP_BYTES, full, once);
+      if (strip == CODE_WARPS - 1) {
+#pragma unroll 1
+        for (int g = 0; g < C::SETS; g++) {
+          const int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + row;
+          bulk_load(to + C::SCALE_AT + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
+          if (p.zero != nullptr) bulk_load(to + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
+        }
+      }
+      codes += C::STRIP_BYTES;
       if (++stage == C::STAGES) stage = 0, parity ^= 1;
     }
   }
@@ -302,9 +311,13 @@ __device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Ar
   launch_dependents();
   if (group == C::GROUPS) {
     registers_shrink<40>();
-    if (threadIdx.x == C::CONSUMERS) {
-      const Wide4Producer<C> producer = {x_map, p, ring, policy_evict_first(), policy_evict_last()};
-      produce<C>(producer, work);
+    const int warp = threadIdx.x % 128 / 32;
+    if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        produce_x<C>(x_map, p, ring, work);
+      } else {
+        produce_weights<C>(p, ring, work, warp - 1);
+      }
     }
     __syncwarp();
     if (p.split > 1) {
