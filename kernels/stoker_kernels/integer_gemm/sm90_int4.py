@@ -1,8 +1,8 @@
 """Products with four-bit weights on Hopper: host side of csrc/sm90_int4_*.
 
-Up to 16 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` tiles of tokens go through shared
-memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which costs 2.5 bytes a
-weight once for all tokens.
+Up to 8 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` warpgroups multiply what others
+stream through shared memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which
+costs 2.5 bytes a weight once for all tokens.
 
 Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed
 order, so equal calls give equal bits.
@@ -12,6 +12,7 @@ Does not know: which layer it serves, nor how the weight came to be in fragments
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ class Int4Tile:
     """One compiled kernel: up to `tokens` tokens and `rows` weight rows a CTA; `ctas` are resident on an SM.
 
     `groups` warpgroups multiply what another one streams through a ring of `stages`, and several tiles of tokens may
-    follow; 0: every warp is by itself, on 64 rows.
+    follow; 0: every warp is by itself, on 64 rows. `step_us`: what a step of columns took where every SM was busy.
     """
 
     tokens: int
@@ -53,6 +54,7 @@ class Int4Tile:
     groups: int = 0
     stages: int = 0
     ctas: int = 2
+    step_us: float = 0.5
 
     @property
     def threads(self) -> int:
@@ -80,35 +82,38 @@ class Int4Tile:
 
 # Every kernel of the cubin, the smallest first.
 TILES = (
-    Int4Tile(8), Int4Tile(16),
-    Int4Tile(16, 128, 2, 11, 2), Int4Tile(16, 256, 4, 12, 1), Int4Tile(16, 320, 5, 12, 1),
-    Int4Tile(32, 128, 2, 10, 2), Int4Tile(32, 256, 4, 10, 1), Int4Tile(32, 320, 5, 10, 1),
-    Int4Tile(64, 128, 2, 7, 2), Int4Tile(64, 256, 4, 8, 1), Int4Tile(64, 320, 5, 8, 1),
-    Int4Tile(128, 128, 2, 8, 1), Int4Tile(128, 256, 2, 7, 1), Int4Tile(128, 320, 2, 6, 1),
+    Int4Tile(8, step_us=1.2),
+    Int4Tile(16, 128, 2, 11, 2, 0.49), Int4Tile(16, 320, 5, 12, 1, 0.60),
+    Int4Tile(32, 128, 2, 10, 2, 0.53), Int4Tile(32, 320, 5, 10, 1, 0.62),
+    Int4Tile(64, 128, 2, 7, 2, 0.49), Int4Tile(64, 320, 5, 8, 1, 0.70),
+    Int4Tile(128, 128, 2, 8, 1, 0.43), Int4Tile(128, 256, 2, 7, 1, 0.76), Int4Tile(128, 320, 2, 6, 1, 0.97),
 )  # fmt: skip
 MAX_TOKENS = 1024
+START_US, CLUSTER_US, CLUSTER_US_PER_KB = 1.5, 1.0, 0.035
 
 
-def tile_for(tokens: int) -> Int4Tile:
-    """The kernel for so many tokens: the smallest that holds them, or the largest, several times."""
-    return next((tile for tile in TILES if tokens <= tile.tokens), TILES[-1])
+@functools.cache
+def choice_for(tokens: int, n: int, k: int, sms: int) -> tuple[Int4Tile, int]:
+    """The kernel, and how many CTAs share the columns: what takes least by waves of CTAs, steps, starts and clusters.
 
-
-def split_for(tile: Int4Tile, tokens: int, n: int, k: int, sms: int) -> int:
-    """How many CTAs share the columns: the fewest steps one after the other, counting what a start and a cluster cost.
-
-    The costs, in steps, are an H200's: this choice took 1% (without a ring of x) and 2% longer than the best of all
-    splits of the four weights of a layer, averaged over 1 to 1,024 tokens.
+    Times are those of one weight, 37888 × 3584, on an H100, and of its sums in clusters: the order of choices is what
+    they are for.
     """
+    size = next((tile.tokens for tile in TILES if tokens <= tile.tokens), TILES[-1].tokens)
+    fitting = [tile for tile in TILES if tile.tokens == size]
+    choices = [(tile, split) for tile in fitting for split in range(1, min(MAX_SPLIT, _steps(tile, k)) + 1)]
+    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, sms))
+
+
+def _steps(tile: Int4Tile, k: int) -> int:
+    return -(-k // (COLUMNS * tile.blocks_at_once))
+
+
+def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, sms: int) -> float:
     tiles = -(-n // tile.rows) * -(-tokens // tile.tokens)
-    steps = -(-k // (COLUMNS * tile.blocks_at_once))
-    start, more = (12.0, 0.5) if tile.groups else (0.0, 0.25)
-
-    def cost(split: int) -> float:
-        waves = -(-tiles * split // (sms * tile.ctas))
-        return waves * (-(-steps // split) + start + more * split * (split > 1))
-
-    return min(range(1, min(MAX_SPLIT, steps) + 1), key=cost)
+    waves = -(-tiles * split // (sms * tile.ctas))
+    cluster = CLUSTER_US + CLUSTER_US_PER_KB * tile.rows * tile.tokens * 4 / 1024 if split > 1 else 0.0
+    return waves * (-(-_steps(tile, k) // split) * tile.step_us + START_US + cluster)
 
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
@@ -119,21 +124,22 @@ def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) 
         return f"takes bfloat16 throughout, not {x.dtype}, {weight.scale.dtype}, {out.dtype}"
     if x.stride(1) != 1 or out.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         return "rows of x have to be contiguous and start on multiples of 16 bytes"
-    if out.stride(0) % 4 or out.data_ptr() % 8:
-        return "rows of the result have to start on multiples of 8 bytes"
+    starts = (out, weight.data, weight.scale, weight.zero)
+    if out.stride(0) % 8 or any(cuda.address_of(tensor) % 16 for tensor in starts):
+        return "rows of the result, codes, scales and zero points have to start on multiples of 16 bytes"
     return None
 
 
 def multiply(
-    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 0
+    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1
 ) -> None:
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts. Raises CubinMissing.
 
-    `tile` and `split` (1 to 8) are chosen where they are not given.
+    `tile` and `split` (1 to 8) are chosen where no tile is given.
     """
     m, n, k = x.shape[0], weight.out_features, weight.in_features
-    tile = tile or tile_for(m)
-    split = split or split_for(tile, m, n, k, sm_count(x.device))
+    if tile is None:
+        tile, split = choice_for(m, n, k, sm_count(x.device))
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
     if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))

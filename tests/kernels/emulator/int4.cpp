@@ -4,7 +4,7 @@
 namespace {
 
 struct Launch {
-  int ctas, cluster, threads, seed;
+  int ctas, cluster, threads, seed, resident;
   unsigned char* x;
   int64_t x_bytes;
   const unsigned char* out;
@@ -17,6 +17,7 @@ struct Launch {
 extern "C" void run_int4(void* kernel, const CUtensorMap* x_map, const stoker::Int4Arguments* p, const Launch* l) {
   if (l->x_bytes) emulator::predecessor.writes = {{l->x, l->x_bytes}};
   emulator::predecessor.out = l->out, emulator::predecessor.out_bytes = l->out_bytes;
+  emulator::resident = l->resident;
   const auto run = [=] {
     if (x_map) {
       reinterpret_cast<void (*)(CUtensorMap, stoker::Int4Arguments)>(kernel)(*x_map, *p);

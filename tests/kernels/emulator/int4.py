@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.emulator.build import compile_emulated, tensor_map
-from tests.kernels.emulator.gemm import Launch
 
 from stoker_kernels.gemm.small import SHARED_LIMIT
 from stoker_kernels.integer_gemm import sm90_int4
@@ -24,6 +23,15 @@ SOURCES = (
     *("sm90_int4_gemm.cu", "sm90_int4_few.cuh", "sm90_int4_wide.cuh", "sm90_int4_dequantize.cuh"),
     "int4_fragments.cuh",
 )
+
+
+class Launch(ctypes.Structure):
+    """Launch of emulator/int4.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("ctas", "cluster", "threads", "seed", "resident")),
+        *(("x", ctypes.c_void_p), ("x_bytes", ctypes.c_int64), ("out", ctypes.c_void_p), ("out_bytes", ctypes.c_int64)),
+    ]
 
 
 def compile_int4(folder: Path) -> ctypes.CDLL:
@@ -55,7 +63,8 @@ class Machine:
         assert kernel.shared_bytes <= SHARED_LIMIT
         tensors = [torch.empty(0) if t is None else t for t in (self.x, self.out)]
         spaces = [(t.data_ptr(), t.numel() * t.element_size()) for t in tensors]
-        launch = Launch(grid, cluster, kernel.threads, self.seed, *spaces[0], *spaces[1])
+        resident = next(tile.ctas for tile in sm90_int4.TILES if tile.kernel_name(False)[:-6] in kernel.name)
+        launch = Launch(grid, cluster, kernel.threads, self.seed, resident, *spaces[0], *spaces[1])
         x_map = ctypes.byref(arguments[0]) if len(arguments) > 1 else None
         self.library.run_int4(kernel.handle, x_map, ctypes.byref(arguments[-1]), ctypes.byref(launch))
 

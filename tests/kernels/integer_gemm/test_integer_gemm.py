@@ -88,10 +88,19 @@ def test_what_does_not_fit_is_named() -> None:
         integer_linear(torch.zeros(2, 63), good)
 
 
-def test_a_split_never_leaves_a_cta_without_columns_where_columns_are_many() -> None:
-    for tile in sm90_int4.TILES:
-        for n, k in ((64, 64), (4608, 3584), (192, 18944), (152064, 8192)):
-            for tokens in (1, tile.tokens, 3 * tile.tokens):
-                split = sm90_int4.split_for(tile, tokens, n, k, 132)
-                assert 1 <= split <= sm90_int4.MAX_SPLIT
-                assert split == 1 or k // (64 * tile.blocks_at_once) >= split
+@pytest.mark.parametrize("sms", [1, 78, 132])
+def test_a_choice_takes_its_tokens_and_leaves_no_cta_without_columns(sms: int) -> None:
+    generator = random.Random(sms)
+    for n, k in ((64, 64), (4608, 3584), (192, 18944), (152064, 8192)):
+        for tokens in (1, 1024, *(generator.randrange(2, 1024) for _ in range(12))):
+            tile, split = sm90_int4.choice_for(tokens, n, k, sms)
+            assert tile.tokens >= min(tokens, 128)
+            assert 1 <= split <= sm90_int4.MAX_SPLIT
+            assert -(-k // (64 * tile.blocks_at_once)) >= split
+
+
+def test_a_weight_of_one_wave_is_not_split_and_a_narrow_one_is() -> None:
+    """132 SMs: 101 strips of 320 rows fill most of them; 14 tiles of 256 rows leave most idle."""
+    tile, split = sm90_int4.choice_for(100, 101 * 320, 4096, 132)
+    assert (tile.rows, split) == (320, 1)
+    assert sm90_int4.choice_for(100, 14 * 256, 16384, 132)[1] > 3
