@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +93,12 @@ MAX_TOKENS = 1024
 START_US, CLUSTER_US, CLUSTER_US_PER_KB = 1.5, 1.0, 0.035
 
 
-@functools.cache
-def choice_for(tokens: int, n: int, k: int, sms: int) -> tuple[Int4Tile, int]:
-    """The kernel, and how many CTAs share the columns: what takes least by waves of CTAs, steps, starts and clusters.
+Residents = Callable[[Int4Tile, int], int]
+"""(tile, CTAs of a cluster) → how many such clusters the device holds at once."""
+
+
+def choice_for(tokens: int, n: int, k: int, residents: Residents) -> tuple[Int4Tile, int]:
+    """The kernel, and how many CTAs share the columns: what takes least by waves of clusters, steps, starts and sums.
 
     Times are those of one weight, 37888 × 3584, on an H100, and of its sums in clusters: the order of choices is what
     they are for.
@@ -102,18 +106,29 @@ def choice_for(tokens: int, n: int, k: int, sms: int) -> tuple[Int4Tile, int]:
     size = next((tile.tokens for tile in TILES if tokens <= tile.tokens), TILES[-1].tokens)
     fitting = [tile for tile in TILES if tile.tokens == size]
     choices = [(tile, split) for tile in fitting for split in range(1, min(MAX_SPLIT, _steps(tile, k)) + 1)]
-    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, sms))
+    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, residents(*choice)))
 
 
 def _steps(tile: Int4Tile, k: int) -> int:
     return -(-k // (COLUMNS * tile.blocks_at_once))
 
 
-def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, sms: int) -> float:
+def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: int) -> float:
     tiles = -(-n // tile.rows) * -(-tokens // tile.tokens)
-    waves = -(-tiles * split // (sms * tile.ctas))
+    waves = -(-tiles // max(1, resident))
     cluster = CLUSTER_US + CLUSTER_US_PER_KB * tile.rows * tile.tokens * 4 / 1024 if split > 1 else 0.0
     return waves * (-(-_steps(tile, k) // split) * tile.step_us + START_US + cluster)
+
+
+@functools.cache
+def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.device) -> tuple[Int4Tile, int]:
+    def residents(tile: Int4Tile, split: int) -> int:
+        if split == 1:
+            return sm_count(device) * tile.ctas
+        shared = tile.shared_bytes(small_groups)
+        return cuda.resident_clusters(_kernel(tile, small_groups, device), split, shared)
+
+    return choice_for(tokens, n, k, residents)
 
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
@@ -139,14 +154,15 @@ def multiply(
     """
     m, n, k = x.shape[0], weight.out_features, weight.in_features
     if tile is None:
-        tile, split = choice_for(m, n, k, sm_count(x.device))
+        tile, split = _choice(m, n, k, _small_groups(weight), x.device)
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
     if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
     ctas = -(-n // tile.rows) * -(-m // tile.tokens) * split
     if tile.groups and split == 1:
         ctas = min(ctas, sm_count(x.device) * tile.ctas)
-    cuda.launch(_load(tile, weight, x.device), ctas, arguments, x.device, pdl=pdl_on(x.device), cluster=split)
+    chosen = _kernel(tile, _small_groups(weight), x.device)
+    cuda.launch(chosen, ctas, arguments, x.device, pdl=pdl_on(x.device), cluster=split)
 
 
 def dequantize(weight: IntegerWeight, out: Tensor) -> None:
@@ -156,9 +172,13 @@ def dequantize(weight: IntegerWeight, out: Tensor) -> None:
     cuda.launch(chosen, -(-blocks // 8), [_arguments(weight, out)], out.device, pdl=pdl_on(out.device))
 
 
-def _load(tile: Int4Tile, weight: IntegerWeight, device: torch.device) -> cuda.Kernel:
-    small = weight.group < min(COLUMNS, weight.in_features)
-    return cuda.kernel(STEM, ARCH, tile.kernel_name(small), tile.shared_bytes(small), tile.threads, device.index or 0)
+def _small_groups(weight: IntegerWeight) -> bool:
+    return weight.group < min(COLUMNS, weight.in_features)
+
+
+def _kernel(tile: Int4Tile, small_groups: bool, device: torch.device) -> cuda.Kernel:
+    shared = tile.shared_bytes(small_groups)
+    return cuda.kernel(STEM, ARCH, tile.kernel_name(small_groups), shared, tile.threads, device.index or 0)
 
 
 def _arguments(
