@@ -106,7 +106,12 @@ def choice_for(tokens: int, n: int, k: int, residents: Residents) -> tuple[Int4T
     size = next((tile.tokens for tile in TILES if tokens <= tile.tokens), TILES[-1].tokens)
     fitting = [tile for tile in TILES if tile.tokens == size]
     choices = [(tile, split) for tile in fitting for split in range(1, min(MAX_SPLIT, _steps(tile, k)) + 1)]
-    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, residents(*choice)))
+
+    def cost_us(choice: tuple[Int4Tile, int]) -> float:
+        tile, split = choice
+        return _cost_us(tile, split, tokens, n, k, residents(tile, split))
+
+    return min(choices, key=cost_us)
 
 
 def _steps(tile: Int4Tile, k: int) -> int:
