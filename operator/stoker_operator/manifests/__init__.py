@@ -36,9 +36,9 @@ from stoker_operator.manifests.edge import (
     network_policy,
     public_url,
 )
-from stoker_operator.manifests.fill import fill_job
+from stoker_operator.manifests.fetching.fill import fill_job
+from stoker_operator.manifests.fetching.lookup import lookup_job, lookup_pod
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
-from stoker_operator.manifests.lookup import lookup_job, lookup_pod
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
 from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key

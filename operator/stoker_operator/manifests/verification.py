@@ -12,14 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from stoker_operator.manifests import pod
-from stoker_operator.manifests.cache import (
-    EXIT_PERMANENT,
-    JOB,
-    cache_key,
-    in_place_arguments,
-    models_volume,
-    source_id,
-)
+from stoker_operator.manifests.cache import cache_key, models_volume, source_id
+from stoker_operator.manifests.fetching.asking import EXIT_PERMANENT, JOB, in_place_arguments
 from stoker_operator.manifests.identity import (
     BEGUN,
     CACHE_LABEL,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests import adapters, copies, pod, tls
-from stoker_operator.manifests.cache import (
+from stoker_operator.manifests.cache import engine_volume
+from stoker_operator.manifests.fetching.asking import (
     again_arguments,
-    engine_volume,
     fetch_container,
     in_place_arguments,
     source_volumes,

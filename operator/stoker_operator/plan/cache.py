@@ -22,7 +22,7 @@ from stoker_operator.manifests import (
     template_key,
     volume_claim,
 )
-from stoker_operator.manifests.fill import is_fill
+from stoker_operator.manifests.fetching.fill import is_fill
 from stoker_operator.manifests.revision import live_template_key
 from stoker_operator.observe import rollout
 from stoker_operator.observe.snapshot import Observed
