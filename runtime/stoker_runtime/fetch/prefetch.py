@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.download import Downloader, Patience
@@ -32,6 +33,11 @@ from stoker_runtime.fetch.select import EXPORTS, select
 from stoker_runtime.fetch.source import Listing, Source, SourceFile, Transient
 from stoker_runtime.fetch.verify import check, hash_file
 from stoker_runtime.fetch.volume import Volume
+
+Answer = TypeVar("Answer")
+
+if TYPE_CHECKING:
+    from stoker_runtime.fetch.registry.image import ModelImage
 
 # Another fetcher may be downloading all of a large model; the Job's own deadline ends a wait that is longer
 # than it allows.
@@ -177,20 +183,20 @@ class Prefetch:
             raise VolumeFull(f"The model has {size(count)}; there is room for {size(most)} here.")
 
     def _list(self, source: Source, revision: str) -> Listing:
-        return patient_listing(source, revision, self._patience, self._stop, self._say)
+        return patiently(lambda: source.listing(revision), self._patience, self._stop, self._say)
 
     def _waiting(self) -> None:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
 
 
-def patient_listing(
-    source: Source, revision: str, patience: Patience, stop: threading.Event, say: Callable[[str], None]
-) -> Listing:
-    """A source's listing, asked for again while that may help. Raises FetchError."""
+def patiently(
+    ask: Callable[[], Answer], patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> Answer:
+    """A source's answer, asked for again while that may help. Raises FetchError."""
     failures = 0
     while True:
         try:
-            return source.listing(revision)
+            return ask()
         except Transient as trouble:
             failures += 1
             if failures >= patience.failures:
@@ -232,8 +238,20 @@ def look_up(order: Order, *, patience: Patience, stop: threading.Event, say: Cal
     if reference.scheme not in MOVING:
         raise BadRequest(f"{reference.text} has no revision to look up; only {', '.join(MOVING)} sources have one.")
     with opened(order, reference) as source:
-        listing = patient_listing(source, order.revision, patience, stop, say)
+        listing = patiently(lambda: source.listing(order.revision), patience, stop, say)
     return Listing(listing.revision, tuple(choose(order, reference, listing)))
+
+
+def look_into_image(
+    order: Order, *, patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> ModelImage:
+    """What an image that pods are to mount says of its model. Raises BadRequest for what is no image, FetchError."""
+    from stoker_runtime.fetch.registry.image import look_into
+
+    reference = parse(order.uri)
+    if reference.scheme != "oci":
+        raise BadRequest(f"{reference.text} is no image of a registry; write it as oci://REGISTRY/NAME:TAG.")
+    return patiently(lambda: look_into(reference, order.endpoint), patience, stop, say)
 
 
 def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.Event) -> Published:
