@@ -1,5 +1,6 @@
 """The model cache: a volume shared by every service of a namespace that serves the same files, and the
-prefetch Job. Where no volume is shared (cache.mode Node and None) the Job fetches once, and finds out what it is.
+prefetch Job. Where no volume is shared (cache.mode Node and None) the Job fetches once, and finds out what it is; of an
+image that pods mount (Image) it asks the registry, and fetches nothing.
 
 Invariants: the volume's name depends only on what it holds and where, so two services with the same source
 share it; a Job's name depends on the source, the volume's identity and the attempt, so a finished Job is
@@ -16,11 +17,14 @@ from typing import Any
 
 from stoker_operator.manifests import copies, pod
 from stoker_operator.manifests.fetching.asking import (
+    FETCH,
     JOB,
     PROGRESS_PORT,
+    endpoint_arguments,
     fetch_job_spec,
     fetch_pod,
     in_place_arguments,
+    resolving_pod,
     source_arguments,
 )
 from stoker_operator.manifests.identity import (
@@ -194,12 +198,19 @@ def prefetch_job(
     job = child(service, JOB, f"{service.name}-fetch-{source}-{attempt}", "fetch")
     tags = {CACHE_LABEL: cache_key(service), SOURCE_LABEL: source, ATTEMPT_LABEL: str(attempt)}
     job["metadata"]["labels"] |= tags
-    arguments = _fetch_arguments(service, settings, repair=repair)
-    template = fetch_pod(service, settings, _filled(service, settings, source), arguments)
+    template = _prefetch_pod(service, settings, source, repair=repair)
     job["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     job["metadata"]["annotations"] |= {BEGUN: begun.isoformat(timespec="seconds")} if begun is not None else {}
     job["spec"] = fetch_job_spec(service, job["metadata"]["labels"], template)
     return stamped(job)
+
+
+def _prefetch_pod(service: InferenceService, settings: Settings, source: str, *, repair: bool) -> dict[str, Any]:
+    if service.cache.mode == "Image":
+        asked = ["fetch", "--resolve-image", "--uri", service.model.uri, *endpoint_arguments(service, settings)]
+        return resolving_pod(service, settings, FETCH, asked)
+    arguments = _fetch_arguments(service, settings, repair=repair)
+    return fetch_pod(service, settings, _filled(service, settings, source), arguments)
 
 
 def is_repair(job: Mapping[str, Any]) -> bool:
@@ -217,7 +228,14 @@ def engine_volume(service: InferenceService, settings: Settings, model: FetchedM
     """The volume of an engine's pod, with the model in it or about to be."""
     if service.cache.mode == "Node":
         return copies.reader_volume(service, settings, model)
+    if service.cache.mode == "Image":
+        return copies.image_volume(service, model)
     return models_volume(service) if service.cache.has_volume else copies.own_folder(copies.room(model))
+
+
+def served_path(service: InferenceService, model: FetchedModel) -> str:
+    """Where the engine's container has what it serves."""
+    return f"{pod.MODELS}/{service.cache.image_path or model.serve}".rstrip("/")
 
 
 def _filled(service: InferenceService, settings: Settings, source: str) -> dict[str, Any]:

@@ -270,6 +270,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.extend(adapter_problems(model.adapters, names, volume=_shared_volume(service), ranks=ranks))
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
+    if service.cache.mode == "Image" and (model.allow or model.ignore or model.sha256):
+        found.append("spec.model: with cache.mode Image the image is mounted whole; leave files and sha256 out")
     if resources.gpu_products and not resources.on_gpu:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):

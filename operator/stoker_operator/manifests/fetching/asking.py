@@ -16,6 +16,8 @@ from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
 JOB = ("batch/v1", "Job")
+# The container whose report a prefetch is known by.
+FETCH = "fetch"
 PROGRESS_PORT = 8081
 EXIT_PERMANENT = 3
 LOGIN_FOLDER = "/etc/stoker/registry"
@@ -34,7 +36,7 @@ def fetch_job_spec(service: InferenceService, labels: Mapping[str, str], templat
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "fetch", "operator": "In", "values": [EXIT_PERMANENT]},
+                    "onExitCodes": {"containerName": FETCH, "operator": "In", "values": [EXIT_PERMANENT]},
                 },
                 # A node that drains or dies says nothing about the source.
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -62,7 +64,7 @@ def fetch_container(service: InferenceService, settings: Settings, arguments: li
     """A container that runs `stoker` with `arguments`; its pod has the volumes of model, source and /tmp."""
     mounts = [pod.models_mount(read_only=service.in_place), {"name": "tmp", "mountPath": "/tmp"}]
     return {
-        "name": "fetch",
+        "name": FETCH,
         "image": pod.image(service, settings),
         "command": ["stoker"],
         "args": arguments,
