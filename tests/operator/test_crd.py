@@ -124,7 +124,10 @@ GOOD: list[dict[str, Any]] = [
         "model": {"uri": "oci://r.io:5000/team/m:v1@sha256:" + "9f" * 32, "secretRef": {"name": "login"}},
         "cache": {"mode": "Image", "image": {"path": "models/m_7b/q4.gguf", "pullPolicy": "Never"}},
     },
-    {"model": {"uri": "oci://r.io/m", "endpoint": "http://mirror:5000"}, "cache": {"mode": "Image"}},
+    {
+        "model": {"uri": "oci://r.io/m", "endpoint": "http://mirror:5000", "updatePolicy": "Follow"},
+        "cache": {"mode": "Image"},
+    },
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "None", "pvc": {"size": "5Gi", "storageClassName": ""}}},
     {
         "podTemplate": {

@@ -20,10 +20,10 @@ from stoker_operator.manifests.fetching.asking import (
     FETCH,
     JOB,
     PROGRESS_PORT,
-    endpoint_arguments,
     fetch_job_spec,
     fetch_pod,
     in_place_arguments,
+    resolving_arguments,
     resolving_pod,
     source_arguments,
 )
@@ -207,8 +207,7 @@ def prefetch_job(
 
 def _prefetch_pod(service: InferenceService, settings: Settings, source: str, *, repair: bool) -> dict[str, Any]:
     if service.cache.mode == "Image":
-        asked = ["fetch", "--resolve-image", "--uri", service.model.uri, *endpoint_arguments(service, settings)]
-        return resolving_pod(service, settings, FETCH, asked)
+        return resolving_pod(service, settings, FETCH, resolving_arguments(service, settings, service.model.revision))
     arguments = _fetch_arguments(service, settings, repair=repair)
     return fetch_pod(service, settings, _filled(service, settings, source), arguments)
 

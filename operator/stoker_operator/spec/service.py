@@ -257,8 +257,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
         found.append("spec.model.serviceAccountName: only object stores know identities")
-    if model.update_policy == "Follow" and not service.cache.has_volume:
-        found.append("spec.model.updatePolicy: Follow needs a cache volume, cache.mode Auto or PVC")
+    if model.update_policy == "Follow" and service.cache.mode in ("Node", "None"):
+        found.append("spec.model.updatePolicy: Follow needs a cache volume or an image, cache.mode Auto, PVC or Image")
     if model.service_account and service.cache.mode == "None":
         found.append("spec.model.serviceAccountName: with cache.mode None pods fetch, and they have no identity")
     if model.endpoint and not (model.in_store or model.scheme in (*HUBS, "oci")):

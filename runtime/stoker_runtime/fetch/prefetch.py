@@ -183,13 +183,20 @@ class Prefetch:
             raise VolumeFull(f"The model has {size(count)}; there is room for {size(most)} here.")
 
     def _list(self, source: Source, revision: str) -> Listing:
-        return patiently(lambda: source.listing(revision), self._patience, self._stop, self._say)
+        return patient_listing(source, revision, self._patience, self._stop, self._say)
 
     def _waiting(self) -> None:
         self._say("Another fetch of the same model is running on this volume; waiting for it.")
 
 
-def patiently(
+def patient_listing(
+    source: Source, revision: str, patience: Patience, stop: threading.Event, say: Callable[[str], None]
+) -> Listing:
+    """A source's listing, asked for again while that may help. Raises FetchError."""
+    return _patiently(lambda: source.listing(revision), patience, stop, say)
+
+
+def _patiently(
     ask: Callable[[], Answer], patience: Patience, stop: threading.Event, say: Callable[[str], None]
 ) -> Answer:
     """A source's answer, asked for again while that may help. Raises FetchError."""
@@ -238,7 +245,7 @@ def look_up(order: Order, *, patience: Patience, stop: threading.Event, say: Cal
     if reference.scheme not in MOVING:
         raise BadRequest(f"{reference.text} has no revision to look up; only {', '.join(MOVING)} sources have one.")
     with opened(order, reference) as source:
-        listing = patiently(lambda: source.listing(order.revision), patience, stop, say)
+        listing = patient_listing(source, order.revision, patience, stop, say)
     return Listing(listing.revision, tuple(choose(order, reference, listing)))
 
 
@@ -251,7 +258,7 @@ def look_into_image(
     reference = parse(order.uri)
     if reference.scheme != "oci":
         raise BadRequest(f"{reference.text} is no image of a registry; write it as oci://REGISTRY/NAME:TAG.")
-    return patiently(lambda: look_into(reference, order.endpoint), patience, stop, say)
+    return _patiently(lambda: look_into(reference, order.endpoint, order.revision), patience, stop, say)
 
 
 def in_place(order: Order, digest: str, *, progress: Progress, stop: threading.Event) -> Published:

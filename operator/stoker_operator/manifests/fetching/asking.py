@@ -97,6 +97,13 @@ def resolving_pod(service: InferenceService, settings: Settings, name: str, argu
     return spec | {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
 
 
+def resolving_arguments(service: InferenceService, settings: Settings, revision: str) -> list[str]:
+    """What it is told: to find out what `revision` stands for now."""
+    how = "--resolve-image" if service.cache.mode == "Image" else "--resolve"
+    arguments = ["fetch", how, "--uri", service.model.uri, "--revision", revision]
+    return [*arguments, *endpoint_arguments(service, settings), *select_arguments(service)]
+
+
 def source_volumes(service: InferenceService) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(volumes, mounts) of what a fetch reads besides the network: a claim to copy from, a registry's login."""
     volumes: list[dict[str, Any]] = []

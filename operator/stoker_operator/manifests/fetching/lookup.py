@@ -12,10 +12,9 @@ from typing import Any
 
 from stoker_operator.manifests.fetching.asking import (
     JOB,
-    endpoint_arguments,
     identity_labels,
+    resolving_arguments,
     resolving_pod,
-    select_arguments,
 )
 from stoker_operator.manifests.identity import ATTEMPT_LABEL, BEGUN, Manifest, child, job_labels, short_hash, stamped
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
@@ -47,6 +46,5 @@ def lookup_job(service: InferenceService, settings: Settings, now: datetime, fai
 
 def lookup_pod(service: InferenceService, settings: Settings) -> dict[str, Any]:
     """The spec of its pod."""
-    arguments = ["fetch", "--resolve", "--uri", service.model.uri, "--revision", service.model.asked, "--retries", "3"]
-    arguments += [*endpoint_arguments(service, settings), *select_arguments(service)]
+    arguments = [*resolving_arguments(service, settings, service.model.asked), "--retries", "3"]
     return resolving_pod(service, settings, COMPONENT_NAME, arguments)

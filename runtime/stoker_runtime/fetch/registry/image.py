@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker_runtime.fetch.errors import BadRequest, FetchFailed
 from stoker_runtime.fetch.reference import Reference
-from stoker_runtime.fetch.registry.repository import Repository
+from stoker_runtime.fetch.registry.repository import DIGEST, Repository
 
 LABEL = "dev.stoker.model"
 CONFIGURATIONS = (
@@ -37,11 +37,14 @@ class ModelImage:
     shape: Mapping[str, int] = field(default_factory=dict)
 
 
-def look_into(reference: Reference, endpoint: str = "") -> ModelImage:
-    """What a registry says of an image. Raises FetchError, Transient; BadRequest for an artifact."""
+def look_into(reference: Reference, endpoint: str = "", revision: str = "") -> ModelImage:
+    """What a registry says of an image; `revision` counts where it is a manifest's digest.
+
+    Raises FetchError, Transient; BadRequest for an artifact.
+    """
     there = Repository(reference, endpoint)
     try:
-        digest, manifest = there.manifest()
+        digest, manifest = there.manifest(revision if DIGEST.fullmatch(revision) else "")
         if "manifests" in manifest:
             manifest = there.manifest(_first_image(manifest["manifests"], reference.text))[1]
         layers, config = manifest.get("layers"), manifest.get("config")

@@ -125,6 +125,8 @@ def test_what_an_image_tells_is_what_the_fetch_reported(
     there = f"oci://{registry.host}/{NAME}"
     assert run("--resolve-image", "--uri", f"{there}:built")["digest"] == index
     assert run("--resolve-image", "--uri", f"{there}@{index}")["shape"] == report["shape"]
+    # What a look-up found is what is asked for after it.
+    assert run("--resolve-image", "--uri", f"{there}:v3", "--revision", index)["digest"] == index
 
 
 def test_an_image_without_the_label_tells_the_size_of_its_layers(run: Run, registry: Registry) -> None:
