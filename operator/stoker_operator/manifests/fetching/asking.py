@@ -163,6 +163,7 @@ def again_arguments(service: InferenceService, settings: Settings, known: Fetche
 
 
 def source_arguments(service: InferenceService, settings: Settings, revision: str) -> list[str]:
+    """What `stoker fetch` is told that brings `revision` onto the volume."""
     model, uri = service.model, service.model.uri
     if model.source_claim is not None:
         uri = f"file:///source/{model.source_claim[1]}".rstrip("/")
