@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from stoker_runtime.fetch import manifest as manifests
 from stoker_runtime.fetch.bundle import Hashed, member
@@ -104,7 +104,7 @@ def _layer(
     stop: threading.Event,
 ) -> _Blob:
     """Write the layer of these files; the first has the model's manifest, too."""
-    with _blob(staged) as (stream, found), tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+    with _blob(staged) as (stream, found), _tar(stream) as tar:
         if first:
             # Unpacked files have the time of their entries.
             untimed = {name: replace(entry, mtime_ns=0) for name, entry in manifest.files.items()}
@@ -117,6 +117,11 @@ def _layer(
             if hashed.digest.hexdigest() != manifest.files[name].sha256:
                 raise ChecksumMismatch(f"{folder.name}/{name} has other bytes than those published.")
     return found[0]
+
+
+def _tar(stream: _Hashing) -> tarfile.TarFile:
+    """A tar that is written from its beginning to its end, for which a stream needs no more than `write`."""
+    return tarfile.open(fileobj=cast("BinaryIO", stream), mode="w|", format=tarfile.PAX_FORMAT)
 
 
 def _documents(staged: Path, layers: Sequence[_Blob], told: Mapping[str, Any]) -> str:
