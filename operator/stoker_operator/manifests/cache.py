@@ -36,8 +36,9 @@ from stoker_operator.manifests.identity import (
     MANAGED_BY,
     SOURCE_LABEL,
     Manifest,
+    cache_key,
     child,
-    short_hash,
+    source_id,
     stamped,
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
@@ -48,15 +49,6 @@ from stoker_operator.spec.service import GROUP, KIND, VERSION, FetchedModel, Inf
 # On a cache claim, one annotation a user: its uid and the seconds for which it wants the claim retained.
 USER_PREFIX = f"user.{GROUP}/"
 CLAIM = ("v1", "PersistentVolumeClaim")
-
-
-def cache_key(service: InferenceService) -> str:
-    """Names the volume: a hash of the source and of the kind of volume."""
-    model, cache = service.model, service.cache
-    return short_hash(
-        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
-         cache.storage_class_name, cache.access_mode]
-    )  # fmt: skip
 
 
 def claim_name(service: InferenceService) -> str:
@@ -101,13 +93,6 @@ def _users(service: InferenceService, live: Mapping[str, Any] | None) -> dict[st
             # Kubernetes takes the references to services that are gone away; their wishes go with them.
             users = {name: user for name, user in users.items() if user[0] in owners}
     return users | {service.name: (service.uid, service.cache.retain)}
-
-
-def source_id(service: InferenceService, volume_uid: str) -> str:
-    """Names one source on one volume; a result is only believed for the pair it was made for. Without a volume that
-    pods share, the cache's mode stands for it.
-    """
-    return short_hash([cache_key(service), volume_uid])
 
 
 def volume_claim(service: InferenceService, settings: Settings, live: Mapping[str, Any] | None = None) -> Manifest:
