@@ -107,6 +107,14 @@ def test_the_prefetch_takes_its_arguments(service: Build, settings: Settings, mo
     assert (looked.revision, looked.endpoint, looked.ignore) == ("main", options.endpoint, options.ignore)
 
 
+def test_a_look_into_an_image_takes_its_arguments(service: Build, settings: Settings) -> None:
+    built = service(model={"uri": "oci://r.io/m:v3", "endpoint": "http://mirror:50"}, cache={"mode": "Image"})
+    command, *rest = arguments(manifests.prefetch_job(built, settings, "Image", 1), "fetch")
+    options = fetch_cli._options(rest)
+    assert (command, options.resolve_image, options.uri_flag) == ("fetch", True, "oci://r.io/m:v3")
+    assert (options.endpoint, str(options.termination_log)) == ("http://mirror:50", "/dev/termination-log")
+
+
 @pytest.mark.parametrize("verify", ["OnDownload", "Always"])
 def test_the_verification_takes_its_arguments(
     service: Build, settings: Settings, model: FetchedModel, verify: str

@@ -120,6 +120,14 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"claims": [{"name": "g", "resourceClaimName": "c"}], "gpuProducts": ["NVIDIA-L4"]}},
     {"placement": {"topologySpread": []}},
     {"cache": {"mode": "Node", "prewarm": True, "verify": "Always", "pvc": {"size": "33Gi"}}},
+    {
+        "model": {"uri": "oci://r.io:5000/team/m:v1@sha256:" + "9f" * 32, "secretRef": {"name": "login"}},
+        "cache": {"mode": "Image", "image": {"path": "models/m_7b/q4.gguf", "pullPolicy": "Never"}},
+    },
+    {
+        "model": {"uri": "oci://r.io/m", "endpoint": "http://mirror:5000", "updatePolicy": "Follow"},
+        "cache": {"mode": "Image"},
+    },
     {"model": {"uri": "pvc://claim/dir"}, "cache": {"mode": "None", "pvc": {"size": "5Gi", "storageClassName": ""}}},
     {
         "podTemplate": {
@@ -128,6 +136,7 @@ GOOD: list[dict[str, Any]] = [
                 "volumes": [
                     {"name": "v", "emptyDir": {"sizeLimit": "1Gi"}},
                     {"name": "s", "secret": {"secretName": "x"}},
+                    {"name": "i", "image": {"reference": "r.io/tools:1"}},
                 ],
                 "containers": [
                     {

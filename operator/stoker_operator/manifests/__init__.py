@@ -15,7 +15,6 @@ from stoker_operator.manifests.adapters import (
     read_list,
 )
 from stoker_operator.manifests.cache import (
-    cache_key,
     claim_name,
     claim_users,
     is_repair,
@@ -23,7 +22,6 @@ from stoker_operator.manifests.cache import (
     owns_claim,
     prefetch_job,
     retain_seconds,
-    source_id,
     volume_claim,
 )
 from stoker_operator.manifests.canary import as_served, canary_deployment, canary_key, canary_name, canary_service
@@ -36,9 +34,9 @@ from stoker_operator.manifests.edge import (
     network_policy,
     public_url,
 )
-from stoker_operator.manifests.fill import fill_job
-from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
-from stoker_operator.manifests.lookup import lookup_job, lookup_pod
+from stoker_operator.manifests.fetching.fill import fill_job
+from stoker_operator.manifests.fetching.lookup import lookup_job, lookup_pod
+from stoker_operator.manifests.identity import Manifest, applied_hash, cache_key, labels, selector, source_id
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
 from stoker_operator.manifests.revision import live_template_key, record_manifest, record_name, template_key

@@ -112,3 +112,19 @@ def applied_hash(manifest: Mapping[str, Any]) -> str:
     """The hash a stamped manifest or a live object carries; "" when it carries none."""
     annotations = manifest.get("metadata", {}).get("annotations") or {}
     return str(annotations.get(APPLIED, ""))
+
+
+def cache_key(service: InferenceService) -> str:
+    """Names the volume: a hash of the source and of the kind of volume."""
+    model, cache = service.model, service.cache
+    return short_hash(
+        [model.uri, model.revision, model.endpoint, model.allow, model.ignore, model.sha256,
+         cache.storage_class_name, cache.access_mode]
+    )  # fmt: skip
+
+
+def source_id(service: InferenceService, volume_uid: str) -> str:
+    """Names one source on one volume; a result is only believed for the pair it was made for. Without a volume that
+    pods share, the cache's mode stands for it.
+    """
+    return short_hash([cache_key(service), volume_uid])

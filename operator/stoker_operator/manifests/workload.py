@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker_operator.manifests import adapters, copies, pod, tls
-from stoker_operator.manifests.cache import (
+from stoker_operator.manifests.cache import engine_volume, served_path
+from stoker_operator.manifests.fetching.asking import (
     again_arguments,
-    engine_volume,
     fetch_container,
     in_place_arguments,
     source_volumes,
@@ -191,13 +191,15 @@ def _first_containers(service: InferenceService, settings: Settings, model: Fetc
     """What is done about the weights before the engine starts."""
     if service.cache.mode == "None":
         return [fetch_container(service, settings, again_arguments(service, settings, model))]
-    # Weights that are served where they lie were hashed once; the volume is the user's.
-    verified = not service.in_place or service.cache.verify == "Always"
+    # Weights that are served where they lie were hashed once; the volume is the user's. An image's digests are checked
+    # by the node that pulls it.
+    unchecked = service.in_place or service.cache.mode == "Image"
+    verified = not unchecked or service.cache.verify == "Always"
     return [_verify_container(service, settings, model)] if verified else []
 
 
 def _fetch_seconds(service: InferenceService, model: FetchedModel) -> int:
-    """How long a pod may wait for what its node has not, or fetch itself."""
+    """How long a pod may wait for what its node has not or pulls, or fetch itself."""
     return 0 if service.cache.has_volume else math.ceil(model.bytes / _SLOWEST_FETCH)
 
 
@@ -225,7 +227,7 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     runtime, drain = service.runtime, service.drain
-    arguments = ["serve", f"{pod.MODELS}/{model.serve}".rstrip("/"), "--host", "0.0.0.0", "--port", str(PORT)]
+    arguments = ["serve", served_path(service, model), "--host", "0.0.0.0", "--port", str(PORT)]
     arguments += ["--served-model-name", *service.served_names]
     if runtime.context_length:
         arguments += ["--max-model-len", str(runtime.context_length)]

@@ -17,7 +17,7 @@ from stoker_operator.cluster.api import Cluster
 from stoker_operator.cluster.kinds import Kind
 from stoker_operator.manifests import claim_name, owns_claim, source_id
 from stoker_operator.manifests.canary import COMPONENT_NAME, canary_name, known_canary
-from stoker_operator.manifests.fill import COMPONENT_NAME as FILL
+from stoker_operator.manifests.fetching.fill import COMPONENT_NAME as FILL
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE, MANAGED_BY, SOURCE_LABEL
 from stoker_operator.manifests.pod import placement
 from stoker_operator.manifests.scaling import QUEUED, RUNNING

@@ -87,7 +87,7 @@ def trouble_of(pod: Object) -> Trouble | None:
             init = kind == "initContainerStatuses"
             trouble = _container_trouble(name, container, init=init, was_ready=not init and _was_ready(pod, container))
             if trouble is not None:
-                return trouble
+                return _of_the_model(pod, container, trouble) if trouble.reason == "ImagePullFailed" else trouble
     if _lost(pod):
         node = pod["spec"]["nodeName"]
         text = f"Pod {name} is not ready although its containers are: node {node} does not report, or a readiness gate "
@@ -169,6 +169,18 @@ def _container_trouble(pod: str, container: Object, *, init: bool, was_ready: bo
         more = f"It is restarted once it fails /health too. {asleep} More: kubectl logs {pod} -c engine."
         return Trouble("PodNotReady", text, False, more)
     return None
+
+
+def _of_the_model(pod: Object, container: Object, trouble: Trouble) -> Trouble:
+    """The same where the image that cannot be pulled is the one that the pod mounts for its model."""
+    text = str(container["state"]["waiting"].get("message", ""))
+    for volume in pod.get("spec", {}).get("volumes") or ():
+        image = (volume.get("image") or {}).get("reference", "")
+        if image and image in text and image != container.get("image"):
+            said = f"Pod {pod['metadata']['name']}: the model's image {image} cannot be pulled: {short(text)}."
+            advice = "Check spec.model.uri, that nodes reach the registry, and the login of spec.model.secretRef."
+            return Trouble("ImagePullFailed", f"{said} {advice}", True)
+    return trouble
 
 
 def _refused(where: str, text: str) -> Trouble:

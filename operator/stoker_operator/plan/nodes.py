@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator.manifests import copies
-from stoker_operator.manifests.fill import fill_job, is_fill, node_of
+from stoker_operator.manifests.fetching.fill import fill_job, is_fill, node_of
 from stoker_operator.manifests.identity import COMPONENT, INSTANCE
 from stoker_operator.manifests.pod import placement
 from stoker_operator.observe.capacity import allocatable_gpus, candidates

@@ -154,6 +154,9 @@ def _unsettled(service: InferenceService, observed: Observed, done: str) -> Find
         text += f"; {old} of an older revision still {'runs' if old == 1 else 'run'}"
     if state.terminating:
         text += f"; {state.terminating} {'is' if state.terminating == 1 else 'are'} on the way out"
+    pulling = sum(map(_pulls_the_model, pods_that_count(observed)))
+    if pulling:
+        text += f"; {counted(pulling, 'pod')} {'waits' if pulling == 1 else 'wait'} for the model's image to be pulled"
     if state.failed:
         return Finding("RolloutFailed", f"{text}. {state.failed}", stalled=True)
     reason = "RollingOut" if done != state.current or old else "PodsStarting"
@@ -176,3 +179,17 @@ def _waits_for_volumes(pod: Mapping[str, Any]) -> bool:
     statuses = status.get("initContainerStatuses") or ()
     waiting = [(item.get("state") or {}).get("waiting", {}).get("reason") for item in statuses]
     return status.get("phase") == "Pending" and "PodInitializing" in waiting
+
+
+def _pulls_the_model(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod's node is about to mount an image, and has made no container since."""
+    status = pod.get("status", {})
+    placed = any(
+        item["type"] == "PodReadyToStartContainers" and item["status"] == "True"
+        for item in status.get("conditions") or ()
+    )
+    waiting = [
+        (item.get("state") or {}).get("waiting", {}).get("reason") for item in status.get("containerStatuses") or ()
+    ]
+    mounts = any("image" in volume for volume in pod.get("spec", {}).get("volumes") or ())
+    return mounts and placed and "ContainerCreating" in waiting

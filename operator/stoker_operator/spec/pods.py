@@ -21,6 +21,8 @@ SPREAD: tuple[Mapping[str, Any], ...] = tuple(
 MOST_RANKS = 16
 LONGEST_RETAIN_SECONDS = 365 * 86400
 LONGEST_VERIFY_SECONDS = 365 * 86400
+# Relative, and nothing in it begins with a dot.
+IMAGE_PATH_PATTERN = r"^([A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*)?$"
 CLAIM_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 
@@ -85,8 +87,8 @@ class Cache:
     """The volume that holds the weights. "" = the operator's setting.
 
     `mode`: Auto serves a pvc:// model where it lies and everything else from a cache volume; PVC always has one. Node
-    keeps a copy on each node's own disk (`prewarm`: on every node that pods may run on, before they do), None fetches
-    into each pod.
+    keeps a copy on each node's own disk (`prewarm`: on every node that pods may run on, before they do), Image mounts
+    an image of a registry (`image_path`: where in it the model is, "" = as it says itself), None fetches into each pod.
     `existing_claim` is a claim of the user's to publish on. `retain`: seconds that a volume outlives its last use.
     `verify_every`: seconds between two scheduled verifications, where `verify` is Scheduled.
     """
@@ -100,6 +102,8 @@ class Cache:
     retain: int = 0
     verify_every: int = 86400
     prewarm: bool = False
+    image_path: str = ""
+    pull_policy: str = "IfNotPresent"
 
     @property
     def has_volume(self) -> bool:
@@ -216,17 +220,19 @@ def _spread(r: Reader) -> tuple[Mapping[str, Any], ...]:
 
 def read_cache(r: Reader) -> Cache:
     """spec.cache."""
-    pvc = r.mapping("pvc")
+    pvc, image = r.mapping("pvc"), r.mapping("image")
     cache = Cache(
         storage_class_name=pvc.text("storageClassName", pattern=f"({DNS_NAME_PATTERN})?", longest=253),
         size=pvc.quantity("size"),
         access_mode=pvc.choice("accessMode", ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")),
         verify=r.choice("verify", ("OnDownload", "Always", "Scheduled")),
-        mode=r.choice("mode", ("Auto", "PVC", "Node", "None")),
+        mode=r.choice("mode", ("Auto", "PVC", "Node", "Image", "None")),
         existing_claim=pvc.text("existingClaim", pattern=DNS_NAME_PATTERN, longest=253),
         retain=r.duration("retain", 0, most=LONGEST_RETAIN_SECONDS),
         verify_every=r.duration("verifyEvery", 86400, least=60, most=LONGEST_VERIFY_SECONDS),
         prewarm=r.boolean("prewarm"),
+        image_path=image.text("path", pattern=IMAGE_PATH_PATTERN, longest=512),
+        pull_policy=image.choice("pullPolicy", ("IfNotPresent", "Always", "Never")),
     )
     r.problems.extend(_mode_problems(cache, r.path))
     if "verifyEvery" in r.raw and cache.verify != "Scheduled":
@@ -237,8 +243,10 @@ def read_cache(r: Reader) -> Cache:
         )
     if cache.existing_claim and {"storageClassName", "size"} & pvc.raw.keys():
         r.problems.append(f"{r.path}.pvc: existingClaim has its own class and size")
-    pvc.finish()
-    r.finish()
+    if "image" in r.raw and cache.mode != "Image":
+        r.problems.append(f"{r.path}.image: needs mode Image")
+    for part in (pvc, image, r):
+        part.finish()
     return cache
 
 
@@ -248,7 +256,9 @@ def _mode_problems(cache: Cache, path: str) -> list[str]:
     own = cache.storage_class_name or cache.existing_claim or cache.access_mode != "ReadWriteOnce"
     if not cache.has_volume and (own or cache.retain):
         found.append(f"{path}: of pvc, mode Node and None take size alone, and nothing is retained")
-    if not cache.has_volume and cache.verify == "Scheduled":
+    if cache.mode == "Image" and (cache.size or cache.verify != "OnDownload"):
+        found.append(f"{path}: mode Image takes neither pvc nor verify: nodes keep images, and check what they pull")
+    elif not cache.has_volume and cache.verify == "Scheduled":
         found.append(f"{path}.verify: only a cache volume is verified on schedule")
     if cache.mode == "None" and cache.verify == "Always":
         found.append(f"{path}.verify: mode None verifies what each pod fetches; leave it out")
@@ -267,4 +277,6 @@ def cache_problems(cache: Cache, scheme: str) -> list[str]:
         found.append(
             "spec.cache: a pvc:// model is served where it lies; pvc and retain need mode: PVC, which copies it"
         )
+    if cache.mode == "Image" and scheme != "oci":
+        found.append("spec.cache.mode: Image mounts an image of a registry; write model.uri as oci://registry/name:tag")
     return found

@@ -257,8 +257,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.append("spec.model.secretRef.key: the Secret of a store or a registry is taken whole; leave it out")
     if model.service_account and not model.in_store:
         found.append("spec.model.serviceAccountName: only object stores know identities")
-    if model.update_policy == "Follow" and not service.cache.has_volume:
-        found.append("spec.model.updatePolicy: Follow needs a cache volume, cache.mode Auto or PVC")
+    if model.update_policy == "Follow" and service.cache.mode in ("Node", "None"):
+        found.append("spec.model.updatePolicy: Follow needs a cache volume or an image, cache.mode Auto, PVC or Image")
     if model.service_account and service.cache.mode == "None":
         found.append("spec.model.serviceAccountName: with cache.mode None pods fetch, and they have no identity")
     if model.endpoint and not (model.in_store or model.scheme in (*HUBS, "oci")):
@@ -270,6 +270,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
         found.extend(adapter_problems(model.adapters, names, volume=_shared_volume(service), ranks=ranks))
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
+    if service.cache.mode == "Image" and (model.allow or model.ignore or model.sha256):
+        found.append("spec.model: with cache.mode Image the image is mounted whole; leave files and sha256 out")
     if resources.gpu_products and not resources.on_gpu:
         found.append("spec.resources.gpuProducts: needs gpus of at least 1, or claims")
     if resources.memory and quantity(service.runtime.shm_size) >= quantity(resources.memory):
