@@ -240,8 +240,8 @@ class EngineConfig:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs enable_lora.", param=name)
             return
-        if self.all_ranks > 1:
-            raise ConfigError("enable_lora serves adapters of a model on one rank only so far.", param="enable_lora")
+        if self.data_parallel_size > 1:
+            raise ConfigError("enable_lora serves one engine's adapters: no data_parallel_size.", param="enable_lora")
         if self.runner == "pooling":
             raise ConfigError(
                 "enable_lora serves adapters of models that generate, not of those that pool.", param="enable_lora"

@@ -131,9 +131,7 @@ def _build(
         memory = device_memory(device, ahead.reserved if ahead else 0)
         unasked = keeps_unasked(config, spec, device.type)
         spec = keep_blocks(spec, source, asked_quantization(config), device.type, unasked=unasked)
-        config = resolve(
-            config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device)
-        )
+        config = resolve(config, spec, device.type, memory.total, cpu_bf16=multiplies_bf16(), gpu_bf16=gpu_bf16(device))
     with phase("supply", seconds):
         supply_cuda(device)
     pin_kernels(config)
@@ -181,7 +179,8 @@ def _build(
             executor = make(config, decoder, plan, device, host, adapters=adapters, drafter=drafter)
         else:
             decoder = rank.decoder(spec, weights, device, dtype, config.max_model_len)
-            executor = make(config, decoder, plan, device, host, rank.sampler)
+            held = rank.adapters(config, spec, dtype, device, cut) if cut and config.enable_lora else None
+            executor = make(config, decoder, plan, device, host, rank.sampler, adapters=held)
     with phase("kernels", seconds):
         try:
             if device.type == "cuda":

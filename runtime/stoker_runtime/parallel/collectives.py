@@ -5,7 +5,7 @@ graph; sums of a few MiB by kernels of our own, where GPUs reach each other's me
 Every communicator is made by `warm`, none while requests are served.
 
 Invariants: all ranks of a group make the same calls with the same shapes in the same order. Sums and tokens are
-bit-identical on all ranks that get them. Nothing here waits for the host.
+bit-identical on all ranks that get them. Nothing that is part of a step waits for the host.
 Knows nothing of models beyond the shapes that it is given, nor of how ranks are started.
 """
 
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
 START_TIMEOUT = timedelta(minutes=30)
+# Bytes of what a rank tells the others in words.
+MOST_WORDS = 1024
 
 
 class Collectives:
@@ -169,8 +171,21 @@ class Collectives:
             dist.broadcast(tokens, LEADER)
         return tokens
 
+    def share_all(self, numbers: list[int]) -> list[int]:
+        """On every rank the leader's `numbers`, int32, however many there are. Waits: between steps alone."""
+        count = int(self.share(torch.tensor([len(numbers)], dtype=torch.int32, device=self._device)).item())
+        room = numbers if self.place.leads else [0] * count
+        return self.share(torch.tensor(room, dtype=torch.int32, device=self._device)).tolist() if count else []
+
+    def told_by(self, rank: int, words: str) -> str:
+        """On every rank the words of one of them, cut short where they are many. Waits: between steps alone."""
+        said = words.encode()[:MOST_WORDS].ljust(MOST_WORDS, b"\0")
+        told = torch.tensor(list(said), dtype=torch.uint8, device=self._device)
+        dist.broadcast(told, rank)
+        return bytes(told.tolist()).rstrip(b"\0").decode(errors="ignore")
+
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers. Waits: for the start alone."""
+        """The least of all ranks' numbers. Waits: at the start, and between steps."""
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
         return int(value.item())

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.decoder import RankDecoder
@@ -53,6 +55,12 @@ class Rank:
     ) -> RankDecoder:
         """The decoder of its part."""
         return RankDecoder(spec, weights, device, dtype, max_model_len=max_model_len, collectives=self.collectives)
+
+    def adapters(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, cut: Cut
+    ) -> RankAdapters:
+        """Its part of adapters."""
+        return RankAdapters(config, spec, dtype, device, cut, self.collectives)
 
     def sampler(self, slots: int, vocab: int, device: torch.device) -> RankSampler:
         """The sampler of its steps."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
@@ -89,6 +90,9 @@ def follow_leader(start: RankStart) -> None:
     while (task := wire.decode(ring.read(reader))) != STOP:
         if isinstance(task, Batch):
             executor.execute(task)
+        elif isinstance(task, AdapterOrder):
+            assert executor.adapters is not None, "a rank without adapters is told of one"
+            executor.adapters.obey(task)
         elif task == IDLE:
             executor.idle()
         else:

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.step.batch import Batch, PageUpdate, PrefillChunk
 
-STEP, IDLE, STOP = 1, 2, 3
-"""The first number of a message: run a batch; prepare something small; end. Others are of `sleep.py`."""
+STEP, IDLE, STOP, ADAPTER = 1, 2, 3, 4
+"""The first number of a message: run a batch; prepare something small; end; an adapter. Others are of `sleep.py`."""
 SAME, GIVEN = 0, 1
 PAIR_FIELDS = ("copies", "swap_outs", "swap_ins", "adapter_loads")
 
@@ -53,12 +54,15 @@ class Wire:
         rest = pickle.dumps(batch.assigns, protocol=5) if batch.assigns else b""
         return array("i", (len(numbers),)).tobytes() + numbers.tobytes() + rest
 
-    def decode(self, message: bytes) -> Batch | int:
-        """The batch of a step, or the number of another command."""
+    def decode(self, message: bytes) -> Batch | AdapterOrder | int:
+        """The batch of a step, what to do with an adapter, or the number of another command."""
         count = array("i", message[:4])[0]
         end = 4 + 4 * count
         numbers = iter(array("i", message[4:end]))
         kind = next(numbers)
+        if kind == ADAPTER:
+            order: AdapterOrder = pickle.loads(message[end:])
+            return order
         if kind != STEP:
             return kind
         step = next(numbers) + (next(numbers) << 31)
@@ -77,6 +81,11 @@ class Wire:
 def command(kind: int) -> bytes:
     """The message of a command without a batch."""
     return array("i", (1, kind)).tobytes()
+
+
+def adapter_message(order: AdapterOrder) -> bytes:
+    """The message of an order about an adapter."""
+    return command(ADAPTER) + pickle.dumps(order, protocol=5)
 
 
 def split_number(number: int) -> tuple[int, int]:
