@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
 START_TIMEOUT = timedelta(minutes=30)
+# Rows that are gathered at a time where sums have one order.
+ORDERED_ROWS = 512
 # Bytes of what a rank tells the others in words.
 MOST_WORDS = 1024
 
@@ -39,9 +41,10 @@ MOST_WORDS = 1024
 class Collectives:
     """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
 
-    def __init__(self, place: Place, device: torch.device, store: Path) -> None:
+    def __init__(self, place: Place, device: torch.device, store: Path, *, ordered: bool = False) -> None:
         """Meet the other ranks through the file `store`, which all can read; blocks until all are there.
 
+        `ordered`: sums are taken in the order of the ranks, whatever their size.
         Raises ConfigError in a process that has ranks already: torch's groups are one set a process.
         """
         if dist.is_initialized():
@@ -52,6 +55,7 @@ class Collectives:
             )
         self.place = place
         self._device = device
+        self._ordered = ordered
         self._quiet = False
         # All ranks are on this machine. Looking up its name, as gloo does by default, may fail in a container.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -128,8 +132,21 @@ class Collectives:
         peers = self.peers_for(x)
         if peers is not None:
             return peers.sum(x)
+        if self._ordered:
+            for part in x.split(ORDERED_ROWS):
+                self._sum_in_order(part)
+            return x
         dist.all_reduce(x, group=self._tensors)
         return x
+
+    def _sum_in_order(self, x: Tensor) -> None:
+        """Gathered and added here: NCCL and gloo add in an order that depends on how much there is."""
+        parts = torch.empty((self.place.tensors, *x.shape), dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=self._tensors)
+        sums = parts[0].float()
+        for part in parts[1:]:
+            sums += part
+        x.copy_(sums)
 
     def peers_for(self, x: Tensor) -> PeerSums | None:
         """What sums `x` from GPU to GPU; None where it goes another way, or nowhere. The same on all ranks."""

@@ -24,13 +24,15 @@ from stoker_runtime.parallel.sampler import RankSampler
 class Rank:
     """The rank at `place`, which meets the others through the file `store`.
 
-    `by_peers`: GPUs that reach each other's memory sum by kernels of their own.
+    `by_peers`: GPUs that reach each other's memory sum by kernels of their own. `ordered`: sums have one order.
     """
 
-    def __init__(self, place: Place, store: Path, *, by_peers: bool = True) -> None:
+    def __init__(self, place: Place, store: Path, *, by_peers: bool = True, ordered: bool = False) -> None:
         self.place = place
         self._store = store
-        self._by_peers = by_peers
+        # Their kernels serve sums up to a size, and round otherwise than a norm that comes by itself.
+        self._by_peers = by_peers and not ordered
+        self._ordered = ordered
         self._collectives: Collectives | None = None
 
     @property
@@ -45,7 +47,7 @@ class Rank:
 
     def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         """Make every communicator. Blocks until all ranks are there."""
-        self._collectives = Collectives(self.place, device, self._store)
+        self._collectives = Collectives(self.place, device, self._store, ordered=self._ordered)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
         self._collectives.warm(whole.hidden, whole.vocab, dtype)

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from stoker_runtime.errors import ConfigError, StokerError
 from stoker_runtime.parallel.adapter_order import AdapterOrder
@@ -77,11 +78,13 @@ def follow_leader(start: RankStart) -> None:
     place = start.place
     ring = Ring(os.open(start.ring, os.O_RDWR), place.world - 1)
     from stoker_runtime.executor.build import build_rank
+    from stoker_runtime.parallel.adapters import RankAdapters
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
     from stoker_runtime.ranks.sleep import obey
 
-    rank = Rank(place, start.store, by_peers=not start.config.disable_custom_all_reduce)
+    by_peers, ordered = not start.config.disable_custom_all_reduce, start.config.batch_invariant
+    rank = Rank(place, start.store, by_peers=by_peers, ordered=ordered)
     executor = build_rank(start.config, rank, FollowingExecutor)
     gc.collect()
     gc.freeze()
@@ -91,8 +94,7 @@ def follow_leader(start: RankStart) -> None:
         if isinstance(task, Batch):
             executor.execute(task)
         elif isinstance(task, AdapterOrder):
-            assert executor.adapters is not None, "a rank without adapters is told of one"
-            executor.adapters.obey(task)
+            cast(RankAdapters, executor.adapters).obey(task)
         elif task == IDLE:
             executor.idle()
         else:
