@@ -33,7 +33,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Logits:
 
 
 def checkpoint(folder: Path, rng: random.Random, unit: int = 8, experts: int = 0) -> str:
-    """A random Llama, or Qwen with norms of queries and keys, or with a mixture of `experts`; `unit` divides its sizes."""
+    """A random Llama, or Qwen with norms of queries and keys, or a mixture of `experts`; `unit` divides its sizes."""
     heads, head_dim, layers = rng.choice([2, 6]), rng.choice([1, 2, 3] if unit < 64 else [1, 2]) * min(unit, 64), 2
     hidden, ffn, normed = rng.choice([5, 9]) * unit, rng.choice([7, 11]) * unit, bool(experts) or rng.random() < 0.5
     kv, generator = heads // 2 * head_dim, torch.Generator().manual_seed(rng.getrandbits(30))
@@ -64,7 +64,8 @@ def checkpoint(folder: Path, rng: random.Random, unit: int = 8, experts: int = 0
         "decoder_sparse_step": 1, "mlp_only_layers": [],
     }  # fmt: skip
     config: dict[str, Any] = {
-        "architectures": [f"{kind}ForCausalLM"], "model_type": "qwen3_moe" if experts else kind.lower(), "hidden_size": hidden,
+        "architectures": [f"{kind}ForCausalLM"], "model_type": "qwen3_moe" if experts else kind.lower(),
+        "hidden_size": hidden,
         "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": heads // 2, "head_dim": head_dim, "vocab_size": VOCAB, "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False,
