@@ -168,6 +168,11 @@ class Decoder:
             inputs.adapters.add_embedding(stream, inputs.ids)
         return stream
 
+    def token_rows(self, ids: Tensor) -> Tensor:
+        """The rows of the embedding of `ids` `[T]`, as they are: `[T, H]`."""
+        table = self.weights.embed
+        return block_rows(ids, table, self.dtype) if isinstance(table, BlockWeight) else embed(ids, table)
+
     def _embedded(self, inputs: ForwardInputs) -> Tensor:
         placed, table = self.weights.positions, self.weights.embed
         if isinstance(table, BlockWeight):
