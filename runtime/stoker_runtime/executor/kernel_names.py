@@ -18,6 +18,7 @@ from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.models.encoders.spec import EncoderSpec
 from stoker_runtime.models.parameter import Parameter, Role, stored_kind
+from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.layout import TORCH_DTYPES
 
@@ -27,7 +28,7 @@ KINDS = {
     "cuda": ("dense", "fp8_channel", "int4", "int8"),
     "cpu": ("dense", "fp8_channel", "fp8_block", "int4", "int8"),
 }
-EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8, "mxfp4": torch.uint8}
+EXPERT_KINDS = {"dense": None, "fp8_channel": FP8, "fp8_block": FP8, EXPERTS_KIND: torch.uint8}
 """Likewise of experts, with the type that their kernels are chosen by; None: the model's."""
 OPS = ("linear", "linear_silu_mul", "rms_norm", "embed", "token_logprobs")
 ATTENTION, LATENTS = ("paged_attention", "qk_norm_rope_kv_write"), ("latent_attention", "latent_rope_write")

@@ -106,14 +106,21 @@ def test_nor_with_a_mixture_or_latents(
     )
     monkeypatch.setitem(test_zoo.ROWS, name, changed)
     test_zoo.save_random(name, tmp_path)
-    check_schedules(str(tmp_path), dtype, quantization, random.Random(test_zoo.SEED), seen, monkeypatch)
+    check_schedules(str(tmp_path), dtype, quantization, random.Random(test_zoo.SEED), seen, monkeypatch, count=8)
 
 
 def check_schedules(
-    model: str, dtype: str, quantization: str, rng: random.Random, seen: Logits, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    dtype: str,
+    quantization: str,
+    rng: random.Random,
+    seen: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    count: int = 12,
 ) -> None:
     """Requests alone, crowded with a cache and preemptions, and with drafts."""
-    prompts, params = bit_workload(rng, 12, VOCAB)
+    prompts, params = bit_workload(rng, count, VOCAB)
     sizes: dict[str, Any] = {"device": "cpu", "dtype": dtype, "max_model_len": 128, "page_size": 16}
     sizes |= {"batch_invariant": True, "cpu_threads": 1, "quantization": quantization, "runner": "generate"}
     with LLM(

@@ -19,6 +19,7 @@ from stoker_runtime.models.config_source import read_source
 from stoker_runtime.models.spec import ModelSpec
 
 QWEN = build_spec(read_source("shape:qwen2.5-7b"))
+dispatch.ops()  # each is there once its folder is imported
 
 
 @pytest.mark.parametrize(
