@@ -56,7 +56,7 @@ def _in_groups(choice: Tensor, routing: Routing) -> Tensor:
     """`choice`, −inf outside of each token's best groups."""
     if routing.groups == 1:
         return choice
-    grouped = choice.unflatten(1, (routing.groups, -1))
+    grouped = choice.view(len(choice), routing.groups, choice.shape[1] // routing.groups)
     best = grouped.topk(2 if routing.group_score == "top2" else 1, dim=-1).values.sum(-1)
     chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
     inside = torch.zeros_like(best, dtype=torch.bool).scatter_(1, chosen, True)
