@@ -40,7 +40,7 @@ def test_no_schedule_changes_a_bit_of_logits(
     monkeypatch.setitem(test_zoo.ROWS, name, changed)
     test_zoo.save_random(name, tmp_path)
     seen, rng = watch_logits(monkeypatch), random.Random(test_zoo.SEED)
-    prompts, params = bit_workload(rng, 10, 131)
+    prompts, params = bit_workload(rng, 8, 131)
     cut: dict[str, Any] = {
         "tensor_parallel_size": tensors, "pipeline_parallel_size": stages, "enable_expert_parallel": whole_experts,
         "runner": "generate", "max_model_len": 128, "batch_invariant": True, "dtype": dtype,
