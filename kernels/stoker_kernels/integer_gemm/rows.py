@@ -1,7 +1,7 @@
 """`integer_linear` on a CPU where a row's bits do not depend on the batch.
 
-Invariants: sums as of `launch/cpu_dot.py`, of weights as the reference dequantizes them, a few rows at a time; one
-rounding at the end. Knows nothing of dispatch.
+Invariants: sums as of `launch/cpu_dot.py`, of weights as the reference dequantizes them; one rounding at the end.
+Knows nothing of dispatch.
 """
 
 from __future__ import annotations
