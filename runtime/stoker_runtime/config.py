@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 
-from stoker_runtime.drafts.settings import Drafting, read_drafting
+from stoker_runtime.drafts.settings import NAME, Drafting, read_drafting
 from stoker_runtime.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -240,8 +240,8 @@ class EngineConfig:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs enable_lora.", param=name)
             return
-        if self.all_ranks > 1:
-            raise ConfigError("enable_lora serves adapters of a model on one rank only so far.", param="enable_lora")
+        if self.data_parallel_size > 1:
+            raise ConfigError("enable_lora serves one engine's adapters: no data_parallel_size.", param="enable_lora")
         if self.runner == "pooling":
             raise ConfigError(
                 "enable_lora serves adapters of models that generate, not of those that pool.", param="enable_lora"
@@ -264,8 +264,8 @@ class EngineConfig:
     def _validate_drafting(self) -> None:
         if self.drafting is None:
             return
-        if self.ranks > 1:
-            raise ConfigError("speculative_config is for a model on one rank so far.", param="speculative_config")
+        if self.drafting.reads_states and self.pipeline_parallel_size > 1:
+            raise ConfigError(f"{NAME}: a head reads all stages' states: no pipeline_parallel_size.", param=NAME)
         if self.runner == "pooling":
             raise ConfigError(
                 "speculative_config is for models that generate, not for those that pool.", param="speculative_config"

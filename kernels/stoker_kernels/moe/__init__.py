@@ -2,7 +2,8 @@
 
 `triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's, `triton_experts.py` multiplies, with
 `triton_mxfp4.py` what `mxfp4_layout.py` lays out; `tiles.py` holds their sizes by rule, `variants.py` what of it is
-compiled ahead, `reference.py` is the oracle, `bench.py` checks and times.
+compiled ahead, `reference.py` is the oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py`
+runs these kernels in one way, and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 

@@ -25,6 +25,9 @@ _WAVES = 2  # of programs, so that the SMs end together
 _IN_TURN = 4  # programs an SM, from which on they follow each other
 
 
+FIXED_TOKENS = 64  # of a tile at most, where a token's bits may not depend on the batch
+
+
 class RowTile(NamedTuple):
     """How a program goes through its expert's weights: rows a tile, columns a step, warps, stages of the pipeline."""
 
@@ -32,6 +35,11 @@ class RowTile(NamedTuple):
     columns: int
     warps: int
     stages: int
+
+
+# Where a token's bits may not depend on the batch: 64 rows are one instruction's for any number of tokens.
+FIXED_TILE = RowTile(64, 64, 4, 4)
+FIXED_PACKED_TILE = RowTile(64, 256, 4, 3)
 
 
 def power_of_two(count: int) -> int:
@@ -64,6 +72,31 @@ def token_tile(tokens: int, top_k: int, experts: int) -> int:
         return FEW_TOKENS
     wanted = _SLACK * tokens * top_k / experts
     return next((tile for tile in TOKEN_TILES if tile >= wanted), TOKEN_TILES[-1])
+
+
+class PlanSizes(NamedTuple):
+    """Tokens of a tile, tiles that there is room for, tokens that a program chooses for, whether one does for all."""
+
+    tile: int
+    most: int
+    rows: int
+    alone: bool
+
+
+def plan_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
+    """The sizes of a step's plan."""
+    return PlanSizes(
+        token_tile(tokens, top_k, experts),
+        most_tiles(tokens, top_k, experts),
+        route_tokens(tokens, top_k),
+        in_one_program(tokens, top_k),
+    )
+
+
+def fixed_sizes(tokens: int, top_k: int, experts: int) -> PlanSizes:
+    """The same where all tokens are chosen for in one way, and tiles fit `FIXED_TILE` and `FIXED_PACKED_TILE`."""
+    tile = min(token_tile(tokens, top_k, experts), FIXED_TOKENS)
+    return PlanSizes(tile, tokens * top_k // tile + experts, SOME_TOKENS, alone=False)
 
 
 def most_tiles(tokens: int, top_k: int, experts: int) -> int:

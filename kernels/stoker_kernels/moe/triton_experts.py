@@ -225,23 +225,30 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     out: Tensor | None = None,
+    tile: RowTile | None = None,
 ) -> Tensor:
-    """`moe.experts` on CUDA; `routes` has the plan of this package's `route`."""
+    """`moe.experts` on CUDA; `routes` has the plan of this package's `route`. `tile`: else it goes by the tokens."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if x.shape[0] == 0:
         return y
-    rows = pair_rows(x, routes, weights, activation=activation, limit=limit)
+    rows = pair_rows(x, routes, weights, activation=activation, limit=limit, tile=tile)
     return sum_pairs(rows, routes, y, shared=shared, shared_gate=shared_gate)
 
 
 def pair_rows(
-    x: Tensor, routes: Routes, weights: ExpertWeights, *, activation: ExpertActivation = "silu", limit: float = 0.0
+    x: Tensor,
+    routes: Routes,
+    weights: ExpertWeights,
+    *,
+    activation: ExpertActivation = "silu",
+    limit: float = 0.0,
+    tile: RowTile | None = None,
 ) -> Tensor:
     """What each chosen expert gives, at its pair's place: [T·K, H]; rows of no expert are not written."""
     if routes.plan is None:
         raise ValueError("experts on CUDA read the plan of route on CUDA: --kernel route=reference has none")
-    inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit)
-    return _down(inner, routes.plan, weights)
+    inner = _gate_up(x, routes.plan, weights, routes.ids.shape[1], activation, limit, tile)
+    return _down(inner, routes.plan, weights, tile)
 
 
 def sum_pairs(
@@ -258,7 +265,13 @@ def sum_pairs(
 
 
 def _gate_up(
-    x: Tensor, plan: Plan, weights: ExpertWeights, top_k: int, activation: ExpertActivation, limit: float
+    x: Tensor,
+    plan: Plan,
+    weights: ExpertWeights,
+    top_k: int,
+    activation: ExpertActivation,
+    limit: float,
+    tile: RowTile | None,
 ) -> Tensor:
     """act(gate) · up of each pair, in the plan's order: [T·K, F] of x's dtype."""
     from stoker_kernels.moe.types import CLAMPED_SLOPE
@@ -267,7 +280,7 @@ def _gate_up(
     inner = torch.empty((plan.order.shape[0], ffn), dtype=x.dtype, device=device)
     data, scale = _read(x, weights)
     tiles = plan.tiles.shape[0]
-    shape = _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
+    shape = tile or _row_tile(weights, plan.tokens, tiles, ffn, device, gated=True)
     gate_up_kernel[(triton.cdiv(ffn, shape.rows), tiles)](
         data, scale, *_words(weights.kind, weights.gate_up, weights.gate_up_scale), weights.gate_up_bias, plan.order,
         plan.tiles, inner, ffn, weights.hidden, data.stride(0), top_k, limit, CLAMPED_SLOPE,
@@ -278,13 +291,13 @@ def _gate_up(
     return inner
 
 
-def _down(inner: Tensor, plan: Plan, weights: ExpertWeights) -> Tensor:
+def _down(inner: Tensor, plan: Plan, weights: ExpertWeights, tile: RowTile | None) -> Tensor:
     """Each pair's row of down, at the pair's place: [T·K, H]."""
     hidden, device = weights.hidden, inner.device
     rows = torch.empty((inner.shape[0], hidden), dtype=inner.dtype, device=device)
     data, scale = _read(inner, weights)
     tiles = plan.tiles.shape[0]
-    shape = _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
+    shape = tile or _row_tile(weights, plan.tokens, tiles, hidden, device, gated=False)
     down_kernel[(triton.cdiv(hidden, shape.rows), tiles)](
         data, scale, *_words(weights.kind, weights.down, weights.down_scale), weights.down_bias, plan.order,
         plan.tiles, rows, hidden, weights.ffn,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from stoker_kernels.launch.aot_registry import BF16, FP32, I32, I32_DIVISIBLE, I64, register_aot
 from stoker_kernels.moe import triton_experts, triton_keep, triton_route
 from stoker_kernels.moe.tiles import (
+    FIXED_PACKED_TILE,
+    FIXED_TILE,
     ROUTE_TOKENS,
     SOME_TOKENS,
     SORT_BLOCKS,
@@ -36,20 +38,20 @@ PUBLISHED = (
     (256, 8, True, True, 8, 4),  # DeepSeek-V3
 )
 _TILE_CHOICES = {
-    16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
-    32: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)),
-    64: (RowTile(64, 64, 4, 4),),
+    16: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
+    32: (RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE),
+    64: (FIXED_TILE,),
     128: (RowTile(128, 64, 8, 3),),
 }
 _DOWN_CHOICES = _TILE_CHOICES | {
-    tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4)) for tile in (16, 32)
+    tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE) for tile in (16, 32)
 }
 
 # Of weights in four bits, by whether gate and up are multiplied together.
 _PACKED_CHOICES = {
-    gated: {16: tuple(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6))}
-    | {32: tuple(RowTile(rows, 256, rows // 16, 4) for rows in few)}
-    | {64: (RowTile(64, 256, 4, 3),), 128: (RowTile(128, 256, 8, 2),)}
+    gated: {16: (*(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6)), FIXED_PACKED_TILE)}
+    | {32: (*(RowTile(rows, 256, rows // 16, 4) for rows in few), FIXED_PACKED_TILE)}
+    | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
 PACKED = 3

@@ -143,6 +143,8 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     workspace = LARGE_WORKSPACE_GIB if gpu.gib >= LARGE_GIB and not told else WORKSPACE_GIB
     room = adapter_room(service, model)
     adapters = room.slots * room.values * ADAPTER_BYTES / GIB if room is not None else 0.0
+    # Of a layer's adapters a rank may hold one matrix of each pair whole: no less is counted than there is.
+    adapters *= layers / model.layers if model.layers else 1.0
     taken = weights + kv + workspace + adapters
     required = max(taken / share, taken + reserve)
     usable = max(min(share, 1 - reserve / gpu.gib), 0.0)

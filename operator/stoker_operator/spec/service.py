@@ -266,8 +266,7 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if model.revision != "main" and model.scheme not in HUBS:
         found.append("spec.model.revision: only hf:// and modelscope:// sources have revisions")
     if model.adapters is not None:
-        names, ranks = service.served_names, service.parallelism.ranks
-        found.extend(adapter_problems(model.adapters, names, volume=_shared_volume(service), ranks=ranks))
+        found.extend(adapter_problems(model.adapters, service.served_names, volume=_shared_volume(service)))
     if (model.allow or model.ignore) and model.scheme == "https":
         found.append("spec.model.files: an https:// source is one file")
     if service.cache.mode == "Image" and (model.allow or model.ignore or model.sha256):

@@ -279,7 +279,7 @@ def introduce(executor: Executor, start_seconds: float) -> dict[str, str]:
 def tolerance_of(args: argparse.Namespace, config: EngineConfig) -> Tolerance:
     """What the flags allow a token to lose, else what the precision does."""
     tolerance = default_tolerance(config)
-    return replace(tolerance, one=args.epsilon) if args.epsilon else tolerance
+    return Tolerance(args.epsilon, tolerance.mean) if args.epsilon else tolerance
 
 
 def works(args: argparse.Namespace) -> Iterator[Work]:

@@ -119,8 +119,6 @@ class Decoder:
         """Hidden states of the sampled rows after the final norm: `[S, H]`, model dtype. Writes the KV cache."""
         layers, stream, adapters = self.weights.layers, self._stream, inputs.adapters
         residual = self._enter(inputs)
-        if adapters is not None:
-            adapters.add_embedding(residual, inputs.ids)
         hidden = stream.enter(residual, layers[0])
         beside: Tensor | None = None
         slots = inputs.slot_mapping
@@ -165,6 +163,17 @@ class Decoder:
 
     def _enter(self, inputs: ForwardInputs) -> Tensor:
         """The residual stream `[T, H]` before the first layer."""
+        stream = self._embedded(inputs)
+        if inputs.adapters is not None:
+            inputs.adapters.add_embedding(stream, inputs.ids)
+        return stream
+
+    def token_rows(self, ids: Tensor) -> Tensor:
+        """The rows of the embedding of `ids` `[T]`, as they are: `[T, H]`."""
+        table = self.weights.embed
+        return block_rows(ids, table, self.dtype) if isinstance(table, BlockWeight) else embed(ids, table)
+
+    def _embedded(self, inputs: ForwardInputs) -> Tensor:
         placed, table = self.weights.positions, self.weights.embed
         if isinstance(table, BlockWeight):
             return block_rows(inputs.ids, table, self.dtype)
@@ -260,9 +269,7 @@ class Decoder:
         k_scale, v_scale = self.weights.kv_scales[index]
         return k_scale, v_scale
 
-    def _feed(
-        self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None
-    ) -> Tensor:
+    def _feed(self, index: int, hidden: Tensor | Quantized, slots: Tensor, adapters: AdapterInputs | None) -> Tensor:
         if adapters is None or self.weights.layers[index].mixture is not None:
             return self._feed_forward(index, hidden, slots)
         return self._adapted_dense(index, hidden, adapters)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from stoker_runtime.config import EngineConfig
 from stoker_runtime.models.decoder_weights import DecoderWeights
 from stoker_runtime.models.spec import ModelSpec
+from stoker_runtime.parallel.adapters import RankAdapters
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.decoder import RankDecoder
@@ -22,13 +24,15 @@ from stoker_runtime.parallel.sampler import RankSampler
 class Rank:
     """The rank at `place`, which meets the others through the file `store`.
 
-    `by_peers`: GPUs that reach each other's memory sum by kernels of their own.
+    `by_peers`: GPUs that reach each other's memory sum by kernels of their own. `ordered`: sums have one order.
     """
 
-    def __init__(self, place: Place, store: Path, *, by_peers: bool = True) -> None:
+    def __init__(self, place: Place, store: Path, *, by_peers: bool = True, ordered: bool = False) -> None:
         self.place = place
         self._store = store
-        self._by_peers = by_peers
+        # Their kernels serve sums up to a size, and round otherwise than a norm that comes by itself.
+        self._by_peers = by_peers and not ordered
+        self._ordered = ordered
         self._collectives: Collectives | None = None
 
     @property
@@ -43,7 +47,7 @@ class Rank:
 
     def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         """Make every communicator. Blocks until all ranks are there."""
-        self._collectives = Collectives(self.place, device, self._store)
+        self._collectives = Collectives(self.place, device, self._store, ordered=self._ordered)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
         self._collectives.warm(whole.hidden, whole.vocab, dtype)
@@ -53,6 +57,12 @@ class Rank:
     ) -> RankDecoder:
         """The decoder of its part."""
         return RankDecoder(spec, weights, device, dtype, max_model_len=max_model_len, collectives=self.collectives)
+
+    def adapters(
+        self, config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, cut: Cut
+    ) -> RankAdapters:
+        """Its part of adapters."""
+        return RankAdapters(config, spec, dtype, device, cut, self.collectives)
 
     def sampler(self, slots: int, vocab: int, device: torch.device) -> RankSampler:
         """The sampler of its steps."""

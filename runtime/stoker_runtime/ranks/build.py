@@ -58,8 +58,10 @@ def lead(crew: Crew) -> Executor:
         from stoker_runtime.parallel.rank import Rank
         from stoker_runtime.ranks.executors import LeadingExecutor
 
-        rank = Rank(crew.places[LEADER], crew.store, by_peers=not crew.config.disable_custom_all_reduce)
-        executor = build_rank(crew.config, rank, partial(LeadingExecutor, others=crew))
+        config = crew.config
+        by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
+        rank = Rank(crew.places[LEADER], crew.store, by_peers=by_peers, ordered=ordered)
+        executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
         crew.ready(on_gpu=executor.device.type == "cuda")
     except BaseException:
         crew.close()

@@ -19,8 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from stoker_runtime.errors import ConfigError, StokerError
+from stoker_runtime.parallel.adapter_order import AdapterOrder
 from stoker_runtime.process.exit_status import BAD_CONFIGURATION, FAILED
 from stoker_runtime.process.log import set_up
 from stoker_runtime.process.parent import exit_with_parent
@@ -76,11 +78,13 @@ def follow_leader(start: RankStart) -> None:
     place = start.place
     ring = Ring(os.open(start.ring, os.O_RDWR), place.world - 1)
     from stoker_runtime.executor.build import build_rank
+    from stoker_runtime.parallel.adapters import RankAdapters
     from stoker_runtime.parallel.rank import Rank
     from stoker_runtime.ranks.executors import FollowingExecutor
     from stoker_runtime.ranks.sleep import obey
 
-    rank = Rank(place, start.store, by_peers=not start.config.disable_custom_all_reduce)
+    by_peers, ordered = not start.config.disable_custom_all_reduce, start.config.batch_invariant
+    rank = Rank(place, start.store, by_peers=by_peers, ordered=ordered)
     executor = build_rank(start.config, rank, FollowingExecutor)
     gc.collect()
     gc.freeze()
@@ -89,6 +93,8 @@ def follow_leader(start: RankStart) -> None:
     while (task := wire.decode(ring.read(reader))) != STOP:
         if isinstance(task, Batch):
             executor.execute(task)
+        elif isinstance(task, AdapterOrder):
+            cast(RankAdapters, executor.adapters).obey(task)
         elif task == IDLE:
             executor.idle()
         else:

@@ -92,8 +92,12 @@ def kernels_ahead(here: int | None = None) -> str:
 
     found = compiled_ahead()
     if here is not None:
-        return f"{found[here]} came compiled" if here in found else (
-            f"none came compiled for sm_{here}: a first start compiles what its model needs; {ahead_command(here)}"
+        return (
+            f"{found[here]} came compiled"
+            if here in found
+            else (
+                f"none came compiled for sm_{here}: a first start compiles what its model needs; {ahead_command(here)}"
+            )
         )
     if not found:
         return "none came compiled: a first start on a GPU compiles what its model needs"
@@ -167,7 +171,7 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
         ("weights of all", gib(sum(size))),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
-    return [*beside, *lines, *model_lines(parts[fullest], config, memory)], config.dtype
+    return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec)], config.dtype
 
 
 def pooling_lines(
@@ -197,14 +201,19 @@ def pooling_lines(
     return lines, config.dtype
 
 
-def model_lines(spec: ModelSpec, config: EngineConfig, device: DeviceMemory) -> list[Line]:
-    """The model's sizes and how many tokens of KV cache fit beside it. Raises ConfigError when it does not fit."""
+def model_lines(
+    spec: ModelSpec, config: EngineConfig, device: DeviceMemory, whole: ModelSpec | None = None
+) -> list[Line]:
+    """The model's sizes and how many tokens of KV cache fit beside it; `whole` is what `spec` is a rank's part of.
+
+    Raises ConfigError when it does not fit.
+    """
     from stoker_runtime.executor.drafts.plan import read_draft_model
     from stoker_runtime.executor.host_memory import free_host_memory, plan_host
     from stoker_runtime.executor.resolve import NOTHING_BESIDE, plan_memory
     from stoker_runtime.executor.state import state_bytes
 
-    draft = read_draft_model(config, spec)
+    draft = read_draft_model(config, whole or spec)
     beside = draft.beside if draft else NOTHING_BESIDE
     weights = spec.parameter_bytes(config.dtype, config.quantization) + (draft.weights if draft else 0)
     host = plan_host(config, spec, free_host_memory, beside)

@@ -22,6 +22,8 @@ def test_a_plan_has_room_for_any_routing() -> None:
                 counts[expert] += 1
         needed = sum(-(-count // tile) for count in counts)
         assert needed <= tiles.most_tiles(tokens, top_k, experts)
+        fixed = tiles.fixed_sizes(tokens, top_k, experts)
+        assert sum(-(-count // fixed.tile) for count in counts) <= fixed.most
         if tiles.in_one_program(tokens, top_k):
             assert max(counts) <= tile
             rows = tiles.route_tokens(tokens, top_k)
@@ -41,6 +43,10 @@ def test_every_tile_of_the_rule_is_compiled_ahead() -> None:
         for each in aot.variants(90)
         if each.spec.kernel.__name__ in ("gate_up_kernel", "down_kernel")
     }
+    for name in ("gate_up_kernel", "down_kernel"):
+        for packed, shape in ((False, tiles.FIXED_TILE), (True, tiles.FIXED_PACKED_TILE)):
+            for tile in (each for each in tiles.TOKEN_TILES if each <= tiles.FIXED_TOKENS):
+                assert (name, packed, tile, shape.rows, shape.warps, shape.stages) in ahead
     shuffled = random.Random(5)
     for _ in range(500):
         tile, rows = shuffled.choice(tiles.TOKEN_TILES), shuffled.randint(1, 20000)
