@@ -16,8 +16,9 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
 from stoker_runtime.models.architectures.table import ARCHITECTURES
 from stoker_runtime.models.config_source import ModelSource
-from stoker_runtime.models.parameter import QUANTIZED, Role
+from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
+from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpoint
 from stoker_runtime.models.quantization.quantized_checkpoint import QuantizedCheckpoint, left_dense, read_quantization
 from stoker_runtime.models.spec import ModelSpec
 
@@ -67,11 +68,6 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
         if parameter.role in QUANTIZED:
             _, layer, field = parameter.name.split(".")
             names = row.names_of(spec, field)
-            if parameter.role is Role.EXPERTS and not isinstance(checkpoint, Fp8Checkpoint):
-                raise ModelError(
-                    f"experts in {checkpoint.described} are not supported; serve the checkpoint in "
-                    "16 bits or in FP8.", param="quantization_config",
-                )  # fmt: skip
             if names.stored not in (Stored.ROWS, Stored.BY_EXPERT):
                 raise ModelError(
                     f"quantized checkpoints of {spec.architecture} are not supported: {names.hf[0]} is not stored "
@@ -82,7 +78,24 @@ def _quantized(spec: ModelSpec, checkpoint: QuantizedCheckpoint, row: Architectu
             modules = [f"{row.layers}{layer}.{name}" for name in spoken]
             if left_dense(checkpoint, parameter.name, modules):
                 dense.append(parameter.name)
+            elif parameter.role is Role.EXPERTS:
+                _check_experts(checkpoint, parameter)
     return replace(spec, checkpoint=checkpoint, dense_parameters=frozenset(dense))
+
+
+def _check_experts(checkpoint: QuantizedCheckpoint, parameter: Parameter) -> None:
+    """Raises ModelError for experts that no kernel multiplies as the checkpoint has them."""
+    if isinstance(checkpoint, Fp8Checkpoint):
+        return
+    problem: str | None = "integers of 4 bits are"
+    if isinstance(checkpoint, IntegerCheckpoint):
+        problem = checkpoint.scheme.experts_problem(parameter.shape[1])
+    if problem is not None:
+        raise ModelError(
+            f"experts in {checkpoint.described} are not multiplied so: {problem} ({parameter.name}); serve the "
+            "checkpoint in 16 bits, in FP8 or in other integers.",
+            param="quantization_config",
+        )
 
 
 def _checked(name: str, spec: ModelSpec) -> ModelSpec:
