@@ -45,10 +45,9 @@ def decode(words, scale, zero, PLACE: tl.constexpr, DTYPE: tl.constexpr):
         codes = (words >> (SHIFT + 16 * (PLACE % 2))) & 15
         return (codes.to(tl.float32) - zero[:, None]) * scale[:, None]
     BASE: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
-    pairs = (words >> SHIFT) & 0x000F000F
+    pairs = ((words >> SHIFT) & 0x000F000F) | (0x43004300 if tl.bfloat16 == DTYPE else 0x64006400)
     half = pairs >> 16 if PLACE % 2 else pairs & 0xFFFF
-    bits = half | (0x4300 if tl.bfloat16 == DTYPE else 0x6400)
-    codes = bits.to(tl.uint16).to(DTYPE, bitcast=True)
+    codes = half.to(tl.uint16).to(DTYPE, bitcast=True)
     # Both the difference and its terms are small integers, exact in 16 bits.
     return (codes - (zero + BASE).to(DTYPE)[:, None]) * scale.to(DTYPE)[:, None]
 
