@@ -23,7 +23,7 @@ LEFT_OUT = "-:"
 
 
 class Packing(StrEnum):
-    """How a file holds codes, scales and zero points; `weights/integer_files.py` reads each."""
+    """How a file holds codes, scales and zero points; `weights/packed/integer_files.py` reads each."""
 
     AWQ = "awq"
     GPTQ = "gptq"  # zero points are stored less one
