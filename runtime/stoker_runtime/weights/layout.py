@@ -48,7 +48,7 @@ from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND, Fp4Schem
 from stoker_runtime.models.quantization.integer_scheme import IntegerScheme
 from stoker_runtime.models.quantization.schemes import is_packed
 from stoker_runtime.models.spec import ModelSpec
-from stoker_runtime.weights.packed.expert_places import ROUNDED_AT_ONCE, ExpertPlace, IntegerExperts, Mxfp4Experts
+from stoker_runtime.weights.expert_places import ROUNDED_AT_ONCE, ExpertPlace, IntegerExperts, Mxfp4Experts
 from stoker_runtime.weights.routing import piece_rows
 
 # Values of a matrix that are quantized to FP8 together: in fp32 a GiB. Stacked experts are several times as large.

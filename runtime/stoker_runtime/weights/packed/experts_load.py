@@ -18,8 +18,8 @@ from stoker_runtime.errors import ModelError
 from stoker_runtime.models.quantization.fp4_scheme import EXPERTS_KIND
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import CopyLanes
+from stoker_runtime.weights.expert_places import Mxfp4Experts
 from stoker_runtime.weights.layout import WeightArena
-from stoker_runtime.weights.packed.expert_places import Mxfp4Experts
 from stoker_runtime.weights.routing import Route
 
 BLOCKS, SCALES = ("U8",), ("U8", "F8_E8M0")

@@ -22,9 +22,9 @@ from stoker_runtime.models.quantization.integer_checkpoint import IntegerCheckpo
 from stoker_runtime.models.quantization.quantized_checkpoint import PackedCheckpoint
 from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.weights.copy_lanes import PLAIN_DTYPES, READABLE_DTYPES, CopyLanes
+from stoker_runtime.weights.expert_places import IntegerExperts
 from stoker_runtime.weights.layout import WeightArena
 from stoker_runtime.weights.packed import fp4_files, integer_files
-from stoker_runtime.weights.packed.expert_places import IntegerExperts
 from stoker_runtime.weights.packed.mxfp4 import read_bytes
 from stoker_runtime.weights.routing import Vocabulary, piece_rows, tensor_names
 
