@@ -22,19 +22,20 @@ from stoker_kernels.moe.triton_mxfp4 import step_of, steps_of
 def _number(bits, DTYPE: tl.constexpr):
     """What so many bits, as an integer, stand for in DTYPE; of bf16 in fp32, as far as nothing is rounded there."""
     if tl.float32 == DTYPE:
-        return bits.to(tl.int32).to(tl.float32, bitcast=True)
-    if tl.float16 == DTYPE:
-        return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        found = bits.to(tl.int32).to(tl.float32, bitcast=True)
+    elif tl.float16 == DTYPE:
+        found = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        found = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return found
 
 
 @triton.jit
 def settings_of(word, DTYPE: tl.constexpr):
     """Scale and zero point, fp32, of the words [ROWS] that hold both as numbers of DTYPE, the scale in the lower half.
     """
-    if tl.float32 == DTYPE:
-        return _number(word & 0xFFFFFFFF, DTYPE), _number(word >> 32, DTYPE)
-    return _number(word & 0xFFFF, DTYPE), _number((word >> 16) & 0xFFFF, DTYPE)
+    HALF: tl.constexpr = 32 if tl.float32 == DTYPE else 16
+    return _number(word & ((1 << HALF) - 1), DTYPE), _number((word >> HALF) & ((1 << HALF) - 1), DTYPE)
 
 
 @triton.jit
@@ -42,12 +43,13 @@ def decode(words, scale, zero, PLACE: tl.constexpr, DTYPE: tl.constexpr):
     """Codes at place 0 to 7 of words [ROWS, W], under scales and zero points [ROWS] in fp32, as DTYPE."""
     SHIFT: tl.constexpr = 4 * (PLACE // 2)
     if tl.float32 == DTYPE:
-        codes = (words >> (SHIFT + 16 * (PLACE % 2))) & 15
-        return (codes.to(tl.float32) - zero[:, None]) * scale[:, None]
-    BASE: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
-    pairs = ((words >> SHIFT) & 0x000F000F) | (0x43004300 if tl.bfloat16 == DTYPE else 0x64006400)
-    half = pairs >> 16 if PLACE % 2 else pairs & 0xFFFF
-    codes = half.to(tl.uint16).to(DTYPE, bitcast=True)
+        codes = ((words >> (SHIFT + 16 * (PLACE % 2))) & 15).to(tl.float32)
+        BASE: tl.constexpr = 0
+    else:
+        pairs = ((words >> SHIFT) & 0x000F000F) | (0x43004300 if tl.bfloat16 == DTYPE else 0x64006400)
+        half = pairs >> 16 if PLACE % 2 else pairs & 0xFFFF
+        codes = half.to(tl.uint16).to(DTYPE, bitcast=True)
+        BASE: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
     # Both the difference and its terms are small integers, exact in 16 bits.
     return (codes - (zero + BASE).to(DTYPE)[:, None]) * scale.to(DTYPE)[:, None]
 
@@ -56,8 +58,10 @@ def decode(words, scale, zero, PLACE: tl.constexpr, DTYPE: tl.constexpr):
 def _decoded(words, scale, zero, PLACE: tl.constexpr, DTYPE: tl.constexpr, WIDEN: tl.constexpr):
     """As `decode`; for the interpreter, which computes in fp32, the same numbers of DTYPE in fp32."""
     if WIDEN:
-        return decode(words, scale, zero, PLACE, tl.float32).to(DTYPE).to(tl.float32)
-    return decode(words, scale, zero, PLACE, DTYPE)
+        found = decode(words, scale, zero, PLACE, tl.float32).to(DTYPE).to(tl.float32)
+    else:
+        found = decode(words, scale, zero, PLACE, DTYPE)
+    return found
 
 
 @triton.jit
