@@ -17,9 +17,6 @@ from torch import Tensor
 
 from stoker_kernels.moe.steps import BLOCK, PLACES, runs_of, shape_of
 
-MIDDLE = 8
-"""The zero point of symmetric codes."""
-
 
 def columns_of(group: int, columns: int) -> int:
     """Columns of a group of a row with so many; `group` 0: the whole row. Raises ValueError for no whole blocks."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from stoker_runtime.errors import ModelError
 from stoker_runtime.models.architectures.row import Architecture, Stored
-from stoker_runtime.models.architectures.table import ARCHITECTURES
+from stoker_runtime.models.architectures.table import ARCHITECTURES, REFUSED
 from stoker_runtime.models.config_source import ModelSource
 from stoker_runtime.models.parameter import QUANTIZED, Parameter, Role
 from stoker_runtime.models.quantization.fp8_checkpoint import Fp8Checkpoint
@@ -48,6 +48,9 @@ def build_spec(source: ModelSource) -> ModelSpec:
 def _unknown(architectures: Sequence[str]) -> str:
     """Names what is not served, the nearest that is, and where a row would go."""
     asked = ", ".join(architectures)
+    reason = next((REFUSED[name] for name in architectures if name in REFUSED), None)
+    if reason is not None:
+        return f"architecture {asked} is not supported: {reason}."
     near = difflib.get_close_matches(architectures[0], ARCHITECTURES, n=1)
     hint = f" The nearest is {near[0]}." if near else ""
     return (

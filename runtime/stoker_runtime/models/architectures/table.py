@@ -25,6 +25,13 @@ ARCHITECTURES: dict[str, Architecture] = {
 ROWS: dict[str, Architecture] = {**ARCHITECTURES, **HEAD_ROWS}
 """Besides, the heads that draft beside a model, and are none by themselves."""
 
+REFUSED = {
+    "Phi3SmallForCausalLM": "its attention is block-sparse, which no kernel here computes; Phi-3 mini and medium work",
+    "Qwen3VLMoeForConditionalGeneration": "gate and up of its experts lie in one tensor by columns; Qwen3-VL's dense "
+    "models work",
+}
+"""What people ask for and no row can say yet, each with its reason."""
+
 # For people, in docs/reference/models.md.
 MODELS = {
     "ArceeForCausalLM": "Arcee AFM",
