@@ -42,14 +42,13 @@ def settings_of(word, DTYPE: tl.constexpr):
 def decode(words, scale, zero, PLACE: tl.constexpr, DTYPE: tl.constexpr):
     """Codes at place 0 to 7 of words [ROWS, W], under scales and zero points [ROWS] in fp32, as DTYPE."""
     SHIFT: tl.constexpr = 4 * (PLACE // 2)
+    BASE: tl.constexpr = 0 if tl.float32 == DTYPE else 128 if tl.bfloat16 == DTYPE else 1024
     if tl.float32 == DTYPE:
         codes = ((words >> (SHIFT + 16 * (PLACE % 2))) & 15).to(tl.float32)
-        BASE: tl.constexpr = 0
     else:
         pairs = ((words >> SHIFT) & 0x000F000F) | (0x43004300 if tl.bfloat16 == DTYPE else 0x64006400)
         half = pairs >> 16 if PLACE % 2 else pairs & 0xFFFF
         codes = half.to(tl.uint16).to(DTYPE, bitcast=True)
-        BASE: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
     # Both the difference and its terms are small integers, exact in 16 bits.
     return (codes - (zero + BASE).to(DTYPE)[:, None]) * scale.to(DTYPE)[:, None]
 
