@@ -90,11 +90,12 @@ def fp8(folder: Path, form: str) -> str:
 
 def integers(folder: Path, form: str) -> str:
     """A checkpoint whose experts are in integers of four bits."""
-    config, pack = (AWQ_CONFIG, awq) if form == "awq" else (compressed_config(32, zeros=True), compressed)
+    config = AWQ_CONFIG if form == "awq" else compressed_config(32, zeros=True)
     found: dict[str, Tensor] = {}
     for expert in range(EXPERTS):
         for name, shape in (("gate", (FFN, HIDDEN)), ("up", (FFN, HIDDEN)), ("down", (HIDDEN, FFN))):
-            parts, _ = pack(torch.randn(shape), 32, **({} if form == "awq" else {"zeros": True}))
+            weight = torch.randn(shape)
+            parts, _ = awq(weight, 32) if form == "awq" else compressed(weight, 32, zeros=True)
             found |= {f"{expert}.{name}_proj.{suffix}": part.contiguous() for suffix, part in parts.items()}
     left_out = {"modules_to_not_convert": ["self_attn"]} if form == "awq" else {"ignore": ["re:.*self_attn.*"]}
     return write(folder, QWEN | {"quantization_config": config | left_out}, found)

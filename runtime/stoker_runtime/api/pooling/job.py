@@ -190,8 +190,11 @@ class TextEncoder:
             changed = [(change(one), change(two)) for one, two in pairs]
             for text in (text for pair in changed for text in pair) if self._limit is None else ():
                 self._part(text, field)
-            options = {"special": self._special, "limit": self._limit}
-            return [encode_pair(tokenizer, prompt, one, two, instruction, **options) for one, two in changed]
+            special, limit = self._special, self._limit
+            return [
+                encode_pair(tokenizer, prompt, one, two, instruction, special=special, limit=limit)
+                for one, two in changed
+            ]
 
         found = await off_loop(size, encode_all)
         return [self._checked(text, field) for text in found]
