@@ -170,11 +170,10 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -
 
     if kind == "dense":
         return weights
-    if kind in ("mxfp4", "int4"):
-        packed = [_in_mxfp4(each) if kind == "mxfp4" else _in_int4(each, group) for each in
-                  (weights.gate_up, weights.down)]  # fmt: skip
-        (up, up_scale), (down, down_scale) = packed
-        return ExpertWeights(up, down, kind, up_scale, down_scale, weights.gate_up_bias, weights.down_bias, group)
+    if kind == "mxfp4":
+        return _packed(weights, kind, _in_mxfp4(weights.gate_up), _in_mxfp4(weights.down), 0)
+    if kind == "int4":
+        return _packed(weights, kind, _in_int4(weights.gate_up, group), _in_int4(weights.down, group), group)
     gate_ups, downs = [], []
     for gate_up, down in zip(weights.gate_up, weights.down, strict=True):
         gate_ups.append([quantize_weight(half.contiguous(), kind) for half in gate_up.chunk(2)])
@@ -186,6 +185,13 @@ def quantize_experts(weights: ExpertWeights, kind: ExpertKind, group: int = 0) -
         data, torch.stack([each.data for each in downs]), kind, scales, down_scales,
         weights.gate_up_bias, weights.down_bias,
     )  # fmt: skip
+
+
+def _packed(
+    weights: ExpertWeights, kind: ExpertKind, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor], group: int
+) -> ExpertWeights:
+    """Codes and scales in place of the matrices of `weights`."""
+    return ExpertWeights(up[0], down[0], kind, up[1], down[1], weights.gate_up_bias, weights.down_bias, group)
 
 
 def _in_mxfp4(matrices: Tensor) -> tuple[Tensor, Tensor]:
