@@ -115,7 +115,9 @@ def _register_products() -> None:
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
-            absent: dict[str, object] = {"x_scale": None, "group": None} | ({} if biased else {"bias": None})
+            absent: dict[str, object] = {"x_scale": None, "group": None}
+            if not biased:
+                absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
     integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
     for gated, table in _PACKED_CHOICES.items():
