@@ -7,6 +7,7 @@ runs these kernels in one way, and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 
+from stoker_kernels.moe.int4_layout import pack_int4
 from stoker_kernels.moe.mxfp4_layout import pack_mxfp4, quantize_mxfp4, scale_bytes
 from stoker_kernels.moe.op import experts, keep_experts, route
 from stoker_kernels.moe.types import (
@@ -32,6 +33,7 @@ __all__ = [
     "expert_scale_shapes",
     "experts",
     "keep_experts",
+    "pack_int4",
     "pack_mxfp4",
     "quantize_experts",
     "quantize_mxfp4",

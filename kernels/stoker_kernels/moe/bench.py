@@ -30,9 +30,10 @@ BANDWIDTH, OPERATIONS = 4.33e12, 772e12  # a second, of an H200: bytes of a read
 # Experts, choices, width of an expert, hidden size.
 LAYERS = {"qwen3-30b-a3b": (128, 8, 768, 2048), "gpt-oss-20b": (32, 4, 2880, 2880), "mixtral": (8, 2, 14336, 4096)}
 TOKENS = (1, 4, 16, 64, 256, 1024, 8192)
+GROUPS, GROUP = (32, 64, 128, 0), 128  # columns of integers that share a scale: to check, and to time
 SETS = 5  # of tokens, by turns
 # Between right results: activations that round to another number of 3 bits differ by 6%, which few of them show most.
-BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3}
+BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, "int4": 8e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
     for _ in range(cases):
         count, top_k = generator.choice([4, 9, 16, 60]), generator.choice([1, 2, 4])
         tokens = generator.choice([1, 3, 16, 17, 40, 100, 333, 1500])
-        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
+        kinds: list[ExpertKind] = ["dense", "fp8_channel", "fp8_block", "mxfp4", "int4"]
         kind = generator.choice(kinds)
-        unit = 32 if kind == "mxfp4" else 16
+        unit = 32 if kind in ("mxfp4", "int4") else 16
         ffn, hidden = unit * generator.randrange(4, 30), unit * generator.randrange(4, 40)
-        weights = quantize_experts(random_experts(count, ffn, hidden, device), kind)
+        weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, generator.choice(GROUPS))
         x = torch.randn(tokens, hidden, device=device).bfloat16()
         logits = torch.randn(tokens, count, device=device) * generator.choice([0.0, 1.0, 10.0])
         found = route(logits, Routing(top_k, renormalize=True))
@@ -150,7 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default=",".join(LAYERS), help="which shapes (default: %(default)s)")
     parser.add_argument(
-        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4", help="of weights (default: %(default)s)"
+        "--kinds", default="dense,fp8_channel,fp8_block,mxfp4,int4", help="of weights (default: %(default)s)"
     )
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens (default: %(default)s)")
     parser.add_argument("--cases", type=int, default=40, help="random mixtures to check first (default: %(default)s)")
@@ -169,7 +170,7 @@ def main() -> int:
     for layer in options.layers.split(","):
         count, _, ffn, hidden = LAYERS[layer]
         for kind in options.kinds.split(","):
-            weights = quantize_experts(random_experts(count, ffn, hidden, device), kind)
+            weights = quantize_experts(random_experts(count, ffn, hidden, device), kind, GROUP)
             for row in map(functools.partial(measure, layer, weights), map(int, options.tokens.split(","))):
                 found.append(row)
                 print(described(row), flush=True)

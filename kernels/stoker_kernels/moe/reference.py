@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stoker_kernels.launch.deliver import deliver
+from stoker_kernels.moe.int4_layout import int4_values
 from stoker_kernels.moe.mxfp4_layout import unpack_mxfp4
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes, Routing
 from stoker_kernels.quant import BLOCK, Quantized
@@ -96,7 +97,7 @@ def experts(
         if expert < 0:
             continue
         pairs = (flat == expert).nonzero()[:, 0]
-        gate_up, down = matrices(weights, expert)
+        gate_up, down = matrices(weights, expert, x.dtype)
         both = _linear(read[pairs // top_k], gate_up, weights.gate_up_bias, expert)
         inner = activate(both, activation, limit).to(x.dtype)
         inner = rounded(inner) if weights.takes_quantized else inner
@@ -130,14 +131,17 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tens
     return y if bias is None else y + bias[expert].to(y.dtype)
 
 
-def matrices(weights: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
-    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32."""
+def matrices(weights: ExpertWeights, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gate-up and down of an expert; of one in FP8 or MXFP4 their values in fp32, of one in integers in `dtype`."""
     gate_up, down = weights.gate_up[expert], weights.down[expert]
     if weights.gate_up_scale is None or weights.down_scale is None:
         return gate_up, down
     gate_up_scale, down_scale = weights.gate_up_scale[expert], weights.down_scale[expert]
     if weights.kind == "mxfp4":
         return unpack_mxfp4(gate_up, gate_up_scale), unpack_mxfp4(down, down_scale)
+    if weights.kind == "int4":
+        up = int4_values(gate_up, gate_up_scale, weights.group, dtype)
+        return up, int4_values(down, down_scale, weights.group, dtype)
     if weights.kind == "fp8_channel":
         return gate_up.float() * gate_up_scale[:, None], down.float() * down_scale[:, None]
     halves = zip(gate_up.chunk(2), gate_up_scale.chunk(2), strict=True)

@@ -63,7 +63,7 @@ def experts(
             continue
         pairs = (flat == expert).nonzero()[:, 0]
         gate_up, down = (each if each.dtype is torch.bfloat16 else each.float() for each in
-                         reference.matrices(weights, expert))  # fmt: skip
+                         reference.matrices(weights, expert, x.dtype))  # fmt: skip
         both = _biased(dot(read[pairs // top_k], gate_up), weights.gate_up_bias, expert)
         inner = _activate(both, activation, limit).to(x.dtype)
         inner = _rounded(inner) if weights.takes_quantized else inner

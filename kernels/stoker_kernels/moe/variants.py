@@ -54,7 +54,9 @@ _PACKED_CHOICES = {
     | {64: (FIXED_PACKED_TILE,), 128: (RowTile(128, 256, 8, 2),)}
     for gated, few in ((True, (32, 16)), (False, (64, 32, 16)))
 }
-PACKED = 3
+PACKED, INTEGERS = 3, 4
+# Code places of a step that share a group of 32, 64 and 128 columns.
+TOGETHER = (1, 2, 4)
 
 
 def _register_routes() -> None:
@@ -108,15 +110,22 @@ def _register_products() -> None:
         types = plan | {"x": f"*{weight}", "weight": f"*{weight}", "x_scale": f"*{FP32}", "scale": f"*{FP32}"}
         unscaled: dict[str, object] = {"x_scale": None, "scale": None} if kind == 0 else {}
         for biased in (False, True) if kind == 0 else (False,):
-            bias: dict[str, object] = {} if biased else {"bias": None}
+            bias: dict[str, object] = {"group": None} if biased else {"group": None, "bias": None}
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
         for biased in (True,) if gated else (True, False):
-            absent: dict[str, object] = {"x_scale": None} if biased else {"x_scale": None, "bias": None}
+            absent: dict[str, object] = {"x_scale": None, "group": None}
+            if not biased:
+                absent["bias"] = None
             _register_product(gated, table, PACKED, 80, packed, absent)
+    integers = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I32}", "group": I32_DIVISIBLE}
+    for gated, table in _PACKED_CHOICES.items():
+        for together in TOGETHER:
+            shared: dict[str, object] = {"x_scale": None, "bias": None, "TOGETHER": together}
+            _register_product(gated, table, INTEGERS, 80, integers, shared)
 
 
 def _register_product(
@@ -125,12 +134,13 @@ def _register_product(
 ) -> None:  # fmt: skip
     types = types | {"out": f"*{BF16}", "bias": f"*{BF16}", "ffn": I32_DIVISIBLE, "hidden": I32_DIVISIBLE}
     biased = "bias" not in constants
+    constants = {"TOGETHER": 1} | constants
     if gated:
         types |= {"x_stride": I32_DIVISIBLE, "top_k": I32, "limit": FP32, "slope": FP32}
         constants = constants | {"CLAMPED": biased}
     for tokens, shapes in table.items():
         for shape in shapes:
-            columns = shape.columns if kind in (0, PACKED) else 128
+            columns = shape.columns if kind in (0, PACKED, INTEGERS) else 128
             register_aot(
                 triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],

@@ -28,9 +28,9 @@ ADAPTER_BYTES = 2
 # What the engine takes of a GPU when nothing else is said.
 UTILIZATION = 0.9
 # What is left of 16-bit weights that are quantized when they are loaded, embedding and head left out. W4 has a scale
-# and a zero point for each 128 columns, Q8_0 a scale for each 32; Q4K rests as planes do. A GGUF file's blocks take a
-# little more on a GPU than in the file.
-AT_LOAD = {"FP8": 0.5, "W4": 0.262, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
+# and a zero point for each 128 columns, of experts 16 bits each, Q8_0 a scale for each 32; Q4K rests as planes do. A
+# GGUF file's blocks take a little more on a GPU than in the file.
+AT_LOAD = {"FP8": 0.5, "W4": 0.266, "Q8_0": 0.532, "Q4K": 0.29, "GGUF": 1.03}
 _ADVICE = (
     "Name a larger GPU in resources.gpuProducts, lower runtime.contextLength, take smaller types (model.quantization, "
     "model.kvCacheDtype), or set resources.fitCheck: Off"

@@ -82,11 +82,9 @@ def refuse_kind(config: EngineConfig, spec: ModelSpec | EncoderSpec, device: tor
         reason = dispatch.refusal(op, device, dtype) if op else None
         if reason is not None:
             asked = "isq" if config.isq != "none" else "quantization"
-            # Experts are not multiplied in four bits but of their own kind.
-            four = "" if spec.moe else f", or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4)"
             raise ConfigError(
                 f"{each.name} rests in {kind}, which this GPU does not multiply: {reason}. {newer}; on this one "
-                f"serve weights in 16 bits{four}.",
+                f"serve weights in 16 bits, or in four, multiplied in {config.dtype} (AWQ, GPTQ, --{asked} w4).",
                 param="model" if spec.checkpoint is not None else asked,
             )
 

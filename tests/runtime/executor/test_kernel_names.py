@@ -142,7 +142,7 @@ def test_a_model_of_bfloat16_starts_on_every_kind_of_gpu(sm: int, monkeypatch: p
         (75, "deepseek-v2-lite", {}, "model", "latent attention.*needs sm_80.*Ampere or newer"),
         (86, "qwen2.5-7b", {"quantization": "fp8"}, "quantization", r"needs sm_89.*Ada, .*--quantization w4\)"),
         (80, "llama-3.1-8b", {"isq": "fp8"}, "isq", r"bfloat16 \(AWQ, GPTQ, --isq w4\)"),
-        (80, "qwen3-30b-a3b", {"quantization": "fp8"}, "quantization", r"FP8 products want Ada.* in 16 bits\.$"),
+        (80, "qwen3-30b-a3b", {"quantization": "fp8"}, "quantization", r"FP8 products want Ada.*--quantization w4\)"),
         (70, "qwen2.5-7b", {"quantization": "w4", "dtype": "float32"}, "device", "sm_70, and kernels are for sm_75"),
     ],
 )
