@@ -20,6 +20,7 @@ register("route", "triton", "stoker_kernels.moe.triton_route:route", triton_supp
 register("route", "reference", "stoker_kernels.moe.reference:route", reference_supports)
 register("keep_experts", "triton", "stoker_kernels.moe.triton_keep:keep_experts", triton_supports(torch.int32))
 register("keep_experts", "reference", "stoker_kernels.moe.reference:keep_experts", reference_supports)
+register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
 
