@@ -38,7 +38,7 @@ class FewArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("shared", "shared_gate")),
         *((name, ctypes.c_float) for name in ("limit", "slope")),
         *((name, ctypes.c_int) for name in ("clamped", "tokens", "top_k", "num_tiles", "rows", "columns", "tile_rows")),
-        *((name, ctypes.c_int) for name in ("ld_x", "ld_shared", "room")),
+        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "ld_x", "ld_shared", "room")),
     ]
 
 
@@ -120,7 +120,8 @@ def _arguments(
     return FewArguments(
         out.data_ptr(), x.data_ptr(), cuda.address_of(scale), cuda.address_of(bias), routes.plan.order.data_ptr(),
         routes.plan.tiles.data_ptr(), routes.ids.data_ptr(), routes.weights.data_ptr(), 0, 0, 0.0, 1.0, 0,
-        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, x.stride(0), 0, _room(tokens),
+        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-columns // _COLUMNS),
+        x.stride(0), 0, _room(tokens),
     )  # fmt: skip
 
 

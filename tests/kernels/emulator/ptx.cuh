@@ -17,6 +17,11 @@ inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
 inline int load_int(const int* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
+inline void copy_async_16(void* to, const void* from, bool there) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a misaligned copy");
+  there ? std::memcpy(to, from, 16) : std::memset(to, 0, 16);
+}
+inline void copies_wait() {}
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}

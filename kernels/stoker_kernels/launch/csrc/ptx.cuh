@@ -61,6 +61,15 @@ __device__ __forceinline__ int4 load_int4(const int* address) {
   return v;
 }
 
+// ---- copies by threads -------------------------------------------------------------------------------------------
+
+// 16 bytes to shared memory, past L1; zeros where nothing is `there`. A thread sees its own after copies_wait().
+__device__ __forceinline__ void copy_async_16(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -42,8 +42,30 @@ struct FewArguments {
   int clamped, tokens, top_k, num_tiles;
   int rows, columns;        // of an expert's weight; rows of gate or up alone
   int tile_rows;            // of a stage: 8 of gate and of up, or up to 16 of down
+  int row_tiles, chunks;    // stages that an expert's rows and columns make
   int ld_x, ld_shared;
   int room;                 // tokens of an expert that sums have room for: 8 or 16
+};
+
+// A stage of some CTA: 16 rows and 256 columns of an expert, which is an index in the list. Gate-up goes through columns, then
+// rows, then experts; down through columns, then experts, then rows. A job ends where the slowest of the first two begins anew.
+template <bool gated>
+struct FewPlace {
+  int expert, row_tile, chunk, job = 0;
+
+  __device__ __forceinline__ void advance(int stages, int chunks, int row_tiles, int experts) {
+    chunk += stages;
+    while (chunk >= chunks) {
+      chunk -= chunks;
+      if (gated) {
+        ++job;
+        if (++row_tile == row_tiles) row_tile = 0, ++expert;
+      } else if (++expert == experts) {
+        ++job;
+        expert = 0, ++row_tile;
+      }
+    }
+  }
 };
 
 template <FewKind kind, bool gated>
@@ -52,45 +74,45 @@ struct FewExperts {
   static constexpr int BOX_COLUMNS = 128 / BYTES, BOXES = FEW_COLUMNS / BOX_COLUMNS;
   static constexpr int STAGE_BYTES = BOXES * FEW_BOX_BYTES, STAGES = FEW_RING_BYTES / STAGE_BYTES;
   static constexpr bool quantized = kind != FewKind::BF16;
+  using Place = FewPlace<gated>;
 
   const FewArguments& a;
   const CUtensorMap& map;
   unsigned char* const ring;
-  // Of the shared memory behind the ring.
-  int4* list;        // expert, first position, tokens
-  int* count;        // of the list
-  int* order;
-  float* x_scale;
-  unsigned char* x;
-  float* parts;
+  const int pairs, x_rows;
+  // Rows of x are 16 bytes apart modulo 128, so that neighbours lie in other banks.
+  const int pitch;
+  // Of the shared memory behind the ring and its barriers.
+  int4* const list;  // expert, first position, tokens
+  int* const order;
+  float* const x_scale;
+  unsigned char* const x;
+  float* const parts;
+  int4* const work;  // experts, first expert, first row tile, jobs of this CTA
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, q = lane / 4, c = lane % 4;
 
   __device__ __forceinline__ FewExperts(const FewArguments& arguments, const CUtensorMap& tensor_map, unsigned char* base)
-      : a(arguments), map(tensor_map), ring(base) {
-    unsigned char* at = base + FEW_RING_BYTES;
-    count = reinterpret_cast<int*>(at + FEW_BARRIER_BYTES - 4);
-    list = reinterpret_cast<int4*>(at + FEW_BARRIER_BYTES);
-    order = reinterpret_cast<int*>(list + pairs());
-    x_scale = reinterpret_cast<float*>(order + (pairs() + 3) / 4 * 4);
-    x = reinterpret_cast<unsigned char*>(x_scale + (x_rows() + 3) / 4 * 4);
-    parts = reinterpret_cast<float*>(x + x_rows() * pitch());
-  }
+      : a(arguments),
+        map(tensor_map),
+        ring(base),
+        pairs(a.tokens * a.top_k),
+        x_rows(gated ? a.tokens : pairs),
+        pitch(a.chunks * FEW_COLUMNS * 2 + 16),
+        list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
+        order(reinterpret_cast<int*>(list + pairs)),
+        x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
+        x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
+        parts(reinterpret_cast<float*>(x + x_rows * pitch)),
+        work(list - 1) {}
 
-  __device__ __forceinline__ int pairs() const { return a.tokens * a.top_k; }
-  __device__ __forceinline__ int x_rows() const { return gated ? a.tokens : pairs(); }
-  __device__ __forceinline__ int chunks() const { return (a.columns + FEW_COLUMNS - 1) / FEW_COLUMNS; }
-  // Rows of x are 16 bytes apart modulo 128, so that neighbours lie in other banks.
-  __device__ __forceinline__ int pitch() const { return chunks() * FEW_COLUMNS * 2 + 16; }
-  __device__ __forceinline__ int row_tiles() const { return (a.rows + a.tile_rows - 1) / a.tile_rows; }
   __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + FEW_RING_BYTES) + 8 * stage; }
 
   // ---- what there is to do -----------------------------------------------------------------------------------------
 
-  int first_job, jobs, per_job;
-
-  // The experts that have tokens, by warp 0.
-  __device__ __forceinline__ void find_experts() {
+  // The experts that have tokens, and what of their weights this CTA takes. By warp 0.
+  __device__ __forceinline__ void share_out() const {
     int found = 0;
+#pragma unroll 1
     for (int base = 0; base < a.num_tiles; base += 32) {
       int expert = 0, begin = 0, end = 0;
       if (base + lane < a.num_tiles) {
@@ -101,70 +123,80 @@ struct FewExperts {
       if (begin < end) list[found + __popc(there & ((1u << lane) - 1))] = make_int4(expert, begin, end - begin, 0);
       found += __popc(there);
     }
-    if (lane == 0) *count = found;
+    const unsigned all = gated ? found * a.row_tiles : a.row_tiles;
+    const unsigned first = blockIdx.x * all / gridDim.x, last = (blockIdx.x + 1) * all / gridDim.x;
+    const unsigned expert = gated ? first / a.row_tiles : 0;
+    if (lane == 0) *work = make_int4(found, expert, first - expert * a.row_tiles, last - first);
     __syncwarp();
   }
 
-  __device__ __forceinline__ void share_out() {
-    const int all = gated ? *count * row_tiles() : row_tiles(), ctas = static_cast<int>(gridDim.x);
-    const int cta = static_cast<int>(blockIdx.x);
-    first_job = cta * all / ctas;
-    jobs = (cta + 1) * all / ctas - first_job;
-    per_job = gated ? chunks() : *count * chunks();
+  __device__ __forceinline__ int boxes(const Place& at) const {
+    return min(BOXES, (a.columns - at.chunk * FEW_COLUMNS + BOX_COLUMNS - 1) / BOX_COLUMNS);
   }
 
-  struct Place {
-    int expert, row_tile, chunk;  // `expert` is an index in the list
-  };
-  __device__ __forceinline__ Place place(int item) const {
-    const int job = first_job + item / per_job, within = item % per_job;
-    if (gated) return {job / row_tiles(), job % row_tiles(), within};
-    return {within / chunks(), job, within % chunks()};
-  }
-  __device__ __forceinline__ int boxes(int chunk) const {
-    return min(BOXES, (a.columns - chunk * FEW_COLUMNS + BOX_COLUMNS - 1) / BOX_COLUMNS);
-  }
-
-  __device__ __forceinline__ void ask_for(int item, uint64_t policy) const {
-    const Place at = place(item);
-    const int stage = item % STAGES, expert = list[at.expert].x, wanted = boxes(at.chunk);
-    const uint32_t to = shared_address(ring) + stage * STAGE_BYTES;
+  __device__ __forceinline__ void ask_for(const Place& at, int stage, uint64_t policy) const {
+    const int expert = list[at.expert].x, wanted = boxes(at);
+    const int row = gated ? expert * (a.rows / 4) + at.row_tile : expert * a.rows + at.row_tile * a.tile_rows;
+    uint32_t to = shared_address(ring) + stage * STAGE_BYTES;
+    int column = at.chunk * FEW_COLUMNS;
     mbarrier_arrive_expect(full(stage), wanted * 128 * (gated ? FEW_ROWS : a.tile_rows));
-    for (int box = 0; box < wanted; ++box) {
-      const int column = at.chunk * FEW_COLUMNS + box * BOX_COLUMNS;
+#pragma unroll 1
+    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES, column += BOX_COLUMNS) {
       if (gated) {
-        tensor_load_4d(to + box * FEW_BOX_BYTES, &map, column, 0, 0, expert * (a.rows / 4) + at.row_tile, full(stage), policy);
+        tensor_load_4d(to, &map, column, 0, 0, row, full(stage), policy);
       } else {
-        tensor_load_2d(to + box * FEW_BOX_BYTES, &map, column, expert * a.rows + at.row_tile * a.tile_rows, full(stage), policy);
+        tensor_load_2d(to, &map, column, row, full(stage), policy);
       }
+    }
+  }
+
+  __device__ __forceinline__ void advance(Place& at, int stages) const {
+    at.advance(stages, a.chunks, a.row_tiles, work->x);
+  }
+
+  __device__ __forceinline__ void fill(uint64_t policy) const {
+    const int4 mine = *work;
+    Place at{mine.y, mine.z, 0};
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES && at.job < mine.w && mine.x > 0; ++stage) {
+      ask_for(at, stage, policy);
+      advance(at, 1);
     }
   }
 
   // ---- rows of x ---------------------------------------------------------------------------------------------------
 
-  // A warp takes a row: 16 bits as they are, or rounded to e4m3 with a scale a row, as f16, which holds them all.
+  // A warp takes a row, a lane 16 bytes of each chunk: 16 bits as they are, or rounded to e4m3 with a scale a row, as f16,
+  // which holds them all.
   __device__ __forceinline__ void bring_rows() const {
-    const int vectors = chunks() * (FEW_COLUMNS / 8);
-    for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < x_rows(); row += FEW_WARPS) {
-      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x;
-      int4* to = reinterpret_cast<int4*>(x + row * pitch());
-      float greatest = 0.0f;
-#pragma unroll 4
-      for (int v = lane; v < vectors; v += 32) {
-        const int4 some = v * 8 < a.columns ? load_int4(reinterpret_cast<const int*>(from + v * 8)) : make_int4(0, 0, 0, 0);
-        to[v] = some;
-        if (quantized) greatest = fmaxf(greatest, fmaxf(fmaxf(larger(some.x), larger(some.y)), fmaxf(larger(some.z), larger(some.w))));
-      }
-      if (quantized) {
-        for (int mask = 16; mask > 0; mask /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, mask));
-        const float scale = fmaxf(greatest * FEW_E4M3_UNIT, FEW_LEAST_SCALE), unit = 1.0f / scale;
-        if (lane == 0) x_scale[row] = scale;
 #pragma unroll 1
-        for (int v = lane; v < vectors; v += 32) {
-          const int4 some = to[v];
-          to[v] = make_int4(rounded(some.x, unit), rounded(some.y, unit), rounded(some.z, unit), rounded(some.w, unit));
-        }
+    for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < x_rows; row += FEW_WARPS) {
+      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x + lane * 8;
+      int4* to = reinterpret_cast<int4*>(x + row * pitch) + lane;
+#pragma unroll 1
+      for (int chunk = 0; chunk < a.chunks; ++chunk, from += FEW_COLUMNS) {
+        copy_async_16(to + chunk * 32, from, chunk * FEW_COLUMNS + lane * 8 < a.columns);
       }
+      if (quantized) round_row(row, to);
+    }
+    copies_wait();
+  }
+  __device__ __forceinline__ void round_row(int row, int4* mine) const {
+    copies_wait();
+    float greatest = 0.0f;
+#pragma unroll 2
+    for (int chunk = 0; chunk < a.chunks; ++chunk) {
+      const int4 some = mine[chunk * 32];
+      greatest = fmaxf(greatest, fmaxf(fmaxf(larger(some.x), larger(some.y)), fmaxf(larger(some.z), larger(some.w))));
+    }
+#pragma unroll 1
+    for (int mask = 16; mask > 0; mask /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, mask));
+    const float scale = fmaxf(greatest * FEW_E4M3_UNIT, FEW_LEAST_SCALE), unit = 1.0f / scale;
+    if (lane == 0) x_scale[row] = scale;
+#pragma unroll 1
+    for (int chunk = 0; chunk < a.chunks; ++chunk, mine += 32) {
+      const int4 some = *mine;
+      *mine = make_int4(rounded(some.x, unit), rounded(some.y, unit), rounded(some.z, unit), rounded(some.w, unit));
     }
   }
   static __device__ __forceinline__ float larger(int pair) {
@@ -231,46 +263,44 @@ struct FewExperts {
   __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
 
   // Where the sums of 16 rows lie: of a token of the job's expert, or of a pair.
-  __device__ __forceinline__ float* sums_of(int job, int chunk, int n, int position) const {
-    if (gated) return parts + ((((job & 1) * chunks() + chunk) * a.room) + n) * FEW_PITCH;
-    return parts + (order[position] * chunks() + chunk) * FEW_PITCH;
+  __device__ __forceinline__ float* sums_of(const Place& at, int n, int position) const {
+    if (gated) return parts + (((at.job & 1) * a.chunks + at.chunk) * a.room + n) * FEW_PITCH;
+    return parts + (order[position] * a.chunks + at.chunk) * FEW_PITCH;
   }
 
-  __device__ __forceinline__ void run_item(int item, int job, uint64_t policy, int total) const {
-    const Place at = place(item);
+  __device__ __forceinline__ void run_stage(const Place& at, int stage, uint32_t parity) const {
     const int4 expert = list[at.expert];
-    const int stage = item % STAGES, wanted = boxes(at.chunk);
+    const int wanted = boxes(at);
     float scales[2][2] = {};
-    if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, wanted, scales);
-    mbarrier_wait(full(stage), item / STAGES & 1);
+    if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
+    mbarrier_wait(full(stage), parity);
+#pragma unroll 1
     for (int n0 = 0; n0 < expert.z; n0 += 8) {
       float sums[4] = {};
       const unsigned char* row = nullptr;
-      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch() + at.chunk * FEW_COLUMNS * 2;
+      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * FEW_COLUMNS * 2;
       multiply(ring + stage * STAGE_BYTES, wanted, row, scales, sums);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int n = n0 + 2 * c + i, position = expert.y + n;
         if (n >= expert.z) continue;
         const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
-        float* to = sums_of(job, at.chunk, n, position) + q;
+        float* to = sums_of(at, n, position) + q;
         to[0] = sums[i] * unit;
         to[8] = sums[i + 2] * unit;
       }
     }
-    __syncwarp();
-    if (lane == 0 && item + STAGES < total) ask_for(item + STAGES, policy);
   }
 
   // Of the lane's two rows and a stage's blocks of 128 columns.
-  __device__ __forceinline__ void load_block_scales(const Place& at, int expert, int wanted, float (&scales)[2][2]) const {
+  __device__ __forceinline__ void load_block_scales(const Place& at, int expert, float (&scales)[2][2]) const {
     const int wide = (a.columns + 127) / 128, high = (a.rows + 127) / 128;
     const int row = at.row_tile * a.tile_rows;
     const int low_block = gated ? expert * 2 * high + row / 128 : expert * high + min(row + q, a.rows - 1) / 128;
     const int high_block = gated ? low_block + high : expert * high + min(row + q + 8, a.rows - 1) / 128;
 #pragma unroll
-    for (int box = 0; box < 2; ++box) {
-      if (box >= wanted) continue;
+    for (int box = 0; box < 2; ++box) {  // a block beyond the last is never multiplied with
+      if (at.chunk * 2 + box >= wide) break;
       scales[0][box] = a.scale[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
       scales[1][box] = a.scale[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
     }
@@ -278,98 +308,121 @@ struct FewExperts {
 
   // ---- what becomes of sums ----------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void finish(int job) const {
-    if (gated) {
-      activate(job);
-    } else {
-      add_choices(job);
-    }
-  }
+  static __device__ __forceinline__ uint16_t bf16_bits(float x) { return static_cast<uint16_t>(pack_bf16(x, 0.0f)); }
 
-  static __device__ __forceinline__ float from_bf16_bits(uint16_t bits) { return bf16_low(bits); }
-  static __device__ __forceinline__ uint16_t to_bf16_bits(float x) { return static_cast<uint16_t>(pack_bf16(x, 0.0f)); }
-
-  // A sum over all columns, with the row's scale and bias; `row` counts the rows of all experts.
-  __device__ __forceinline__ float whole(const float* sums, int apart, int64_t row) const {
-    float total = 0.0f;
-    for (int chunk = 0; chunk < chunks(); ++chunk) total += sums[chunk * apart];
+  // A sum over all columns with the scale and the bias of a row, which counts those of all experts.
+  __device__ __forceinline__ float settled(float total, int64_t row) const {
     if (kind == FewKind::CHANNEL) total *= a.scale[row];
-    if (a.bias != nullptr) total += from_bf16_bits(a.bias[row]);
+    if (a.bias != nullptr) total += bf16_low(a.bias[row]);
     return total;
   }
 
-  __device__ __forceinline__ void activate(int job) const {
-    const int4 expert = list[job / row_tiles()];
-    const int n = threadIdx.x / 8, row = job % row_tiles() * 8 + threadIdx.x % 8;
-    if (n >= expert.z || row >= a.rows) return;
-    const float* sums = sums_of(job, 0, n, 0) + threadIdx.x % 8;
+  // Of gate-up: a thread a token and row.
+  __device__ __forceinline__ void activate(const Place& at) const {
+    const int4 expert = list[at.expert];
+    const int n = threadIdx.x / 8, within = threadIdx.x % 8, row = at.row_tile * 8 + within;
+    if (n >= expert.z) return;
+    const float* sums = sums_of(at, n, 0) + within;
+    float gate = 0.0f, up = 0.0f;
+#pragma unroll 2
+    for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.room * FEW_PITCH) gate += sums[0], up += sums[8];
     const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
-    float gate = whole(sums, a.room * FEW_PITCH, stacked), up = whole(sums + 8, a.room * FEW_PITCH, stacked + a.rows);
+    gate = settled(gate, stacked), up = settled(up, stacked + a.rows);
     if (a.clamped) {
       gate = fminf(gate, a.limit);
       up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
     }
     const float result = up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
-    a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = to_bf16_bits(result);
+    a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
   }
 
-  __device__ __forceinline__ void add_choices(int job) const {
-    for (int i = threadIdx.x; i < a.tokens * a.tile_rows; i += FEW_THREADS) {
-      const int token = i / a.tile_rows, within = i % a.tile_rows, row = job * a.tile_rows + within;
-      if (row >= a.rows) continue;
+  // Of down: what each pair gives to a row, rounded and weighed, in the place of its first sum; then a token's, added up.
+  __device__ __forceinline__ void add_choices(const Place& at) const {
+    const int within = threadIdx.x % FEW_ROWS, row = at.row_tile * a.tile_rows + within;
+    const bool inside = within < a.tile_rows && row < a.rows;
+#pragma unroll 1
+    for (int pair = threadIdx.x / FEW_ROWS; pair < pairs && inside; pair += FEW_THREADS / FEW_ROWS) {
+      const int expert = load_int(a.ids + pair);
+      float* sums = parts + pair * a.chunks * FEW_PITCH + within;
       float total = 0.0f;
-      for (int pair = token * a.top_k; pair < (token + 1) * a.top_k; ++pair) {
-        const int expert = load_int(a.ids + pair);
-        if (expert < 0) continue;
-        const float given = whole(parts + pair * chunks() * FEW_PITCH + within, FEW_PITCH, static_cast<int64_t>(expert) * a.rows + row);
-        total += a.weights[pair] * from_bf16_bits(to_bf16_bits(given));
-      }
-      if (a.shared != nullptr) {
-        float beside = from_bf16_bits(a.shared[static_cast<int64_t>(token) * a.ld_shared + row]);
-        if (a.shared_gate != nullptr) beside = __fdividef(beside, 1.0f + __expf(-from_bf16_bits(a.shared_gate[token])));
-        total += beside;
-      }
-      a.out[static_cast<int64_t>(token) * a.rows + row] = to_bf16_bits(total);
+#pragma unroll 2
+      for (int chunk = 0; chunk < a.chunks; ++chunk) total += sums[chunk * FEW_PITCH];
+      if (expert >= 0) total = a.weights[pair] * bf16_low(bf16_bits(settled(total, static_cast<int64_t>(expert) * a.rows + row)));
+      sums[0] = expert < 0 ? 0.0f : total;
     }
+    __syncthreads();
+    const int token = threadIdx.x / FEW_ROWS;
+    if (token >= a.tokens || !inside) return;
+    float total = 0.0f;
+    const float* given = parts + token * a.top_k * a.chunks * FEW_PITCH + within;
+#pragma unroll 2
+    for (int choice = 0; choice < a.top_k; ++choice, given += a.chunks * FEW_PITCH) total += *given;
+    if (a.shared != nullptr) {
+      float beside = bf16_low(a.shared[static_cast<int64_t>(token) * a.ld_shared + row]);
+      if (a.shared_gate != nullptr) beside = __fdividef(beside, 1.0f + __expf(-bf16_low(a.shared_gate[token])));
+      total += beside;
+    }
+    a.out[static_cast<int64_t>(token) * a.rows + row] = bf16_bits(total);
   }
 
   // ---- the whole ---------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void fill(uint64_t policy) {
-    find_experts();
-    share_out();
-    for (int item = lane; item < min(STAGES, jobs * per_job); item += 32) ask_for(item, policy);
-  }
-
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run() const {
     const uint64_t policy = policy_evict_first();
     if (!gated) launch_dependents();
-    if (threadIdx.x == 0) {
-      tensor_map_prefetch(&map);
-      for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(full(stage), 1);
+    if (threadIdx.x < STAGES) {
+      mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
     if (gated) {
       grid_dependency_wait();
       launch_dependents();
     }
-    __syncwarp();
-    if (warp == 0) fill(policy);
-    if (warp == 1) {
-      for (int i = lane; i < pairs(); i += 32) order[i] = load_int(a.order + i);
+    if (warp == 0) {
+      __syncwarp();
+      share_out();
+      if (lane == 0) fill(policy);
+    } else if (warp == 1) {
+#pragma unroll 1
+      for (int i = lane; i < pairs; i += 32) order[i] = load_int(a.order + i);
     }
     if (!gated) grid_dependency_wait();
+    __syncwarp();
     bring_rows();
     __syncthreads();
-    share_out();
-    for (int job = 0; job < jobs; ++job) {
-      const int begin = job * per_job;
-      for (int item = begin + ((warp - begin) & (FEW_WARPS - 1)); item < begin + per_job; item += FEW_WARPS) {
-        run_item(item, first_job + job, policy, jobs * per_job);
+    go_through(policy);
+  }
+
+  __device__ __forceinline__ void go_through(uint64_t policy) const {
+    const int4 mine = *work;
+    Place job{mine.y, mine.z, 0}, at = job, next = job;  // `next`: what the warp's stage is asked for next
+    if (mine.x > 0) {
+      advance(at, warp);
+      advance(next, warp + STAGES);
+    }
+    int stage = warp;
+    uint32_t parity = 0;
+#pragma unroll 1
+    while (job.job < mine.w) {
+#pragma unroll 1
+      while (at.job == job.job && mine.x > 0) {
+        run_stage(at, stage, parity);
+        __syncwarp();
+        if (lane == 0 && next.job < mine.w) ask_for(next, stage, policy);
+        advance(at, FEW_WARPS);
+        advance(next, FEW_WARPS);
+        stage += FEW_WARPS;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
       }
       __syncthreads();
-      finish(first_job + job);
-      if (!gated) __syncthreads();  // of gate-up the next job's sums lie elsewhere
+      if (gated) {
+        activate(job);  // while the next job's sums go elsewhere
+        advance(job, a.chunks);
+      } else {
+        add_choices(job);
+        __syncthreads();
+        ++job.row_tile, ++job.job;
+      }
     }
   }
 };
@@ -377,8 +430,7 @@ struct FewExperts {
 template <FewKind kind, bool gated>
 __device__ __forceinline__ void sm90_few_experts(const CUtensorMap& map, const FewArguments& a) {
   extern __shared__ unsigned char raw[];
-  unsigned char* base = raw + (-shared_address(raw) & 1023);
-  FewExperts<kind, gated>(a, map, base).run();
+  FewExperts<kind, gated>(a, map, raw + (-shared_address(raw) & 1023)).run();
 }
 
 }  // namespace stoker
