@@ -19,13 +19,13 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertWeights, Routes
+from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes
 
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
-_COLUMNS = 256
+_STAGE_COLUMNS = {"dense": 128, "fp8_channel": 256, "fp8_block": 256}
 _RING, _BARRIERS, _PITCH = 98_304, 256, 20
 _SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
@@ -38,20 +38,17 @@ class FewArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("shared", "shared_gate")),
         *((name, ctypes.c_float) for name in ("limit", "slope")),
         *((name, ctypes.c_int) for name in ("clamped", "tokens", "top_k", "num_tiles", "rows", "columns", "tile_rows")),
-        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "ld_x", "ld_shared", "room")),
+        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "ld_x", "ld_shared")),
     ]
 
 
-def shared_bytes(tokens: int, top_k: int, columns: int, *, gated: bool) -> int:
+def shared_bytes(tokens: int, top_k: int, columns: int, kind: ExpertKind, *, gated: bool) -> int:
     """Dynamic shared memory: the ring on a multiple of 1024 bytes, barriers, the plan, rows of x, sums of tokens."""
-    pairs, chunks = tokens * top_k, -(-columns // _COLUMNS)
-    x_rows, sums = (tokens, 2 * _room(tokens)) if gated else (pairs, pairs)
+    pairs, width = tokens * top_k, _STAGE_COLUMNS[kind]
+    chunks = -(-columns // width)
+    x_rows, sums = (tokens, 2 * tokens) if gated else (pairs, pairs)
     plan = 16 * pairs + 16 * -(-pairs // 4) + 16 * -(-x_rows // 4)
-    return 1024 + _RING + _BARRIERS + plan + x_rows * (chunks * _COLUMNS * 2 + 16) + sums * chunks * _PITCH * 4
-
-
-def _room(tokens: int) -> int:
-    return 8 if tokens <= 8 else MOST_TOKENS
+    return 1024 + _RING + _BARRIERS + plan + x_rows * (chunks * width * 2 + 16) + sums * chunks * _PITCH * 4
 
 
 def down_rows(hidden: int, sms: int) -> int:
@@ -76,7 +73,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16 or (shared is not None and shared.stride(1) != 1):
         return "rows have to be contiguous and start on multiples of 16 bytes"
     room = max(
-        shared_bytes(tokens, top_k, weights.hidden, gated=True), shared_bytes(tokens, top_k, weights.ffn, gated=False)
+        shared_bytes(tokens, top_k, weights.hidden, weights.kind, gated=True),
+        shared_bytes(tokens, top_k, weights.ffn, weights.kind, gated=False),
     )
     if room > _SHARED_LIMIT:
         return f"{tokens} tokens of {top_k} experts of width {weights.ffn} need {room} bytes of shared memory"
@@ -99,11 +97,13 @@ def experts(
     ffn, hidden, device = weights.ffn, weights.hidden, x.device
     inner = torch.empty((tokens * top_k, ffn), dtype=x.dtype, device=device)
     clamped = activation == "clamped"
-    gate_up = _arguments(inner, x, routes, weights.gate_up_scale, weights.gate_up_bias, (ffn, hidden, _GATE_ROWS))
+    width = _STAGE_COLUMNS[weights.kind]
+    sizes = (ffn, hidden, _GATE_ROWS, width)
+    gate_up = _arguments(inner, x, routes, weights.gate_up_scale, weights.gate_up_bias, sizes)
     gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
     _launch(weights, gate_up, device, gated=True)
-    rows = down_rows(hidden, sm_count(device))
-    down = _arguments(out, inner, routes, weights.down_scale, weights.down_bias, (hidden, ffn, rows))
+    sizes = (hidden, ffn, down_rows(hidden, sm_count(device)), width)
+    down = _arguments(out, inner, routes, weights.down_scale, weights.down_bias, sizes)
     down.shared, down.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
     down.ld_shared = 0 if shared is None else shared.stride(0)
     _launch(weights, down, device, gated=False)
@@ -111,23 +111,23 @@ def experts(
 
 
 def _arguments(
-    out: Tensor, x: Tensor, routes: Routes, scale: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int]
+    out: Tensor, x: Tensor, routes: Routes, scale: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int, int]
 ) -> FewArguments:
-    """`sizes`: rows, columns, and rows a stage."""
+    """`sizes`: rows and columns of an expert, and those of a stage."""
     assert routes.plan is not None
     tokens, top_k = routes.ids.shape
-    rows, columns, tile_rows = sizes
+    rows, columns, tile_rows, width = sizes
     return FewArguments(
         out.data_ptr(), x.data_ptr(), cuda.address_of(scale), cuda.address_of(bias), routes.plan.order.data_ptr(),
         routes.plan.tiles.data_ptr(), routes.ids.data_ptr(), routes.weights.data_ptr(), 0, 0, 0.0, 1.0, 0,
-        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-columns // _COLUMNS),
-        x.stride(0), 0, _room(tokens),
+        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-columns // width),
+        x.stride(0), 0,
     )  # fmt: skip
 
 
 def _launch(weights: ExpertWeights, arguments: FewArguments, device: torch.device, *, gated: bool) -> None:
     name = f"{STEM}_{'gate_up' if gated else 'down'}_{weights.kind}"
-    space = shared_bytes(arguments.tokens, arguments.top_k, arguments.columns, gated=gated)
+    space = shared_bytes(arguments.tokens, arguments.top_k, arguments.columns, weights.kind, gated=gated)
     chosen = cuda.kernel(STEM, ARCH, name, space, THREADS, device.index or 0)
     weight = weights.gate_up if gated else weights.down
     a_map = _map(weight.data_ptr(), tuple(weight.shape), weight.element_size(), 0 if gated else arguments.tile_rows)

@@ -256,6 +256,7 @@ inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, s
 inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, outer}, barrier);
 }
+inline void tensor_prefetch_2d(const void*, int, int) {}
 inline void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third, int outer,
                            uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, second, third, outer}, barrier);

@@ -257,6 +257,11 @@ __device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void*
       : "memory");
 }
 
+// Brings a box to the L2.
+__device__ __forceinline__ void tensor_prefetch_2d(const void* map, int inner, int outer) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(inner), "r"(outer) : "memory");
+}
+
 __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third,
                                                int outer, uint32_t barrier, uint64_t policy) {
   asm volatile(

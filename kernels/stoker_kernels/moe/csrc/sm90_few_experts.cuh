@@ -1,14 +1,16 @@
 // Experts' products for few tokens, where the bytes of the chosen experts are the limit: gate and up with their activation,
 // and down with the weighted sum.
 //
-// Every SM streams rows of the chosen experts through a ring that TMA fills: 16 rows × 256 columns a stage, of gate-up eight
+// Every SM streams rows of the chosen experts through a ring that TMA fills: 16 rows × 256 bytes a stage, of gate-up eight
 // rows of gate beside the eight of up. A warp multiplies a stage by mma.sync, weights as A, the expert's tokens as B, and
 // leaves its sums in shared memory; once those of all columns are there they are added in the order of the columns. Down
 // takes the same rows of every chosen expert, so that a CTA adds up its rows of every token itself, choice by choice.
-// A stage is asked for again by the warp that has read it, so that nobody waits for an empty one.
+// A stage is asked for again by the warp that has read it, and is that warp's next time, too: nobody waits for an empty one.
 //
 // Gate-up lets down start only after its own wait: what the router wrote is settled then, and down fills its ring with the
 // experts' rows while gate-up still runs. Both wait for the kernel before them ahead of reading rows of x.
+// Both go through a rehearsal before that, on whatever shared memory holds and with nothing stored: the experts' weights
+// have pushed the kernel's code out of the caches, and it comes back while there is nothing else to do.
 #pragma once
 #include <cuda.h>
 
@@ -18,9 +20,11 @@ namespace stoker {
 
 constexpr int FEW_WARPS = 8, FEW_THREADS = 32 * FEW_WARPS;
 constexpr int FEW_ROWS = 16;            // of the weight in a stage
-constexpr int FEW_COLUMNS = 256;        // of the weight in a stage
 constexpr int FEW_BOX_BYTES = 2048;     // 16 rows of 128 bytes
-constexpr int FEW_RING_BYTES = 98304;
+constexpr int FEW_BOXES = 2;            // of a stage
+constexpr int FEW_STAGE_BYTES = FEW_BOXES * FEW_BOX_BYTES;
+constexpr int FEW_STAGES = 3 * FEW_WARPS;
+constexpr int FEW_RING_BYTES = FEW_STAGES * FEW_STAGE_BYTES;
 constexpr int FEW_BARRIER_BYTES = 256;
 constexpr int FEW_PITCH = 20;           // floats from one token's sums of 16 rows to the next one's
 constexpr float FEW_E4M3_UNIT = 1.0f / 448.0f, FEW_LEAST_SCALE = 1e-12f;
@@ -44,7 +48,6 @@ struct FewArguments {
   int tile_rows;            // of a stage: 8 of gate and of up, or up to 16 of down
   int row_tiles, chunks;    // stages that an expert's rows and columns make
   int ld_x, ld_shared;
-  int room;                 // tokens of an expert that sums have room for: 8 or 16
 };
 
 // A stage of some CTA: 16 rows and 256 columns of an expert, which is an index in the list. Gate-up goes through columns, then
@@ -71,8 +74,7 @@ struct FewPlace {
 template <FewKind kind, bool gated>
 struct FewExperts {
   static constexpr int BYTES = kind == FewKind::BF16 ? 2 : 1;
-  static constexpr int BOX_COLUMNS = 128 / BYTES, BOXES = FEW_COLUMNS / BOX_COLUMNS;
-  static constexpr int STAGE_BYTES = BOXES * FEW_BOX_BYTES, STAGES = FEW_RING_BYTES / STAGE_BYTES;
+  static constexpr int BOX_COLUMNS = 128 / BYTES, COLUMNS = FEW_BOXES * BOX_COLUMNS;
   static constexpr bool quantized = kind != FewKind::BF16;
   using Place = FewPlace<gated>;
 
@@ -97,7 +99,7 @@ struct FewExperts {
         ring(base),
         pairs(a.tokens * a.top_k),
         x_rows(gated ? a.tokens : pairs),
-        pitch(a.chunks * FEW_COLUMNS * 2 + 16),
+        pitch(a.chunks * COLUMNS * 2 + 16),
         list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
         x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
@@ -131,14 +133,19 @@ struct FewExperts {
   }
 
   __device__ __forceinline__ int boxes(const Place& at) const {
-    return min(BOXES, (a.columns - at.chunk * FEW_COLUMNS + BOX_COLUMNS - 1) / BOX_COLUMNS);
+    return min(FEW_BOXES, (a.columns - at.chunk * COLUMNS + BOX_COLUMNS - 1) / BOX_COLUMNS);
+  }
+
+  // Where the map has a stage's first row, of gate-up its first eight.
+  __device__ __forceinline__ int first_row(const Place& at) const {
+    const int expert = list[at.expert].x;
+    return gated ? expert * (a.rows / 4) + at.row_tile : expert * a.rows + at.row_tile * a.tile_rows;
   }
 
   __device__ __forceinline__ void ask_for(const Place& at, int stage, uint64_t policy) const {
-    const int expert = list[at.expert].x, wanted = boxes(at);
-    const int row = gated ? expert * (a.rows / 4) + at.row_tile : expert * a.rows + at.row_tile * a.tile_rows;
-    uint32_t to = shared_address(ring) + stage * STAGE_BYTES;
-    int column = at.chunk * FEW_COLUMNS;
+    const int wanted = boxes(at), row = first_row(at);
+    uint32_t to = shared_address(ring) + stage * FEW_STAGE_BYTES;
+    int column = at.chunk * COLUMNS;
     mbarrier_arrive_expect(full(stage), wanted * 128 * (gated ? FEW_ROWS : a.tile_rows));
 #pragma unroll 1
     for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES, column += BOX_COLUMNS) {
@@ -154,49 +161,54 @@ struct FewExperts {
     at.advance(stages, a.chunks, a.row_tiles, work->x);
   }
 
+  // The first stages; of down, whose experts are known long before its x, as many more come to the L2.
   __device__ __forceinline__ void fill(uint64_t policy) const {
     const int4 mine = *work;
     Place at{mine.y, mine.z, 0};
 #pragma unroll 1
-    for (int stage = 0; stage < STAGES && at.job < mine.w && mine.x > 0; ++stage) {
-      ask_for(at, stage, policy);
+    for (int stage = 0; stage < (gated ? 1 : 2) * FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
+      if (stage < FEW_STAGES) {
+        ask_for(at, stage, policy);
+      } else {
+        tensor_prefetch_2d(&map, at.chunk * COLUMNS, first_row(at));
+        tensor_prefetch_2d(&map, at.chunk * COLUMNS + BOX_COLUMNS, first_row(at));
+      }
       advance(at, 1);
     }
   }
 
   // ---- rows of x ---------------------------------------------------------------------------------------------------
 
-  // A warp takes a row, a lane 16 bytes of each chunk: 16 bits as they are, or rounded to e4m3 with a scale a row, as f16,
-  // which holds them all.
+  // A warp takes a row, a lane every so-many-th 16 bytes: as they are, or rounded to e4m3 with a scale a row, as f16, which
+  // holds them all.
   __device__ __forceinline__ void bring_rows() const {
+    const int vectors = a.chunks * (COLUMNS / 8);
 #pragma unroll 1
     for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < x_rows; row += FEW_WARPS) {
-      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x + lane * 8;
-      int4* to = reinterpret_cast<int4*>(x + row * pitch) + lane;
+      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x;
+      int4* to = reinterpret_cast<int4*>(x + row * pitch);
 #pragma unroll 1
-      for (int chunk = 0; chunk < a.chunks; ++chunk, from += FEW_COLUMNS) {
-        copy_async_16(to + chunk * 32, from, chunk * FEW_COLUMNS + lane * 8 < a.columns);
-      }
-      if (quantized) round_row(row, to);
+      for (int v = lane; v < vectors; v += 32) copy_async_16(to + v, from + v * 8, v * 8 < a.columns);
+      if (quantized) round_row(row, to, vectors);
     }
     copies_wait();
   }
-  __device__ __forceinline__ void round_row(int row, int4* mine) const {
+  __device__ __forceinline__ void round_row(int row, int4* values, int vectors) const {
     copies_wait();
     float greatest = 0.0f;
 #pragma unroll 2
-    for (int chunk = 0; chunk < a.chunks; ++chunk) {
-      const int4 some = mine[chunk * 32];
+    for (int v = lane; v < vectors; v += 32) {
+      const int4 some = values[v];
       greatest = fmaxf(greatest, fmaxf(fmaxf(larger(some.x), larger(some.y)), fmaxf(larger(some.z), larger(some.w))));
     }
 #pragma unroll 1
     for (int mask = 16; mask > 0; mask /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, mask));
     const float scale = fmaxf(greatest * FEW_E4M3_UNIT, FEW_LEAST_SCALE), unit = 1.0f / scale;
     if (lane == 0) x_scale[row] = scale;
-#pragma unroll 1
-    for (int chunk = 0; chunk < a.chunks; ++chunk, mine += 32) {
-      const int4 some = *mine;
-      *mine = make_int4(rounded(some.x, unit), rounded(some.y, unit), rounded(some.z, unit), rounded(some.w, unit));
+#pragma unroll 2
+    for (int v = lane; v < vectors; v += 32) {
+      const int4 some = values[v];
+      values[v] = make_int4(rounded(some.x, unit), rounded(some.y, unit), rounded(some.z, unit), rounded(some.w, unit));
     }
   }
   static __device__ __forceinline__ float larger(int pair) {
@@ -264,22 +276,22 @@ struct FewExperts {
 
   // Where the sums of 16 rows lie: of a token of the job's expert, or of a pair.
   __device__ __forceinline__ float* sums_of(const Place& at, int n, int position) const {
-    if (gated) return parts + (((at.job & 1) * a.chunks + at.chunk) * a.room + n) * FEW_PITCH;
+    if (gated) return parts + (((at.job & 1) * a.chunks + at.chunk) * a.tokens + n) * FEW_PITCH;
     return parts + (order[position] * a.chunks + at.chunk) * FEW_PITCH;
   }
 
-  __device__ __forceinline__ void run_stage(const Place& at, int stage, uint32_t parity) const {
+  __device__ __forceinline__ void run_stage(const Place& at, int stage, uint32_t parity, bool real) const {
     const int4 expert = list[at.expert];
     const int wanted = boxes(at);
     float scales[2][2] = {};
     if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
-    mbarrier_wait(full(stage), parity);
+    if (real) mbarrier_wait(full(stage), parity);
 #pragma unroll 1
     for (int n0 = 0; n0 < expert.z; n0 += 8) {
       float sums[4] = {};
       const unsigned char* row = nullptr;
-      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * FEW_COLUMNS * 2;
-      multiply(ring + stage * STAGE_BYTES, wanted, row, scales, sums);
+      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * COLUMNS * 2;
+      multiply(ring + stage * FEW_STAGE_BYTES, wanted, row, scales, sums);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int n = n0 + 2 * c + i, position = expert.y + n;
@@ -318,14 +330,14 @@ struct FewExperts {
   }
 
   // Of gate-up: a thread a token and row.
-  __device__ __forceinline__ void activate(const Place& at) const {
+  __device__ __forceinline__ void activate(const Place& at, bool real) const {
     const int4 expert = list[at.expert];
     const int n = threadIdx.x / 8, within = threadIdx.x % 8, row = at.row_tile * 8 + within;
     if (n >= expert.z) return;
     const float* sums = sums_of(at, n, 0) + within;
     float gate = 0.0f, up = 0.0f;
 #pragma unroll 2
-    for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.room * FEW_PITCH) gate += sums[0], up += sums[8];
+    for (int chunk = 0; chunk < a.chunks; ++chunk, sums += a.tokens * FEW_PITCH) gate += sums[0], up += sums[8];
     const int64_t stacked = static_cast<int64_t>(expert.x) * 2 * a.rows + row;
     gate = settled(gate, stacked), up = settled(up, stacked + a.rows);
     if (a.clamped) {
@@ -333,11 +345,11 @@ struct FewExperts {
       up = fminf(fmaxf(up, -a.limit), a.limit) + 1.0f;
     }
     const float result = up * __fdividef(gate, 1.0f + __expf(-a.slope * gate));
-    a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
+    if (real) a.out[static_cast<int64_t>(expert.y + n) * a.rows + row] = bf16_bits(result);
   }
 
   // Of down: what each pair gives to a row, rounded and weighed, in the place of its first sum; then a token's, added up.
-  __device__ __forceinline__ void add_choices(const Place& at) const {
+  __device__ __forceinline__ void add_choices(const Place& at, bool real) const {
     const int within = threadIdx.x % FEW_ROWS, row = at.row_tile * a.tile_rows + within;
     const bool inside = within < a.tile_rows && row < a.rows;
 #pragma unroll 1
@@ -362,7 +374,7 @@ struct FewExperts {
       if (a.shared_gate != nullptr) beside = __fdividef(beside, 1.0f + __expf(-bf16_low(a.shared_gate[token])));
       total += beside;
     }
-    a.out[static_cast<int64_t>(token) * a.rows + row] = bf16_bits(total);
+    if (real) a.out[static_cast<int64_t>(token) * a.rows + row] = bf16_bits(total);
   }
 
   // ---- the whole ---------------------------------------------------------------------------------------------------
@@ -370,14 +382,36 @@ struct FewExperts {
   __device__ __forceinline__ void run() const {
     const uint64_t policy = policy_evict_first();
     if (!gated) launch_dependents();
-    if (threadIdx.x < STAGES) {
+    if (threadIdx.x < FEW_STAGES) {
       mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
-    if (gated) {
-      grid_dependency_wait();
-      launch_dependents();
+    if (gated && threadIdx.x == 0) pretend();
+    if (!gated) read_plan(policy);
+#pragma unroll 1
+    for (int real = 0; real < 2; ++real) {
+      if (real) {
+        grid_dependency_wait();
+        if (gated) {
+          launch_dependents();
+          read_plan(policy);
+        }
+      }
+      __syncwarp();
+      bring_rows();
+      __syncthreads();
+      go_through(policy, real);
     }
+  }
+
+  // What the rehearsal of gate-up takes for the plan: one token of the first expert.
+  __device__ __forceinline__ void pretend() const {
+    *work = make_int4(1, 0, 0, 1);
+    list[0] = make_int4(0, 0, 1, 0);
+    order[0] = 0;
+  }
+
+  __device__ __forceinline__ void read_plan(uint64_t policy) const {
     if (warp == 0) {
       __syncwarp();
       share_out();
@@ -386,44 +420,42 @@ struct FewExperts {
 #pragma unroll 1
       for (int i = lane; i < pairs; i += 32) order[i] = load_int(a.order + i);
     }
-    if (!gated) grid_dependency_wait();
-    __syncwarp();
-    bring_rows();
-    __syncthreads();
-    go_through(policy);
   }
 
-  __device__ __forceinline__ void go_through(uint64_t policy) const {
+  // In a rehearsal of one job.
+  __device__ __forceinline__ void go_through(uint64_t policy, bool real) const {
     const int4 mine = *work;
+    const int jobs = real ? mine.w : min(mine.w, 1);
     Place job{mine.y, mine.z, 0}, at = job, next = job;  // `next`: what the warp's stage is asked for next
     if (mine.x > 0) {
       advance(at, warp);
-      advance(next, warp + STAGES);
+      advance(next, warp + FEW_STAGES);
     }
     int stage = warp;
     uint32_t parity = 0;
 #pragma unroll 1
-    while (job.job < mine.w) {
+    while (job.job < jobs) {
 #pragma unroll 1
       while (at.job == job.job && mine.x > 0) {
-        run_stage(at, stage, parity);
+        run_stage(at, stage, parity, real);
         __syncwarp();
-        if (lane == 0 && next.job < mine.w) ask_for(next, stage, policy);
+        if (real && lane == 0 && next.job < jobs) ask_for(next, stage, policy);
         advance(at, FEW_WARPS);
         advance(next, FEW_WARPS);
         stage += FEW_WARPS;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
       }
       __syncthreads();
       if (gated) {
-        activate(job);  // while the next job's sums go elsewhere
+        activate(job, real);  // while the next job's sums go elsewhere
         advance(job, a.chunks);
       } else {
-        add_choices(job);
+        add_choices(job, real);
         __syncthreads();
         ++job.row_tile, ++job.job;
       }
     }
+    if (gated) __syncthreads();
   }
 };
 
