@@ -19,14 +19,17 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
+from stoker_kernels.moe.mxfp4_layout import steps_of
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes
 
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
-_STAGE_COLUMNS = {"dense": 128, "fp8_channel": 256, "fp8_block": 256}
-_RING, _BARRIERS, _PITCH = 98_304, 256, 20
+_BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128, "mxfp4": 256}
+_BOXES = 2  # of 128 bytes a row in a stage
+_RINGS = {"dense": 98_304, "fp8_channel": 98_304, "fp8_block": 98_304, "mxfp4": 69_632}
+_BARRIERS, _PITCH = 256, 20
 _SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
@@ -38,35 +41,38 @@ class FewArguments(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("shared", "shared_gate")),
         *((name, ctypes.c_float) for name in ("limit", "slope")),
         *((name, ctypes.c_int) for name in ("clamped", "tokens", "top_k", "num_tiles", "rows", "columns", "tile_rows")),
-        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "ld_x", "ld_shared")),
+        *((name, ctypes.c_int) for name in ("row_tiles", "chunks", "boxes", "ld_x", "ld_shared")),
     ]
 
 
 def shared_bytes(tokens: int, top_k: int, columns: int, kind: ExpertKind, *, gated: bool) -> int:
     """Dynamic shared memory: the ring on a multiple of 1024 bytes, barriers, the plan, rows of x, sums of tokens."""
-    pairs, width = tokens * top_k, _STAGE_COLUMNS[kind]
-    chunks = -(-columns // width)
+    pairs, chunks = tokens * top_k, -(-_boxes(columns, kind) // _BOXES)
     x_rows, sums = (tokens, 2 * tokens) if gated else (pairs, pairs)
     plan = 16 * pairs + 16 * -(-pairs // 4) + 16 * -(-x_rows // 4)
-    return 1024 + _RING + _BARRIERS + plan + x_rows * (chunks * width * 2 + 16) + sums * chunks * _PITCH * 4
+    rows = x_rows * (chunks * _BOXES * _BOX_COLUMNS[kind] * 2 + 16)
+    return 1024 + _RINGS[kind] + _BARRIERS + plan + rows + sums * chunks * _PITCH * 4
+
+
+def _boxes(columns: int, kind: ExpertKind) -> int:
+    return len(steps_of(columns)) if kind == "mxfp4" else -(-columns // _BOX_COLUMNS[kind])
 
 
 def down_rows(hidden: int, sms: int) -> int:
-    """Rows of down in a stage: as many that every SM takes equally many stages of them, as far as that goes."""
+    """Rows of down in a stage, an even number: as many that every SM takes equally many stages, as far as that goes."""
     rounds = -(-hidden // (_DOWN_ROWS * sms))
-    return -(-hidden // (rounds * sms))
+    return 2 * -(-hidden // (2 * rounds * sms))
 
 
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where the kernels take these operands, else why not."""
     tokens, top_k = routes.ids.shape
-    if weights.kind == "mxfp4" or not chip_of(sm_of(x.device)).wgmma:
-        return "takes experts in 16 bits or FP8, on sm_90"
+    if not chip_of(sm_of(x.device)).wgmma:
+        return "needs sm_90"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
     if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
         return f"takes bfloat16 throughout, not {sorted(map(str, floats))}"
-    size = weights.down.element_size()
-    if any(width * size % 16 or width % 8 for width in (weights.ffn, weights.hidden)):
+    if any(matrix.shape[2] * matrix.element_size() % 16 for matrix in (weights.gate_up, weights.down)) or weights.ffn % 8:
         return f"rows of {weights.ffn} and {weights.hidden} numbers do not start on multiples of 16 bytes"
     if routes.plan is None or not 0 < tokens <= MOST_TOKENS:
         return f"{tokens} tokens are not 1 to {MOST_TOKENS} with a plan"
@@ -97,12 +103,11 @@ def experts(
     ffn, hidden, device = weights.ffn, weights.hidden, x.device
     inner = torch.empty((tokens * top_k, ffn), dtype=x.dtype, device=device)
     clamped = activation == "clamped"
-    width = _STAGE_COLUMNS[weights.kind]
-    sizes = (ffn, hidden, _GATE_ROWS, width)
+    sizes = (ffn, hidden, _GATE_ROWS, _boxes(hidden, weights.kind))
     gate_up = _arguments(inner, x, routes, weights.gate_up_scale, weights.gate_up_bias, sizes)
     gate_up.limit, gate_up.clamped, gate_up.slope = limit, int(clamped), CLAMPED_SLOPE if clamped else 1.0
     _launch(weights, gate_up, device, gated=True)
-    sizes = (hidden, ffn, down_rows(hidden, sm_count(device)), width)
+    sizes = (hidden, ffn, down_rows(hidden, sm_count(device)), _boxes(ffn, weights.kind))
     down = _arguments(out, inner, routes, weights.down_scale, weights.down_bias, sizes)
     down.shared, down.shared_gate = cuda.address_of(shared), cuda.address_of(shared_gate)
     down.ld_shared = 0 if shared is None else shared.stride(0)
@@ -113,14 +118,14 @@ def experts(
 def _arguments(
     out: Tensor, x: Tensor, routes: Routes, scale: Tensor | None, bias: Tensor | None, sizes: tuple[int, int, int, int]
 ) -> FewArguments:
-    """`sizes`: rows and columns of an expert, and those of a stage."""
+    """`sizes`: rows and columns of an expert, rows of a stage, boxes of a row."""
     assert routes.plan is not None
     tokens, top_k = routes.ids.shape
-    rows, columns, tile_rows, width = sizes
+    rows, columns, tile_rows, boxes = sizes
     return FewArguments(
         out.data_ptr(), x.data_ptr(), cuda.address_of(scale), cuda.address_of(bias), routes.plan.order.data_ptr(),
         routes.plan.tiles.data_ptr(), routes.ids.data_ptr(), routes.weights.data_ptr(), 0, 0, 0.0, 1.0, 0,
-        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-columns // width),
+        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-boxes // _BOXES), boxes,
         x.stride(0), 0,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
 
-KINDS = ["dense", "fp8_channel", "fp8_block"]
+KINDS = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
 CPU = torch.device("cpu")
 
 
@@ -95,8 +95,9 @@ def test_experts_give_the_weighted_sum(
 ) -> None:  # fmt: skip
     seed = random.randrange(1 << 20)
     print(f"seed {seed}")
-    ffn = ffn if kind == "dense" else -(-ffn // 16) * 16
-    biased, clamped = kind == "dense" and tokens != 4, tokens % 2 == 0
+    unit = {"dense": 8, "mxfp4": 32}.get(kind, 16)
+    ffn, hidden = -(-ffn // unit) * unit, -(-hidden // unit) * unit
+    biased, clamped = kind in ("dense", "mxfp4") and tokens != 4, tokens % 2 == 0
     weights = random_experts(experts, ffn, hidden, torch.bfloat16, CPU, bias=biased, seed=seed)
     weights = quantize_experts(weights, kind)  # type: ignore[arg-type]
     Machine(library, monkeypatch, sms, seed)
@@ -161,6 +162,6 @@ def test_what_cannot_be_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "shared memory" in str(sm90_few.refusal(x, routes, weights, None))
 
 
-@pytest.mark.parametrize(("hidden", "sms", "rows"), [(2048, 132, 16), (2880, 132, 11), (304, 2, 16), (80, 5, 16)])
+@pytest.mark.parametrize(("hidden", "sms", "rows"), [(2048, 132, 16), (2880, 132, 12), (304, 2, 16), (90, 5, 10)])
 def test_rows_of_down_are_dealt_evenly(hidden: int, sms: int, rows: int) -> None:
     assert sm90_few.down_rows(hidden, sms) == rows

@@ -23,18 +23,17 @@ constexpr int FEW_ROWS = 16;            // of the weight in a stage
 constexpr int FEW_BOX_BYTES = 2048;     // 16 rows of 128 bytes
 constexpr int FEW_BOXES = 2;            // of a stage
 constexpr int FEW_STAGE_BYTES = FEW_BOXES * FEW_BOX_BYTES;
-constexpr int FEW_STAGES = 3 * FEW_WARPS;
-constexpr int FEW_RING_BYTES = FEW_STAGES * FEW_STAGE_BYTES;
+constexpr int FEW_SCALE_BYTES = 256;    // of a stage in MXFP4: 8 a row and box
 constexpr int FEW_BARRIER_BYTES = 256;
 constexpr int FEW_PITCH = 20;           // floats from one token's sums of 16 rows to the next one's
-constexpr float FEW_E4M3_UNIT = 1.0f / 448.0f, FEW_LEAST_SCALE = 1e-12f;
+constexpr float FEW_E4M3_UNIT = 1.0f / 448.0f, FEW_LEAST_SCALE = 1e-12f, FEW_MXFP4_UNIT = 4294967296.0f;
 
-enum class FewKind { BF16, CHANNEL, BLOCK };
+enum class FewKind { BF16, CHANNEL, BLOCK, MXFP4 };
 
 struct FewArguments {
   uint16_t* out;            // gate-up: [pairs, rows] in the plan's order; down: [tokens, rows]
   const uint16_t* x;        // gate-up: [tokens, ld_x]; down: [pairs, columns]
-  const float* scale;       // of channels [experts, (2 ·) rows] or blocks, as `ExpertWeights` has them
+  const void* scale;        // of channels [experts, (2 ·) rows] or others, as `ExpertWeights` has them
   const uint16_t* bias;     // [experts, (2 ·) rows], or null
   const int* order;         // [pairs]
   const int* tiles;         // [num_tiles, 3]
@@ -47,6 +46,7 @@ struct FewArguments {
   int rows, columns;        // of an expert's weight; rows of gate or up alone
   int tile_rows;            // of a stage: 8 of gate and of up, or up to 16 of down
   int row_tiles, chunks;    // stages that an expert's rows and columns make
+  int boxes;                // of 128 bytes that a row makes
   int ld_x, ld_shared;
 };
 
@@ -73,9 +73,10 @@ struct FewPlace {
 
 template <FewKind kind, bool gated>
 struct FewExperts {
-  static constexpr int BYTES = kind == FewKind::BF16 ? 2 : 1;
-  static constexpr int BOX_COLUMNS = 128 / BYTES, COLUMNS = FEW_BOXES * BOX_COLUMNS;
-  static constexpr bool quantized = kind != FewKind::BF16;
+  static constexpr bool packed = kind == FewKind::MXFP4, quantized = kind == FewKind::CHANNEL || kind == FewKind::BLOCK;
+  static constexpr int BOX_COLUMNS = packed ? 256 : quantized ? 128 : 64, COLUMNS = FEW_BOXES * BOX_COLUMNS;
+  static constexpr int STAGES = (packed ? 2 : 3) * FEW_WARPS, DATA_BYTES = STAGES * FEW_STAGE_BYTES;
+  static constexpr int RING_BYTES = DATA_BYTES + (packed ? STAGES * FEW_SCALE_BYTES : 0);
   using Place = FewPlace<gated>;
 
   const FewArguments& a;
@@ -100,14 +101,14 @@ struct FewExperts {
         pairs(a.tokens * a.top_k),
         x_rows(gated ? a.tokens : pairs),
         pitch(a.chunks * COLUMNS * 2 + 16),
-        list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
+        list(reinterpret_cast<int4*>(base + RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
         x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
         x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
         parts(reinterpret_cast<float*>(x + x_rows * pitch)),
         work(list - 1) {}
 
-  __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + FEW_RING_BYTES) + 8 * stage; }
+  __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + RING_BYTES) + 8 * stage; }
 
   // ---- what there is to do -----------------------------------------------------------------------------------------
 
@@ -132,9 +133,27 @@ struct FewExperts {
     __syncwarp();
   }
 
-  __device__ __forceinline__ int boxes(const Place& at) const {
-    return min(FEW_BOXES, (a.columns - at.chunk * COLUMNS + BOX_COLUMNS - 1) / BOX_COLUMNS);
+  __device__ __forceinline__ int boxes(const Place& at) const { return min(FEW_BOXES, a.boxes - at.chunk * FEW_BOXES); }
+
+  // Columns of a box of MXFP4, which is a step of `mxfp4_layout`: 256, then 128, 64 and 32 where they are left.
+  struct Step {
+    int start, width;
+  };
+  __device__ __forceinline__ Step step(int box) const {
+    const int whole = a.columns / 256;
+    if (box < whole) return {box * 256, 256};
+    int start = whole * 256, over = box - whole;
+#pragma unroll 1
+    for (int size = 128; size >= 32; size /= 2) {
+      if (!(a.columns & size)) continue;
+      if (over-- == 0) return {start, size};
+      start += size;
+    }
+    return {start, 0};
   }
+
+  // Where a box begins in a row, as the map counts.
+  __device__ __forceinline__ int first_column(int box) const { return packed ? step(box).start / 2 : box * BOX_COLUMNS; }
 
   // Where the map has a stage's first row, of gate-up its first eight.
   __device__ __forceinline__ int first_row(const Place& at) const {
@@ -145,16 +164,30 @@ struct FewExperts {
   __device__ __forceinline__ void ask_for(const Place& at, int stage, uint64_t policy) const {
     const int wanted = boxes(at), row = first_row(at);
     uint32_t to = shared_address(ring) + stage * FEW_STAGE_BYTES;
-    int column = at.chunk * COLUMNS;
-    mbarrier_arrive_expect(full(stage), wanted * 128 * (gated ? FEW_ROWS : a.tile_rows));
+    const int with_scales = packed ? 8 * (gated ? FEW_ROWS : rows_of(at)) : 0;
+    mbarrier_arrive_expect(full(stage), wanted * (128 * (gated ? FEW_ROWS : a.tile_rows) + with_scales));
 #pragma unroll 1
-    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES, column += BOX_COLUMNS) {
+    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES) {
+      const int column = first_column(at.chunk * FEW_BOXES + box);
       if (gated) {
         tensor_load_4d(to, &map, column, 0, 0, row, full(stage), policy);
       } else {
         tensor_load_2d(to, &map, column, row, full(stage), policy);
       }
+      if (packed) ask_for_scales(at, box, stage);
     }
+  }
+
+  // Rows of down in a stage that the weight has.
+  __device__ __forceinline__ int rows_of(const Place& at) const { return min(a.tile_rows, a.rows - at.row_tile * a.tile_rows); }
+
+  __device__ __forceinline__ void ask_for_scales(const Place& at, int box, int stage) const {
+    const uint32_t to = shared_address(ring) + DATA_BYTES + stage * FEW_SCALE_BYTES + box * (FEW_SCALE_BYTES / FEW_BOXES);
+    const int64_t steps = static_cast<int64_t>(list[at.expert].x) * a.boxes + at.chunk * FEW_BOXES + box;
+    const unsigned char* from = static_cast<const unsigned char*>(a.scale) +
+                                (steps * (gated ? 2 : 1) * a.rows + at.row_tile * a.tile_rows) * 8;
+    bulk_load(to, from, 8 * (gated ? FEW_ROWS / 2 : rows_of(at)), full(stage));
+    if (gated) bulk_load(to + 4 * FEW_ROWS, from + 8 * a.rows, 4 * FEW_ROWS, full(stage));
   }
 
   __device__ __forceinline__ void advance(Place& at, int stages) const {
@@ -166,12 +199,14 @@ struct FewExperts {
     const int4 mine = *work;
     Place at{mine.y, mine.z, 0};
 #pragma unroll 1
-    for (int stage = 0; stage < (gated ? 1 : 2) * FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
-      if (stage < FEW_STAGES) {
+    for (int stage = 0; stage < (gated ? 1 : 2) * STAGES && at.job < mine.w && mine.x > 0; ++stage) {
+      if (stage < STAGES) {
         ask_for(at, stage, policy);
       } else {
-        tensor_prefetch_2d(&map, at.chunk * COLUMNS, first_row(at));
-        tensor_prefetch_2d(&map, at.chunk * COLUMNS + BOX_COLUMNS, first_row(at));
+#pragma unroll 1
+        for (int box = 0; box < boxes(at); ++box) {
+          tensor_prefetch_2d(&map, first_column(at.chunk * FEW_BOXES + box), first_row(at));
+        }
       }
       advance(at, 1);
     }
@@ -182,6 +217,7 @@ struct FewExperts {
   // A warp takes a row, a lane every so-many-th 16 bytes: as they are, or rounded to e4m3 with a scale a row, as f16, which
   // holds them all.
   __device__ __forceinline__ void bring_rows() const {
+    if (packed) return bring_steps();
     const int vectors = a.chunks * (COLUMNS / 8);
 #pragma unroll 1
     for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < x_rows; row += FEW_WARPS) {
@@ -193,6 +229,29 @@ struct FewExperts {
     }
     copies_wait();
   }
+
+  // For MXFP4: a lane takes a word of a step; the eight columns of its codes become 16 bytes. Of the eight words that a lane
+  // multiplies each quarter begins at another place, so that they lie in other banks.
+  __device__ __forceinline__ void bring_steps() const {
+    const int place = lane / 8 * 128 + (lane % 8 + lane / 8 * 2) % 8 * 16;
+#pragma unroll 1
+    for (int row = 0; row < x_rows; ++row) {
+#pragma unroll 1
+      for (int box = (warp + row) % FEW_WARPS; box < a.chunks * FEW_BOXES; box += FEW_WARPS) {
+        const Step at = step(box);
+        const int words = at.width / 8;
+        const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x + at.start + lane;
+        uint32_t pairs_of[4] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (lane < words) pairs_of[i / 2] |= load_16_bits(from + i * words) << (i % 2 * 16);
+        }
+        *reinterpret_cast<uint4*>(x + row * pitch + box * 512 + place) =
+            make_uint4(pairs_of[0], pairs_of[1], pairs_of[2], pairs_of[3]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void round_row(int row, int4* values, int vectors) const {
     copies_wait();
     float greatest = 0.0f;
@@ -234,7 +293,7 @@ struct FewExperts {
       for (int s = 0; s < 2; ++s) {
         const unsigned char* weights = stage + q * 128 + ((2 * c + s) ^ q) * 16;
         const uint4 low = *reinterpret_cast<const uint4*>(weights), high = *reinterpret_cast<const uint4*>(weights + 1024);
-        const unsigned char* tokens = row + (box * BOX_COLUMNS + (2 * c + s) * (16 / BYTES)) * 2;
+        const unsigned char* tokens = row + (box * BOX_COLUMNS + (2 * c + s) * (BOX_COLUMNS / 8)) * 2;
         multiply_16_bytes(low, high, tokens, row != nullptr, quantized ? d[s] : s == 0 ? sums : other);
       }
       if (quantized) {
@@ -271,6 +330,51 @@ struct FewExperts {
     mma_m16n8k16_f16(d, {l0, h0, l1, h1}, b0, b1);
   }
 
+  // As `multiply`, of MXFP4: 2^-32 of the sums.
+  __device__ __forceinline__ void multiply_packed(const unsigned char* stage, const unsigned char* scales, int wanted,
+                                                  const unsigned char* row, float (&sums)[4]) const {
+    float other[4] = {};
+#pragma unroll 1
+    for (int half = 0; half < 2 * wanted; ++half) {
+      const int box = half / 2, s = half % 2;
+      const uint2* of_rows = reinterpret_cast<const uint2*>(scales + box * (FEW_SCALE_BYTES / FEW_BOXES));
+      uint32_t low_scale[4], high_scale[4];
+      spread(of_rows[q], low_scale);
+      spread(of_rows[q + 8], high_scale);
+      const unsigned char* weights = stage + box * FEW_BOX_BYTES + q * 128 + ((2 * c + s) ^ q) * 16;
+      const uint4 low = *reinterpret_cast<const uint4*>(weights), high = *reinterpret_cast<const uint4*>(weights + 1024);
+      const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+      const unsigned char* tokens = row + box * 512 + c * 128;
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (row != nullptr) b = *reinterpret_cast<const uint4*>(tokens + (4 * s + word + 2 * c) % 8 * 16);
+        uint32_t l[4], h[4];
+        decode(lows[word], low_scale, l);
+        decode(highs[word], high_scale, h);
+        mma_m16n8k16_bf16(sums, {l[0], h[0], l[1], h[1]}, b.x, b.y);
+        mma_m16n8k16_bf16(other, {l[2], h[2], l[3], h[3]}, b.z, b.w);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += other[i];
+  }
+  // Eight exponents → bf16, by pairs of code places.
+  static __device__ __forceinline__ void spread(uint2 bytes, uint32_t (&pairs_of)[4]) {
+    pairs_of[0] = __byte_perm(bytes.x, 0, 0x1404) >> 1;
+    pairs_of[1] = __byte_perm(bytes.x, 0, 0x3424) >> 1;
+    pairs_of[2] = __byte_perm(bytes.y, 0, 0x1404) >> 1;
+    pairs_of[3] = __byte_perm(bytes.y, 0, 0x3424) >> 1;
+  }
+  // Eight codes → bf16, by pairs of code places, times their scales: exact.
+  static __device__ __forceinline__ void decode(uint32_t word, const uint32_t (&scale)[4], uint32_t (&values)[4]) {
+    constexpr uint32_t SIGN_AND_SIZE = 0x81C081C0u;
+    values[0] = multiply_bf16(word & SIGN_AND_SIZE, scale[0]);
+    values[1] = multiply_bf16(word << 3 & SIGN_AND_SIZE, scale[1]);
+    values[2] = multiply_bf16(word << 6 & SIGN_AND_SIZE, scale[2]);
+    values[3] = multiply_bf16((word << 1 & 0x80008000u) | (word >> 3 & 0x01800180u) | (word >> 7 & 0x00400040u), scale[3]);
+  }
+
   // The row of x of an expert's n-th token.
   __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
 
@@ -291,12 +395,17 @@ struct FewExperts {
       float sums[4] = {};
       const unsigned char* row = nullptr;
       if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * COLUMNS * 2;
-      multiply(ring + stage * FEW_STAGE_BYTES, wanted, row, scales, sums);
+      const unsigned char* data = ring + stage * FEW_STAGE_BYTES;
+      if (packed) {
+        multiply_packed(data, ring + DATA_BYTES + stage * FEW_SCALE_BYTES, wanted, row, sums);
+      } else {
+        multiply(data, wanted, row, scales, sums);
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int n = n0 + 2 * c + i, position = expert.y + n;
         if (n >= expert.z) continue;
-        const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
+        const float unit = quantized ? x_scale[row_of(position)] : packed ? FEW_MXFP4_UNIT : 1.0f;
         float* to = sums_of(at, n, position) + q;
         to[0] = sums[i] * unit;
         to[8] = sums[i + 2] * unit;
@@ -306,6 +415,7 @@ struct FewExperts {
 
   // Of the lane's two rows and a stage's blocks of 128 columns.
   __device__ __forceinline__ void load_block_scales(const Place& at, int expert, float (&scales)[2][2]) const {
+    const float* all = static_cast<const float*>(a.scale);
     const int wide = (a.columns + 127) / 128, high = (a.rows + 127) / 128;
     const int row = at.row_tile * a.tile_rows;
     const int low_block = gated ? expert * 2 * high + row / 128 : expert * high + min(row + q, a.rows - 1) / 128;
@@ -313,8 +423,8 @@ struct FewExperts {
 #pragma unroll
     for (int box = 0; box < 2; ++box) {  // a block beyond the last is never multiplied with
       if (at.chunk * 2 + box >= wide) break;
-      scales[0][box] = a.scale[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
-      scales[1][box] = a.scale[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
+      scales[0][box] = all[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
+      scales[1][box] = all[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
     }
   }
 
@@ -324,7 +434,7 @@ struct FewExperts {
 
   // A sum over all columns with the scale and the bias of a row, which counts those of all experts.
   __device__ __forceinline__ float settled(float total, int64_t row) const {
-    if (kind == FewKind::CHANNEL) total *= a.scale[row];
+    if (kind == FewKind::CHANNEL) total *= static_cast<const float*>(a.scale)[row];
     if (a.bias != nullptr) total += bf16_low(a.bias[row]);
     return total;
   }
@@ -382,7 +492,7 @@ struct FewExperts {
   __device__ __forceinline__ void run() const {
     const uint64_t policy = policy_evict_first();
     if (!gated) launch_dependents();
-    if (threadIdx.x < FEW_STAGES) {
+    if (threadIdx.x < STAGES) {
       mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
@@ -429,7 +539,7 @@ struct FewExperts {
     Place job{mine.y, mine.z, 0}, at = job, next = job;  // `next`: what the warp's stage is asked for next
     if (mine.x > 0) {
       advance(at, warp);
-      advance(next, warp + FEW_STAGES);
+      advance(next, warp + STAGES);
     }
     int stage = warp;
     uint32_t parity = 0;
@@ -443,7 +553,7 @@ struct FewExperts {
         advance(at, FEW_WARPS);
         advance(next, FEW_WARPS);
         stage += FEW_WARPS;
-        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
       }
       __syncthreads();
       if (gated) {
