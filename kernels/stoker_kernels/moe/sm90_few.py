@@ -72,7 +72,8 @@ def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | 
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
     if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
         return f"takes bfloat16 throughout, not {sorted(map(str, floats))}"
-    if any(matrix.shape[2] * matrix.element_size() % 16 for matrix in (weights.gate_up, weights.down)) or weights.ffn % 8:
+    matrices = (weights.gate_up, weights.down)
+    if weights.ffn % 8 or any(each.shape[2] * each.element_size() % 16 for each in matrices):
         return f"rows of {weights.ffn} and {weights.hidden} numbers do not start on multiples of 16 bytes"
     if routes.plan is None or not 0 < tokens <= MOST_TOKENS:
         return f"{tokens} tokens are not 1 to {MOST_TOKENS} with a plan"
@@ -125,8 +126,8 @@ def _arguments(
     return FewArguments(
         out.data_ptr(), x.data_ptr(), cuda.address_of(scale), cuda.address_of(bias), routes.plan.order.data_ptr(),
         routes.plan.tiles.data_ptr(), routes.ids.data_ptr(), routes.weights.data_ptr(), 0, 0, 0.0, 1.0, 0,
-        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows), -(-boxes // _BOXES), boxes,
-        x.stride(0), 0,
+        tokens, top_k, routes.plan.tiles.shape[0], rows, columns, tile_rows, -(-rows // tile_rows),
+        -(-boxes // _BOXES), boxes, x.stride(0), 0,
     )  # fmt: skip
 
 

@@ -21,12 +21,13 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
 
 KINDS = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
+SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_products.cuh", "few_rows.cuh")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiled = compile_emulated(("sm90_few_experts.cuh",), "few_experts.cpp", tmp_path_factory.mktemp("emulator"))
+    compiled = compile_emulated(SOURCES, "few_experts.cpp", tmp_path_factory.mktemp("emulator"))
     assert compiled.arguments_size() == ctypes.sizeof(sm90_few.FewArguments)
     return compiled
 

@@ -14,41 +14,10 @@
 #pragma once
 #include <cuda.h>
 
-#include "ptx.cuh"
+#include "few_products.cuh"
+#include "few_rows.cuh"
 
 namespace stoker {
-
-constexpr int FEW_WARPS = 8, FEW_THREADS = 32 * FEW_WARPS;
-constexpr int FEW_ROWS = 16;            // of the weight in a stage
-constexpr int FEW_BOX_BYTES = 2048;     // 16 rows of 128 bytes
-constexpr int FEW_BOXES = 2;            // of a stage
-constexpr int FEW_STAGE_BYTES = FEW_BOXES * FEW_BOX_BYTES;
-constexpr int FEW_SCALE_BYTES = 256;    // of a stage in MXFP4: 8 a row and box
-constexpr int FEW_BARRIER_BYTES = 256;
-constexpr int FEW_PITCH = 20;           // floats from one token's sums of 16 rows to the next one's
-constexpr float FEW_E4M3_UNIT = 1.0f / 448.0f, FEW_LEAST_SCALE = 1e-12f, FEW_MXFP4_UNIT = 4294967296.0f;
-
-enum class FewKind { BF16, CHANNEL, BLOCK, MXFP4 };
-
-struct FewArguments {
-  uint16_t* out;            // gate-up: [pairs, rows] in the plan's order; down: [tokens, rows]
-  const uint16_t* x;        // gate-up: [tokens, ld_x]; down: [pairs, columns]
-  const void* scale;        // of channels [experts, (2 ·) rows] or others, as `ExpertWeights` has them
-  const uint16_t* bias;     // [experts, (2 ·) rows], or null
-  const int* order;         // [pairs]
-  const int* tiles;         // [num_tiles, 3]
-  const int* ids;           // [tokens, top_k]
-  const float* weights;     // [tokens, top_k]
-  const uint16_t* shared;   // [tokens, ld_shared], or null
-  const uint16_t* shared_gate;  // [tokens], or null
-  float limit, slope;       // of the clamped activation
-  int clamped, tokens, top_k, num_tiles;
-  int rows, columns;        // of an expert's weight; rows of gate or up alone
-  int tile_rows;            // of a stage: 8 of gate and of up, or up to 16 of down
-  int row_tiles, chunks;    // stages that an expert's rows and columns make
-  int boxes;                // of 128 bytes that a row makes
-  int ld_x, ld_shared;
-};
 
 // A stage of some CTA: 16 rows and 256 columns of an expert, which is an index in the list. Gate-up goes through columns, then
 // rows, then experts; down through columns, then experts, then rows. A job ends where the slowest of the first two begins anew.
@@ -73,10 +42,9 @@ struct FewPlace {
 
 template <FewKind kind, bool gated>
 struct FewExperts {
-  static constexpr bool packed = kind == FewKind::MXFP4, quantized = kind == FewKind::CHANNEL || kind == FewKind::BLOCK;
-  static constexpr int BOX_COLUMNS = packed ? 256 : quantized ? 128 : 64, COLUMNS = FEW_BOXES * BOX_COLUMNS;
-  static constexpr int STAGES = (packed ? 2 : 3) * FEW_WARPS, DATA_BYTES = STAGES * FEW_STAGE_BYTES;
-  static constexpr int RING_BYTES = DATA_BYTES + (packed ? STAGES * FEW_SCALE_BYTES : 0);
+  using Layout = FewLayout<kind>;
+  static constexpr bool packed = Layout::packed, quantized = Layout::quantized;
+  static constexpr int STAGES = Layout::STAGES, RING_BYTES = Layout::RING_BYTES;
   using Place = FewPlace<gated>;
 
   const FewArguments& a;
@@ -100,7 +68,7 @@ struct FewExperts {
         ring(base),
         pairs(a.tokens * a.top_k),
         x_rows(gated ? a.tokens : pairs),
-        pitch(a.chunks * COLUMNS * 2 + 16),
+        pitch(a.chunks * Layout::COLUMNS * 2 + 16),
         list(reinterpret_cast<int4*>(base + RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
         x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
@@ -135,25 +103,10 @@ struct FewExperts {
 
   __device__ __forceinline__ int boxes(const Place& at) const { return min(FEW_BOXES, a.boxes - at.chunk * FEW_BOXES); }
 
-  // Columns of a box of MXFP4, which is a step of `mxfp4_layout`: 256, then 128, 64 and 32 where they are left.
-  struct Step {
-    int start, width;
-  };
-  __device__ __forceinline__ Step step(int box) const {
-    const int whole = a.columns / 256;
-    if (box < whole) return {box * 256, 256};
-    int start = whole * 256, over = box - whole;
-#pragma unroll 1
-    for (int size = 128; size >= 32; size /= 2) {
-      if (!(a.columns & size)) continue;
-      if (over-- == 0) return {start, size};
-      start += size;
-    }
-    return {start, 0};
-  }
-
   // Where a box begins in a row, as the map counts.
-  __device__ __forceinline__ int first_column(int box) const { return packed ? step(box).start / 2 : box * BOX_COLUMNS; }
+  __device__ __forceinline__ int first_column(int box) const {
+    return packed ? few_step(a.columns, box).start / 2 : box * Layout::BOX_COLUMNS;
+  }
 
   // Where the map has a stage's first row, of gate-up its first eight.
   __device__ __forceinline__ int first_row(const Place& at) const {
@@ -179,10 +132,13 @@ struct FewExperts {
   }
 
   // Rows of down in a stage that the weight has.
-  __device__ __forceinline__ int rows_of(const Place& at) const { return min(a.tile_rows, a.rows - at.row_tile * a.tile_rows); }
+  __device__ __forceinline__ int rows_of(const Place& at) const {
+    return min(a.tile_rows, a.rows - at.row_tile * a.tile_rows);
+  }
 
   __device__ __forceinline__ void ask_for_scales(const Place& at, int box, int stage) const {
-    const uint32_t to = shared_address(ring) + DATA_BYTES + stage * FEW_SCALE_BYTES + box * (FEW_SCALE_BYTES / FEW_BOXES);
+    const uint32_t to =
+        shared_address(ring) + Layout::DATA_BYTES + stage * FEW_SCALE_BYTES + box * (FEW_SCALE_BYTES / FEW_BOXES);
     const int64_t steps = static_cast<int64_t>(list[at.expert].x) * a.boxes + at.chunk * FEW_BOXES + box;
     const unsigned char* from = static_cast<const unsigned char*>(a.scale) +
                                 (steps * (gated ? 2 : 1) * a.rows + at.row_tile * a.tile_rows) * 8;
@@ -212,168 +168,7 @@ struct FewExperts {
     }
   }
 
-  // ---- rows of x ---------------------------------------------------------------------------------------------------
-
-  // A warp takes a row, a lane every so-many-th 16 bytes: as they are, or rounded to e4m3 with a scale a row, as f16, which
-  // holds them all.
-  __device__ __forceinline__ void bring_rows() const {
-    if (packed) return bring_steps();
-    const int vectors = a.chunks * (COLUMNS / 8);
-#pragma unroll 1
-    for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < x_rows; row += FEW_WARPS) {
-      const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x;
-      int4* to = reinterpret_cast<int4*>(x + row * pitch);
-#pragma unroll 1
-      for (int v = lane; v < vectors; v += 32) copy_async_16(to + v, from + v * 8, v * 8 < a.columns);
-      if (quantized) round_row(row, to, vectors);
-    }
-    copies_wait();
-  }
-
-  // For MXFP4: a lane takes a word of a step; the eight columns of its codes become 16 bytes. Of the eight words that a lane
-  // multiplies each quarter begins at another place, so that they lie in other banks.
-  __device__ __forceinline__ void bring_steps() const {
-    const int place = lane / 8 * 128 + (lane % 8 + lane / 8 * 2) % 8 * 16;
-#pragma unroll 1
-    for (int row = 0; row < x_rows; ++row) {
-#pragma unroll 1
-      for (int box = (warp + row) % FEW_WARPS; box < a.chunks * FEW_BOXES; box += FEW_WARPS) {
-        const Step at = step(box);
-        const int words = at.width / 8;
-        const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x + at.start + lane;
-        uint32_t pairs_of[4] = {};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (lane < words) pairs_of[i / 2] |= load_16_bits(from + i * words) << (i % 2 * 16);
-        }
-        *reinterpret_cast<uint4*>(x + row * pitch + box * 512 + place) =
-            make_uint4(pairs_of[0], pairs_of[1], pairs_of[2], pairs_of[3]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void round_row(int row, int4* values, int vectors) const {
-    copies_wait();
-    float greatest = 0.0f;
-#pragma unroll 2
-    for (int v = lane; v < vectors; v += 32) {
-      const int4 some = values[v];
-      greatest = fmaxf(greatest, fmaxf(fmaxf(larger(some.x), larger(some.y)), fmaxf(larger(some.z), larger(some.w))));
-    }
-#pragma unroll 1
-    for (int mask = 16; mask > 0; mask /= 2) greatest = fmaxf(greatest, __shfl_xor_sync(0xFFFFFFFFu, greatest, mask));
-    const float scale = fmaxf(greatest * FEW_E4M3_UNIT, FEW_LEAST_SCALE), unit = 1.0f / scale;
-    if (lane == 0) x_scale[row] = scale;
-#pragma unroll 2
-    for (int v = lane; v < vectors; v += 32) {
-      const int4 some = values[v];
-      values[v] = make_int4(rounded(some.x, unit), rounded(some.y, unit), rounded(some.z, unit), rounded(some.w, unit));
-    }
-  }
-  static __device__ __forceinline__ float larger(int pair) {
-    return fmaxf(fabsf(bf16_low(pair)), fabsf(bf16_high(pair)));
-  }
-  static __device__ __forceinline__ int rounded(int pair, float unit) {
-    uint32_t low, high;
-    unpack_e4m3(e4m3_pair(bf16_low(pair) * unit, bf16_high(pair) * unit), low, high);
-    return static_cast<int>(low);
-  }
-
   // ---- products ----------------------------------------------------------------------------------------------------
-
-  // Sums of a stage: rows q and q + 8 of the weight with tokens 2c and 2c + 1 of eight. `row`: of the token q, or null.
-  // A lane's columns of a box are 32 bytes that follow each other, so that a quarter of a warp reads every bank once.
-  __device__ __forceinline__ void multiply(const unsigned char* stage, int wanted, const unsigned char* row,
-                                           const float (&scales)[2][2], float (&sums)[4]) const {
-    float other[4] = {};
-#pragma unroll 1
-    for (int box = 0; box < wanted; ++box, stage += FEW_BOX_BYTES) {
-      float d[2][4] = {};
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const unsigned char* weights = stage + q * 128 + ((2 * c + s) ^ q) * 16;
-        const uint4 low = *reinterpret_cast<const uint4*>(weights), high = *reinterpret_cast<const uint4*>(weights + 1024);
-        const unsigned char* tokens = row + (box * BOX_COLUMNS + (2 * c + s) * (BOX_COLUMNS / 8)) * 2;
-        multiply_16_bytes(low, high, tokens, row != nullptr, quantized ? d[s] : s == 0 ? sums : other);
-      }
-      if (quantized) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float both = d[0][i] + d[1][i];
-          sums[i] += kind == FewKind::BLOCK ? both * (box == 0 ? scales[i / 2][0] : scales[i / 2][1]) : both;
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += other[i];
-  }
-
-  static __device__ __forceinline__ void multiply_16_bytes(uint4 low, uint4 high, const unsigned char* tokens, bool there,
-                                                           float (&d)[4]) {
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    const uint4 b = there ? *reinterpret_cast<const uint4*>(tokens) : none;
-    if (!quantized) {
-      mma_m16n8k16_bf16(d, {low.x, high.x, low.y, high.y}, b.x, b.y);
-      mma_m16n8k16_bf16(d, {low.z, high.z, low.w, high.w}, b.z, b.w);
-      return;
-    }
-    const uint4 more = there ? *reinterpret_cast<const uint4*>(tokens + 16) : none;
-    multiply_word(low.x, high.x, b.x, b.y, d);
-    multiply_word(low.y, high.y, b.z, b.w, d);
-    multiply_word(low.z, high.z, more.x, more.y, d);
-    multiply_word(low.w, high.w, more.z, more.w, d);
-  }
-  static __device__ __forceinline__ void multiply_word(uint32_t low, uint32_t high, uint32_t b0, uint32_t b1, float (&d)[4]) {
-    uint32_t l0, l1, h0, h1;
-    unpack_e4m3(low, l0, l1);
-    unpack_e4m3(high, h0, h1);
-    mma_m16n8k16_f16(d, {l0, h0, l1, h1}, b0, b1);
-  }
-
-  // As `multiply`, of MXFP4: 2^-32 of the sums.
-  __device__ __forceinline__ void multiply_packed(const unsigned char* stage, const unsigned char* scales, int wanted,
-                                                  const unsigned char* row, float (&sums)[4]) const {
-    float other[4] = {};
-#pragma unroll 1
-    for (int half = 0; half < 2 * wanted; ++half) {
-      const int box = half / 2, s = half % 2;
-      const uint2* of_rows = reinterpret_cast<const uint2*>(scales + box * (FEW_SCALE_BYTES / FEW_BOXES));
-      uint32_t low_scale[4], high_scale[4];
-      spread(of_rows[q], low_scale);
-      spread(of_rows[q + 8], high_scale);
-      const unsigned char* weights = stage + box * FEW_BOX_BYTES + q * 128 + ((2 * c + s) ^ q) * 16;
-      const uint4 low = *reinterpret_cast<const uint4*>(weights), high = *reinterpret_cast<const uint4*>(weights + 1024);
-      const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
-      const unsigned char* tokens = row + box * 512 + c * 128;
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        uint4 b = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) b = *reinterpret_cast<const uint4*>(tokens + (4 * s + word + 2 * c) % 8 * 16);
-        uint32_t l[4], h[4];
-        decode(lows[word], low_scale, l);
-        decode(highs[word], high_scale, h);
-        mma_m16n8k16_bf16(sums, {l[0], h[0], l[1], h[1]}, b.x, b.y);
-        mma_m16n8k16_bf16(other, {l[2], h[2], l[3], h[3]}, b.z, b.w);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += other[i];
-  }
-  // Eight exponents → bf16, by pairs of code places.
-  static __device__ __forceinline__ void spread(uint2 bytes, uint32_t (&pairs_of)[4]) {
-    pairs_of[0] = __byte_perm(bytes.x, 0, 0x1404) >> 1;
-    pairs_of[1] = __byte_perm(bytes.x, 0, 0x3424) >> 1;
-    pairs_of[2] = __byte_perm(bytes.y, 0, 0x1404) >> 1;
-    pairs_of[3] = __byte_perm(bytes.y, 0, 0x3424) >> 1;
-  }
-  // Eight codes → bf16, by pairs of code places, times their scales: exact.
-  static __device__ __forceinline__ void decode(uint32_t word, const uint32_t (&scale)[4], uint32_t (&values)[4]) {
-    constexpr uint32_t SIGN_AND_SIZE = 0x81C081C0u;
-    values[0] = multiply_bf16(word & SIGN_AND_SIZE, scale[0]);
-    values[1] = multiply_bf16(word << 3 & SIGN_AND_SIZE, scale[1]);
-    values[2] = multiply_bf16(word << 6 & SIGN_AND_SIZE, scale[2]);
-    values[3] = multiply_bf16((word << 1 & 0x80008000u) | (word >> 3 & 0x01800180u) | (word >> 7 & 0x00400040u), scale[3]);
-  }
 
   // The row of x of an expert's n-th token.
   __device__ __forceinline__ int row_of(int position) const { return gated ? order[position] / a.top_k : position; }
@@ -390,16 +185,17 @@ struct FewExperts {
     float scales[2][2] = {};
     if (kind == FewKind::BLOCK) load_block_scales(at, expert.x, scales);
     if (real) mbarrier_wait(full(stage), parity);
+    const FewProducts<kind> products;
 #pragma unroll 1
     for (int n0 = 0; n0 < expert.z; n0 += 8) {
       float sums[4] = {};
       const unsigned char* row = nullptr;
-      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * COLUMNS * 2;
+      if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * Layout::COLUMNS * 2;
       const unsigned char* data = ring + stage * FEW_STAGE_BYTES;
       if (packed) {
-        multiply_packed(data, ring + DATA_BYTES + stage * FEW_SCALE_BYTES, wanted, row, sums);
+        products.multiply_packed(data, ring + Layout::DATA_BYTES + stage * FEW_SCALE_BYTES, wanted, row, sums);
       } else {
-        multiply(data, wanted, row, scales, sums);
+        products.multiply(data, wanted, row, scales, sums);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -469,8 +265,8 @@ struct FewExperts {
       float total = 0.0f;
 #pragma unroll 2
       for (int chunk = 0; chunk < a.chunks; ++chunk) total += sums[chunk * FEW_PITCH];
-      if (expert >= 0) total = a.weights[pair] * bf16_low(bf16_bits(settled(total, static_cast<int64_t>(expert) * a.rows + row)));
-      sums[0] = expert < 0 ? 0.0f : total;
+      if (expert >= 0) total = settled(total, static_cast<int64_t>(expert) * a.rows + row);
+      sums[0] = expert < 0 ? 0.0f : a.weights[pair] * bf16_low(bf16_bits(total));
     }
     __syncthreads();
     const int token = threadIdx.x / FEW_ROWS;
@@ -508,7 +304,7 @@ struct FewExperts {
         }
       }
       __syncwarp();
-      bring_rows();
+      FewRows<kind>(a, real ? x_rows : min(x_rows, FEW_WARPS), pitch, x, x_scale).bring_rows();
       __syncthreads();
       go_through(policy, real);
     }
@@ -532,7 +328,7 @@ struct FewExperts {
     }
   }
 
-  // In a rehearsal of one job.
+  // In a rehearsal one stage a warp, of one job.
   __device__ __forceinline__ void go_through(uint64_t policy, bool real) const {
     const int4 mine = *work;
     const int jobs = real ? mine.w : min(mine.w, 1);
@@ -549,7 +345,8 @@ struct FewExperts {
       while (at.job == job.job && mine.x > 0) {
         run_stage(at, stage, parity, real);
         __syncwarp();
-        if (real && lane == 0 && next.job < jobs) ask_for(next, stage, policy);
+        if (!real) break;
+        if (lane == 0 && next.job < jobs) ask_for(next, stage, policy);
         advance(at, FEW_WARPS);
         advance(next, FEW_WARPS);
         stage += FEW_WARPS;
@@ -578,7 +375,7 @@ __device__ __forceinline__ void sm90_few_experts(const CUtensorMap& map, const F
 }  // namespace stoker
 
 #define STOKER_SM90_FEW_EXPERTS(name, kind, gated)                                                               \
-  extern "C" __global__ void __launch_bounds__(stoker::FEW_THREADS)                                              \
+  extern "C" __global__ void __launch_bounds__(stoker::FEW_THREADS, 2)                                           \
       name(const __grid_constant__ CUtensorMap map, const __grid_constant__ stoker::FewArguments a) {            \
     stoker::sm90_few_experts<stoker::FewKind::kind, gated>(map, a);                                              \
   }
