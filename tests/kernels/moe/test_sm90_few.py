@@ -88,6 +88,7 @@ def routes_of(tokens: int, top_k: int, experts: int, seed: int, idle: float) -> 
         (7, 3, 5, 24, 528, 4, 0.2),
         (13, 1, 2, 96, 176, 3, 0.0),
         (3, 2, 4, 16, 2064, 2, 0.5),
+        (2, 3, 8, 1040, 48, 1, 0.0),
     ],
 )
 def test_experts_give_the_weighted_sum(
