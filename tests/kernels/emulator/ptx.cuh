@@ -75,7 +75,7 @@ inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
   high = f16_from_e4m3(x >> 16) | static_cast<uint32_t>(f16_from_e4m3(x >> 24)) << 16;
 }
 
-inline uint32_t e4m3(float x) {
+inline uint32_t to_e4m3(float x) {
   const uint32_t sign = std::signbit(x) ? 0x80u : 0u;
   const float size = std::fmin(std::fabs(x), 448.0f);
   if (size < 0x1p-6f) return sign | static_cast<uint32_t>(std::nearbyint(size * 0x1p9f));  // subnormal, or the least normal
@@ -84,7 +84,7 @@ inline uint32_t e4m3(float x) {
   const auto eighths = static_cast<uint32_t>(std::nearbyint(fraction * 16.0f));  // 8…16; 16 carries into the exponent
   return sign | (static_cast<uint32_t>(exponent + 6) * 8 + (eighths - 8));
 }
-inline uint32_t e4m3_pair(float low, float high) { return e4m3(low) | e4m3(high) << 8; }
+inline uint32_t e4m3_pair(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
 
 // ---- arithmetic --------------------------------------------------------------------------------------------------
 
