@@ -1,4 +1,4 @@
-"""`experts` on CUDA: our Hopper kernels where few tokens leave the bytes of the experts as the limit, else Triton.
+"""`experts` on CUDA: our Hopper kernels for the fewest tokens, else Triton.
 
 Invariants: which of them follows from the operands' shapes and dtypes alone.
 Does not know: which layer it serves.
@@ -12,7 +12,7 @@ from torch import Tensor
 from stoker_kernels.moe import sm90_few
 from stoker_kernels.moe.types import ExpertActivation, ExpertWeights, Routes
 
-FEW_TOKENS = 8  # up to which the Hopper kernels are faster
+FEW_TOKENS = 1  # up to which the Hopper kernels are faster
 
 
 def experts(

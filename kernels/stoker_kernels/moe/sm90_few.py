@@ -19,17 +19,15 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.launch.chip import chip_of
 from stoker_kernels.launch.dispatch import sm_count, sm_of
 from stoker_kernels.launch.pdl import pdl_on
-from stoker_kernels.moe.mxfp4_layout import steps_of
 from stoker_kernels.moe.types import CLAMPED_SLOPE, ExpertActivation, ExpertKind, ExpertWeights, Routes
 
 STEM, ARCH = "sm90_few_experts", "sm_90a"
 THREADS = 256
 MOST_TOKENS = 16  # of one tile of a plan
 _GATE_ROWS, _DOWN_ROWS = 8, 16  # of a stage: of gate and of up each, and of down at most
-_BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128, "mxfp4": 256}
+_BOX_COLUMNS = {"dense": 64, "fp8_channel": 128, "fp8_block": 128}
 _BOXES = 2  # of 128 bytes a row in a stage
-_RINGS = {"dense": 98_304, "fp8_channel": 98_304, "fp8_block": 98_304, "mxfp4": 69_632}
-_BARRIERS, _PITCH = 256, 20
+_RING, _BARRIERS, _PITCH = 65_536, 256, 20
 _SHARED_LIMIT = 232_448  # bytes of shared memory that one CTA of sm_90 may have
 
 
@@ -51,11 +49,11 @@ def shared_bytes(tokens: int, top_k: int, columns: int, kind: ExpertKind, *, gat
     x_rows, sums = (tokens, 2 * tokens) if gated else (pairs, pairs)
     plan = 16 * pairs + 16 * -(-pairs // 4) + 16 * -(-x_rows // 4)
     rows = x_rows * (chunks * _BOXES * _BOX_COLUMNS[kind] * 2 + 16)
-    return 1024 + _RINGS[kind] + _BARRIERS + plan + rows + sums * chunks * _PITCH * 4
+    return 1024 + _RING + _BARRIERS + plan + rows + sums * chunks * _PITCH * 4
 
 
 def _boxes(columns: int, kind: ExpertKind) -> int:
-    return len(steps_of(columns)) if kind == "mxfp4" else -(-columns // _BOX_COLUMNS[kind])
+    return -(-columns // _BOX_COLUMNS[kind])
 
 
 def down_rows(hidden: int, sms: int) -> int:
@@ -67,8 +65,8 @@ def down_rows(hidden: int, sms: int) -> int:
 def refusal(x: Tensor, routes: Routes, weights: ExpertWeights, shared: Tensor | None) -> str | None:
     """None where the kernels take these operands, else why not."""
     tokens, top_k = routes.ids.shape
-    if not chip_of(sm_of(x.device)).wgmma:
-        return "needs sm_90"
+    if weights.kind == "mxfp4" or not chip_of(sm_of(x.device)).wgmma:
+        return "takes experts in 16 bits or FP8, on sm_90"
     floats = {x.dtype, *(each.dtype for each in (weights.gate_up_bias, weights.down_bias, shared) if each is not None)}
     if floats != {torch.bfloat16} or (weights.kind == "dense" and weights.down.dtype != torch.bfloat16):
         return f"takes bfloat16 throughout, not {sorted(map(str, floats))}"

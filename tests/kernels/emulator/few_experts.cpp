@@ -5,11 +5,10 @@
 extern "C" void few_experts(int kind, int gated, int ctas, int seed, const CUtensorMap* map,
                             const stoker::FewArguments* a) {
   using stoker::FewKind;
-  void (*const kernels[4][2])(const CUtensorMap&, const stoker::FewArguments&) = {
+  void (*const kernels[3][2])(const CUtensorMap&, const stoker::FewArguments&) = {
       {stoker::sm90_few_experts<FewKind::BF16, false>, stoker::sm90_few_experts<FewKind::BF16, true>},
       {stoker::sm90_few_experts<FewKind::CHANNEL, false>, stoker::sm90_few_experts<FewKind::CHANNEL, true>},
-      {stoker::sm90_few_experts<FewKind::BLOCK, false>, stoker::sm90_few_experts<FewKind::BLOCK, true>},
-      {stoker::sm90_few_experts<FewKind::MXFP4, false>, stoker::sm90_few_experts<FewKind::MXFP4, true>}};
+      {stoker::sm90_few_experts<FewKind::BLOCK, false>, stoker::sm90_few_experts<FewKind::BLOCK, true>}};
   const auto kernel = kernels[kind][gated];
   const auto region = [](const void* at, int64_t bytes) {
     return emulator::Region{const_cast<unsigned char*>(static_cast<const unsigned char*>(at)), bytes};

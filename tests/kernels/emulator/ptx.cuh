@@ -16,7 +16,6 @@ inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
 inline int load_int(const int* p) { return *p; }
-inline uint32_t load_16_bits(const uint16_t* p) { return *p; }
 inline int4 load_int4(const int* p) { return {p[0], p[1], p[2], p[3]}; }
 inline void copy_async_16(void* to, const void* from, bool there) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) emulator::fail("a misaligned copy");
@@ -66,9 +65,6 @@ inline uint16_t f16_from_e4m3(uint8_t x) {
   return to_f16(x & 128 ? -value : value);
 }
 inline uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
-inline uint32_t multiply_bf16(uint32_t x, uint32_t y) {
-  return pack_bf16(bf16_low(x) * bf16_low(y), bf16_high(x) * bf16_high(y));
-}
 inline uint32_t pack_f16(float low, float high) { return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16; }
 inline void unpack_e4m3(uint32_t x, uint32_t& low, uint32_t& high) {
   low = f16_from_e4m3(x) | static_cast<uint32_t>(f16_from_e4m3(x >> 8)) << 16;
@@ -257,16 +253,9 @@ inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, s
     }
   });
 }
-inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
-  if (destination % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("a misaligned copy");
-  const emulator::Cta& to = *emulator::cta;
-  emulator::copy_later(barrier, bytes, [=, &to] { std::memcpy(emulator::shared(to, destination), source, bytes); });
-}
-
 inline void tensor_load_2d(uint32_t destination, const void* map, int inner, int outer, uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, outer}, barrier);
 }
-inline void tensor_prefetch_2d(const void*, int, int) {}
 inline void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third, int outer,
                            uint32_t barrier, uint64_t) {
   load_box(*emulator::cta, destination, map, {inner, second, third, outer}, barrier);

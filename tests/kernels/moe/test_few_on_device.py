@@ -25,7 +25,7 @@ def chained(device: torch.device) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("chained")
-@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block", "mxfp4"])
+@pytest.mark.parametrize("kind", ["dense", "fp8_channel", "fp8_block"])
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 @pytest.mark.parametrize(("experts", "top_k", "ffn", "hidden"), SHAPES)
 def test_a_chain_of_them_gives_the_weighted_sum(
@@ -56,5 +56,5 @@ def test_a_chain_of_them_gives_the_weighted_sum(
         exact = ExpertWeights(dense.gate_up.float(), dense.down.float(), gate_up_bias=dense.gate_up_bias,
                               down_bias=dense.down_bias)  # fmt: skip
     expected = reference.experts(x.float(), routes, exact, activation="clamped", limit=7.0)
-    bound = 8e-3 if kind in ("dense", "mxfp4") else 3e-2
+    bound = 8e-3 if kind == "dense" else 3e-2
     assert ((outs[0].float() - expected).norm() / expected.norm()).item() < bound

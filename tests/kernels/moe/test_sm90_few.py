@@ -20,7 +20,7 @@ from torch import Tensor
 from stoker_kernels.launch import cuda
 from stoker_kernels.moe import Plan, Routes, quantize_experts, reference, sm90_few
 
-KINDS = ["dense", "fp8_channel", "fp8_block", "mxfp4"]
+KINDS = ["dense", "fp8_channel", "fp8_block"]
 SOURCES = ("sm90_few_experts.cuh", "few_arguments.cuh", "few_products.cuh", "few_rows.cuh")
 CPU = torch.device("cpu")
 
@@ -97,9 +97,9 @@ def test_experts_give_the_weighted_sum(
 ) -> None:  # fmt: skip
     seed = random.randrange(1 << 20)
     print(f"seed {seed}")
-    unit = {"dense": 8, "mxfp4": 32}.get(kind, 16)
+    unit = 8 if kind == "dense" else 16
     ffn, hidden = -(-ffn // unit) * unit, -(-hidden // unit) * unit
-    biased, clamped = kind in ("dense", "mxfp4") and tokens != 4, tokens % 2 == 0
+    biased, clamped = kind == "dense" and tokens != 4, tokens % 2 == 0
     weights = random_experts(experts, ffn, hidden, torch.bfloat16, CPU, bias=biased, seed=seed)
     weights = quantize_experts(weights, kind)  # type: ignore[arg-type]
     Machine(library, monkeypatch, sms, seed)

@@ -1,4 +1,4 @@
-// PTX that attention needs besides ptx.cuh: transposed fragments, boxes of three dimensions.
+// PTX that attention needs besides ptx.cuh: transposed fragments, bulk copies.
 #pragma once
 #include <cuda_fp16.h>
 
@@ -69,6 +69,14 @@ __device__ __forceinline__ int atomic_add_acq_rel(int* address, int value) {
   int old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
   return old;
+}
+
+// Copies `bytes` (a multiple of 16) of contiguous memory to shared memory; counted by the barrier.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   destination),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 
 }  // namespace stoker

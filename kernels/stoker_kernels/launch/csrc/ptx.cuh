@@ -52,12 +52,6 @@ __device__ __forceinline__ int load_int(const int* address) {
   return value;
 }
 
-__device__ __forceinline__ uint32_t load_16_bits(const uint16_t* address) {
-  uint16_t value;
-  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address) : "memory");
-  return value;
-}
-
 __device__ __forceinline__ int4 load_int4(const int* address) {
   int4 v;
   asm volatile("ld.global.cg.v4.s32 {%0,%1,%2,%3}, [%4];"
@@ -109,12 +103,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-}
-
-__device__ __forceinline__ uint32_t multiply_bf16(uint32_t x, uint32_t y) {
-  uint32_t product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(y));
-  return product;
 }
 
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
@@ -269,11 +257,6 @@ __device__ __forceinline__ void tensor_load_2d(uint32_t destination, const void*
       : "memory");
 }
 
-// Brings a box to the L2.
-__device__ __forceinline__ void tensor_prefetch_2d(const void* map, int inner, int outer) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(inner), "r"(outer) : "memory");
-}
-
 __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const void* map, int inner, int second, int third,
                                                int outer, uint32_t barrier, uint64_t policy) {
   asm volatile(
@@ -300,14 +283,6 @@ __device__ __forceinline__ void tensor_multicast_4d(uint32_t destination, const 
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;" ::"r"(destination),
       "l"(map), "r"(inner), "r"(second), "r"(third), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
       : "memory");
-}
-
-// Copies `bytes` (a multiple of 16) of contiguous memory to shared memory; counted by the barrier.
-__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   destination),
-               "l"(source), "r"(bytes), "r"(barrier)
-               : "memory");
 }
 
 // Orders this thread's earlier generic-proxy view of memory before its later bulk copies: of all memory, which is a MEMBAR,

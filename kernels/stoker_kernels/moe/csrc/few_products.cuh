@@ -58,50 +58,6 @@ struct FewProducts {
     mma_m16n8k16_f16(d, {l0, h0, l1, h1}, b0, b1);
   }
 
-  // As `multiply`, of MXFP4: 2^-32 of the sums.
-  __device__ __forceinline__ void multiply_packed(const unsigned char* stage, const unsigned char* scales, int wanted,
-                                                  const unsigned char* row, float (&sums)[4]) const {
-    float other[4] = {};
-#pragma unroll 1
-    for (int half = 0; half < 2 * wanted; ++half) {
-      const int box = half / 2, s = half % 2;
-      const uint2* of_rows = reinterpret_cast<const uint2*>(scales + box * (FEW_SCALE_BYTES / FEW_BOXES));
-      uint32_t low_scale[4], high_scale[4];
-      spread(of_rows[q], low_scale);
-      spread(of_rows[q + 8], high_scale);
-      const unsigned char* weights = stage + box * FEW_BOX_BYTES + q * 128 + ((2 * c + s) ^ q) * 16;
-      const uint4 low = *reinterpret_cast<const uint4*>(weights), high = *reinterpret_cast<const uint4*>(weights + 1024);
-      const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
-      const unsigned char* tokens = row + box * 512 + c * 128;
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        uint4 b = make_uint4(0, 0, 0, 0);
-        if (row != nullptr) b = *reinterpret_cast<const uint4*>(tokens + (4 * s + word + 2 * c) % 8 * 16);
-        uint32_t l[4], h[4];
-        decode(lows[word], low_scale, l);
-        decode(highs[word], high_scale, h);
-        mma_m16n8k16_bf16(sums, {l[0], h[0], l[1], h[1]}, b.x, b.y);
-        mma_m16n8k16_bf16(other, {l[2], h[2], l[3], h[3]}, b.z, b.w);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += other[i];
-  }
-  // Eight exponents → bf16, by pairs of code places.
-  static __device__ __forceinline__ void spread(uint2 bytes, uint32_t (&pairs_of)[4]) {
-    pairs_of[0] = __byte_perm(bytes.x, 0, 0x1404) >> 1;
-    pairs_of[1] = __byte_perm(bytes.x, 0, 0x3424) >> 1;
-    pairs_of[2] = __byte_perm(bytes.y, 0, 0x1404) >> 1;
-    pairs_of[3] = __byte_perm(bytes.y, 0, 0x3424) >> 1;
-  }
-  // Eight codes → bf16, by pairs of code places, times their scales: exact.
-  static __device__ __forceinline__ void decode(uint32_t word, const uint32_t (&scale)[4], uint32_t (&values)[4]) {
-    constexpr uint32_t SIGN_AND_SIZE = 0x81C081C0u;
-    values[0] = multiply_bf16(word & SIGN_AND_SIZE, scale[0]);
-    values[1] = multiply_bf16(word << 3 & SIGN_AND_SIZE, scale[1]);
-    values[2] = multiply_bf16(word << 6 & SIGN_AND_SIZE, scale[2]);
-    values[3] = multiply_bf16((word << 1 & 0x80008000u) | (word >> 3 & 0x01800180u) | (word >> 7 & 0x00400040u), scale[3]);
-  }
 };
 
 }  // namespace stoker

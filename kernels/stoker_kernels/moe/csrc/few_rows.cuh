@@ -20,7 +20,6 @@ struct FewRows {
   // A warp takes a row, a lane every so-many-th 16 bytes: as they are, or rounded to e4m3 with a scale a row, as f16, which
   // holds them all.
   __device__ __forceinline__ void bring_rows() const {
-    if (Layout::packed) return bring_steps();
     const int vectors = a.chunks * (Layout::COLUMNS / 8);
 #pragma unroll 1
     for (int row = (warp + FEW_WARPS - 1) % FEW_WARPS; row < count; row += FEW_WARPS) {
@@ -31,28 +30,6 @@ struct FewRows {
       if (Layout::quantized) round_row(row, to, vectors);
     }
     copies_wait();
-  }
-
-  // For MXFP4: a lane takes a word of a step; the eight columns of its codes become 16 bytes. Of the eight words that a lane
-  // multiplies each quarter begins at another place, so that they lie in other banks.
-  __device__ __forceinline__ void bring_steps() const {
-    const int place = lane / 8 * 128 + (lane % 8 + lane / 8 * 2) % 8 * 16;
-#pragma unroll 1
-    for (int row = 0; row < count; ++row) {
-#pragma unroll 1
-      for (int box = (warp + row) % FEW_WARPS; box < a.chunks * FEW_BOXES; box += FEW_WARPS) {
-        const FewStep at = few_step(a.columns, box);
-        const int words = at.width / 8;
-        const uint16_t* from = a.x + static_cast<int64_t>(row) * a.ld_x + at.start + lane;
-        uint32_t pairs_of[4] = {};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (lane < words) pairs_of[i / 2] |= load_16_bits(from + i * words) << (i % 2 * 16);
-        }
-        *reinterpret_cast<uint4*>(x + row * pitch + box * 512 + place) =
-            make_uint4(pairs_of[0], pairs_of[1], pairs_of[2], pairs_of[3]);
-      }
-    }
   }
 
   __device__ __forceinline__ void round_row(int row, int4* values, int vectors) const {

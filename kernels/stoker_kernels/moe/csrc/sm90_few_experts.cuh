@@ -43,8 +43,7 @@ struct FewPlace {
 template <FewKind kind, bool gated>
 struct FewExperts {
   using Layout = FewLayout<kind>;
-  static constexpr bool packed = Layout::packed, quantized = Layout::quantized;
-  static constexpr int STAGES = Layout::STAGES, RING_BYTES = Layout::RING_BYTES;
+  static constexpr bool quantized = Layout::quantized;
   using Place = FewPlace<gated>;
 
   const FewArguments& a;
@@ -69,14 +68,14 @@ struct FewExperts {
         pairs(a.tokens * a.top_k),
         x_rows(gated ? a.tokens : pairs),
         pitch(a.chunks * Layout::COLUMNS * 2 + 16),
-        list(reinterpret_cast<int4*>(base + RING_BYTES + FEW_BARRIER_BYTES)),
+        list(reinterpret_cast<int4*>(base + FEW_RING_BYTES + FEW_BARRIER_BYTES)),
         order(reinterpret_cast<int*>(list + pairs)),
         x_scale(reinterpret_cast<float*>(order + (pairs + 3) / 4 * 4)),
         x(reinterpret_cast<unsigned char*>(x_scale + (x_rows + 3) / 4 * 4)),
         parts(reinterpret_cast<float*>(x + x_rows * pitch)),
         work(list - 1) {}
 
-  __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + RING_BYTES) + 8 * stage; }
+  __device__ __forceinline__ uint32_t full(int stage) const { return shared_address(ring + FEW_RING_BYTES) + 8 * stage; }
 
   // ---- what there is to do -----------------------------------------------------------------------------------------
 
@@ -103,11 +102,6 @@ struct FewExperts {
 
   __device__ __forceinline__ int boxes(const Place& at) const { return min(FEW_BOXES, a.boxes - at.chunk * FEW_BOXES); }
 
-  // Where a box begins in a row, as the map counts.
-  __device__ __forceinline__ int first_column(int box) const {
-    return packed ? few_step(a.columns, box).start / 2 : box * Layout::BOX_COLUMNS;
-  }
-
   // Where the map has a stage's first row, of gate-up its first eight.
   __device__ __forceinline__ int first_row(const Place& at) const {
     const int expert = list[at.expert].x;
@@ -117,53 +111,29 @@ struct FewExperts {
   __device__ __forceinline__ void ask_for(const Place& at, int stage, uint64_t policy) const {
     const int wanted = boxes(at), row = first_row(at);
     uint32_t to = shared_address(ring) + stage * FEW_STAGE_BYTES;
-    const int with_scales = packed ? 8 * (gated ? FEW_ROWS : rows_of(at)) : 0;
-    mbarrier_arrive_expect(full(stage), wanted * (128 * (gated ? FEW_ROWS : a.tile_rows) + with_scales));
+    int column = at.chunk * Layout::COLUMNS;
+    mbarrier_arrive_expect(full(stage), wanted * 128 * (gated ? FEW_ROWS : a.tile_rows));
 #pragma unroll 1
-    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES) {
-      const int column = first_column(at.chunk * FEW_BOXES + box);
+    for (int box = 0; box < wanted; ++box, to += FEW_BOX_BYTES, column += Layout::BOX_COLUMNS) {
       if (gated) {
         tensor_load_4d(to, &map, column, 0, 0, row, full(stage), policy);
       } else {
         tensor_load_2d(to, &map, column, row, full(stage), policy);
       }
-      if (packed) ask_for_scales(at, box, stage);
     }
-  }
-
-  // Rows of down in a stage that the weight has.
-  __device__ __forceinline__ int rows_of(const Place& at) const {
-    return min(a.tile_rows, a.rows - at.row_tile * a.tile_rows);
-  }
-
-  __device__ __forceinline__ void ask_for_scales(const Place& at, int box, int stage) const {
-    const uint32_t to =
-        shared_address(ring) + Layout::DATA_BYTES + stage * FEW_SCALE_BYTES + box * (FEW_SCALE_BYTES / FEW_BOXES);
-    const int64_t steps = static_cast<int64_t>(list[at.expert].x) * a.boxes + at.chunk * FEW_BOXES + box;
-    const unsigned char* from = static_cast<const unsigned char*>(a.scale) +
-                                (steps * (gated ? 2 : 1) * a.rows + at.row_tile * a.tile_rows) * 8;
-    bulk_load(to, from, 8 * (gated ? FEW_ROWS / 2 : rows_of(at)), full(stage));
-    if (gated) bulk_load(to + 4 * FEW_ROWS, from + 8 * a.rows, 4 * FEW_ROWS, full(stage));
   }
 
   __device__ __forceinline__ void advance(Place& at, int stages) const {
     at.advance(stages, a.chunks, a.row_tiles, work->x);
   }
 
-  // The first stages; of down, whose experts are known long before its x, as many more come to the L2.
+  // The first stages, which of down are on their way long before its x is there.
   __device__ __forceinline__ void fill(uint64_t policy) const {
     const int4 mine = *work;
     Place at{mine.y, mine.z, 0};
 #pragma unroll 1
-    for (int stage = 0; stage < (gated ? 1 : 2) * STAGES && at.job < mine.w && mine.x > 0; ++stage) {
-      if (stage < STAGES) {
-        ask_for(at, stage, policy);
-      } else {
-#pragma unroll 1
-        for (int box = 0; box < boxes(at); ++box) {
-          tensor_prefetch_2d(&map, first_column(at.chunk * FEW_BOXES + box), first_row(at));
-        }
-      }
+    for (int stage = 0; stage < FEW_STAGES && at.job < mine.w && mine.x > 0; ++stage) {
+      ask_for(at, stage, policy);
       advance(at, 1);
     }
   }
@@ -191,17 +161,12 @@ struct FewExperts {
       float sums[4] = {};
       const unsigned char* row = nullptr;
       if (n0 + q < expert.z) row = x + row_of(expert.y + n0 + q) * pitch + at.chunk * Layout::COLUMNS * 2;
-      const unsigned char* data = ring + stage * FEW_STAGE_BYTES;
-      if (packed) {
-        products.multiply_packed(data, ring + Layout::DATA_BYTES + stage * FEW_SCALE_BYTES, wanted, row, sums);
-      } else {
-        products.multiply(data, wanted, row, scales, sums);
-      }
+      products.multiply(ring + stage * FEW_STAGE_BYTES, wanted, row, scales, sums);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int n = n0 + 2 * c + i, position = expert.y + n;
         if (n >= expert.z) continue;
-        const float unit = quantized ? x_scale[row_of(position)] : packed ? FEW_MXFP4_UNIT : 1.0f;
+        const float unit = quantized ? x_scale[row_of(position)] : 1.0f;
         float* to = sums_of(at, n, position) + q;
         to[0] = sums[i] * unit;
         to[8] = sums[i + 2] * unit;
@@ -211,7 +176,6 @@ struct FewExperts {
 
   // Of the lane's two rows and a stage's blocks of 128 columns.
   __device__ __forceinline__ void load_block_scales(const Place& at, int expert, float (&scales)[2][2]) const {
-    const float* all = static_cast<const float*>(a.scale);
     const int wide = (a.columns + 127) / 128, high = (a.rows + 127) / 128;
     const int row = at.row_tile * a.tile_rows;
     const int low_block = gated ? expert * 2 * high + row / 128 : expert * high + min(row + q, a.rows - 1) / 128;
@@ -219,8 +183,8 @@ struct FewExperts {
 #pragma unroll
     for (int box = 0; box < 2; ++box) {  // a block beyond the last is never multiplied with
       if (at.chunk * 2 + box >= wide) break;
-      scales[0][box] = all[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
-      scales[1][box] = all[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
+      scales[0][box] = a.scale[static_cast<int64_t>(low_block) * wide + at.chunk * 2 + box];
+      scales[1][box] = a.scale[static_cast<int64_t>(high_block) * wide + at.chunk * 2 + box];
     }
   }
 
@@ -230,9 +194,17 @@ struct FewExperts {
 
   // A sum over all columns with the scale and the bias of a row, which counts those of all experts.
   __device__ __forceinline__ float settled(float total, int64_t row) const {
-    if (kind == FewKind::CHANNEL) total *= static_cast<const float*>(a.scale)[row];
+    if (kind == FewKind::CHANNEL) total *= a.scale[row];
     if (a.bias != nullptr) total += bf16_low(a.bias[row]);
     return total;
+  }
+
+  // What the activation of a job needs beside its sums comes from HBM, which takes as long as a stage.
+  __device__ __forceinline__ void ask_for_scales(const Place& at) const {
+    if (threadIdx.x > 1) return;
+    const int64_t row = (static_cast<int64_t>(list[at.expert].x) * 2 + threadIdx.x) * a.rows + at.row_tile * 8;
+    if (kind == FewKind::CHANNEL) prefetch_l1(a.scale + row);
+    if (a.bias != nullptr) prefetch_l1(a.bias + row);
   }
 
   // Of gate-up: a thread a token and row.
@@ -288,7 +260,7 @@ struct FewExperts {
   __device__ __forceinline__ void run() const {
     const uint64_t policy = policy_evict_first();
     if (!gated) launch_dependents();
-    if (threadIdx.x < STAGES) {
+    if (threadIdx.x < FEW_STAGES) {
       mbarrier_init(full(threadIdx.x), 1);
       mbarrier_init_fence();
     }
@@ -335,12 +307,13 @@ struct FewExperts {
     Place job{mine.y, mine.z, 0}, at = job, next = job;  // `next`: what the warp's stage is asked for next
     if (mine.x > 0) {
       advance(at, warp);
-      advance(next, warp + STAGES);
+      advance(next, warp + FEW_STAGES);
     }
     int stage = warp;
     uint32_t parity = 0;
 #pragma unroll 1
     while (job.job < jobs) {
+      if (gated) ask_for_scales(job);
 #pragma unroll 1
       while (at.job == job.job && mine.x > 0) {
         run_stage(at, stage, parity, real);
@@ -350,7 +323,7 @@ struct FewExperts {
         advance(at, FEW_WARPS);
         advance(next, FEW_WARPS);
         stage += FEW_WARPS;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+        if (stage >= FEW_STAGES) stage -= FEW_STAGES, parity ^= 1;
       }
       __syncthreads();
       if (gated) {
