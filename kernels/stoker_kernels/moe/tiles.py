@@ -22,6 +22,7 @@ TOKEN_TILES = (16, 32, 64, 128)
 _SLACK = 1.5
 _STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
 _WAVES = 2  # of programs, so that the SMs end together
+_FP8_WAVES = 8  # from which on fewer and larger programs are as even
 _IN_TURN = 4  # programs an SM, from which on they follow each other
 
 
@@ -103,7 +104,7 @@ def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool, as_fp8:
     if tile > _STREAMED:
         # Operations count: two warpgroups on 128 × 128 sums, of gate and of up.
         return RowTile(128, 64, 8, 3) if tile == TOKEN_TILES[-1] else RowTile(64, 64, 4, 4)
-    if as_fp8 and tiles * -(-rows // 64) >= _WAVES * sms:
+    if as_fp8 and tiles * -(-rows // 64) >= _FP8_WAVES * sms:
         return RowTile(64, 128, 4, 5)
     # Every SM shall stream some expert's rows: narrower tiles where there would be fewer programs than places.
     for wide in (64, 32):

@@ -199,14 +199,6 @@ struct FewExperts {
     return total;
   }
 
-  // What the activation of a job needs beside its sums comes from HBM, which takes as long as a stage.
-  __device__ __forceinline__ void ask_for_scales(const Place& at) const {
-    if (threadIdx.x > 1) return;
-    const int64_t row = (static_cast<int64_t>(list[at.expert].x) * 2 + threadIdx.x) * a.rows + at.row_tile * 8;
-    if (kind == FewKind::CHANNEL) prefetch_l1(a.scale + row);
-    if (a.bias != nullptr) prefetch_l1(a.bias + row);
-  }
-
   // Of gate-up: a thread a token and row.
   __device__ __forceinline__ void activate(const Place& at, bool real) const {
     const int4 expert = list[at.expert];
@@ -313,7 +305,6 @@ struct FewExperts {
     uint32_t parity = 0;
 #pragma unroll 1
     while (job.job < jobs) {
-      if (gated) ask_for_scales(job);
 #pragma unroll 1
       while (at.job == job.job && mine.x > 0) {
         run_stage(at, stage, parity, real);
