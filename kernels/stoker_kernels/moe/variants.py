@@ -46,7 +46,7 @@ _DOWN_CHOICES = _TILE_CHOICES | {
 }
 
 # Of FP8 where the GPU multiplies it as it is.
-_FP8_CHOICES = {16: (RowTile(64, 128, 4, 5),), 32: (RowTile(64, 128, 4, 5),)}
+_FP8_CHOICES: dict[int, tuple[RowTile, ...]] = {16: (RowTile(64, 128, 4, 5),), 32: (RowTile(64, 128, 4, 5),)}
 
 # Of weights in four bits, by whether gate and up are multiplied together.
 _PACKED_CHOICES = {
