@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stoker_kernels.moe import reference
-from stoker_kernels.moe.triton_experts import experts, pair_rows, sum_pairs
+from stoker_kernels.moe import choose, reference, triton_experts
 from stoker_kernels.moe.triton_route import route
 from stoker_kernels.moe.types import ExpertKind, ExpertWeights, Routes, Routing, quantize_experts
 
@@ -38,15 +37,18 @@ BOUNDS = {"dense": 8e-3, "fp8_channel": 6e-2, "fp8_block": 6e-2, "mxfp4": 8e-3, 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations."""
+    """One layer: the mean of distinct experts, and µs of its parts, of all of it, and of its bytes or operations.
+
+    The experts are timed as they are chosen, and as Triton's kernels alone do them.
+    """
 
     layer: str
     kind: str
     tokens: int
     distinct: float
     route_us: float
-    products_us: float
-    sum_us: float
+    experts_us: float
+    triton_us: float
     us: float
     limit_us: float
 
@@ -81,9 +83,10 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
         if kind == "dense":
             wide = ExpertWeights(weights.gate_up.float(), weights.down.float())
         exact = reference.experts(x.float(), found, wide)
-        error = float((experts(x, found, weights).float() - exact).norm() / exact.norm())
-        if not error < BOUNDS[kind]:
-            complaints.append(f"{what}: error {error:.2e}")
+        for way in (choose, triton_experts):
+            error = float((way.experts(x, found, weights).float() - exact).norm() / exact.norm())
+            if not error < BOUNDS[kind]:
+                complaints.append(f"{what}, {way.__name__}: error {error:.2e}")
     return complaints
 
 
@@ -114,34 +117,33 @@ def measure(layer: str, weights: ExpertWeights, tokens: int) -> Row:
     xs = [torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(SETS)]
     logits = [torch.randn(tokens, count, device=device).bfloat16() for _ in range(SETS)]
     plans = [route(each, routing) for each in logits]
-    given = [pair_rows(x, plan, weights) for x, plan in zip(xs, plans, strict=True)]
-    summed = torch.empty_like(xs[0])
     distinct = statistics.mean(len(plan.ids.unique()) for plan in plans)
 
     def whole(i: int) -> Tensor:
-        return experts(xs[i % SETS], route(logits[i % SETS], routing), weights)
+        return choose.experts(xs[i % SETS], route(logits[i % SETS], routing), weights)
 
     def routed(i: int) -> Routes:
         return route(logits[i % SETS], routing)
 
-    def products(i: int) -> Tensor:
-        return pair_rows(xs[i % SETS], plans[i % SETS], weights)
+    def chosen(i: int) -> Tensor:
+        return choose.experts(xs[i % SETS], plans[i % SETS], weights)
 
-    def sums(i: int) -> Tensor:
-        return sum_pairs(given[i % SETS], plans[i % SETS], summed)
+    def by_triton(i: int) -> Tensor:
+        return triton_experts.experts(xs[i % SETS], plans[i % SETS], weights)
 
     stored = (weights.gate_up, weights.down, weights.gate_up_scale, weights.down_scale)
     moved = distinct * sum(each.nbytes for each in stored if each is not None) / count
     operations = tokens * top_k * 6 * ffn * hidden / (2 if weights.takes_quantized else 1)
     limit = max(moved / BANDWIDTH, operations / OPERATIONS) * 1e6
     return Row(
-        layer, weights.kind, tokens, distinct, timed(routed), timed(products), timed(sums), timed(whole), limit
+        layer, weights.kind, tokens, distinct, timed(routed), timed(chosen), timed(by_triton), timed(whole), limit
     )  # fmt: skip
 
 
 def described(row: Row) -> str:
     """A row as it is printed."""
-    parts = f"route {row.route_us:6.1f}, products {row.products_us:8.1f}, sum {row.sum_us:6.1f}, all {row.us:8.1f} µs"
+    experts = f"experts {row.experts_us:8.1f} (Triton {row.triton_us:8.1f})"
+    parts = f"route {row.route_us:6.1f}, {experts}, all {row.us:8.1f} µs"
     share = f"limit {row.limit_us:8.1f} ({row.limit_us / row.us:.0%})"
     return f"{row.layer:14} {row.kind:12} {row.tokens:5} tokens, {row.distinct:6.1f} experts: {parts}, {share}"
 

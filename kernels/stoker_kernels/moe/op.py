@@ -32,6 +32,7 @@ for _name, _path, _supports in (
     ("reference", "reference", reference_supports),
 ):
     register("keep_experts", _name, f"stoker_kernels.moe.{_path}:keep_experts", _supports, invariant=True)
+register("experts", "own", "stoker_kernels.moe.choose:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "triton", "stoker_kernels.moe.triton_experts:experts", triton_supports(*_FLOATS, FP8, torch.uint8))
 register("experts", "reference", "stoker_kernels.moe.reference:experts", reference_supports)
 

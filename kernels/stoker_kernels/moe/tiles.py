@@ -22,6 +22,7 @@ TOKEN_TILES = (16, 32, 64, 128)
 _SLACK = 1.5
 _STREAMED = 32  # tokens of a tile up to which weights' bytes count, and not operations
 _WAVES = 2  # of programs, so that the SMs end together
+_FP8_WAVES = 8  # from which on fewer and larger programs are as even
 _IN_TURN = 4  # programs an SM, from which on they follow each other
 
 
@@ -128,11 +129,16 @@ def packed_row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) 
     return RowTile(16, 256, 1, 4)
 
 
-def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool) -> RowTile:
-    """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many."""
+def row_tile(tile: int, tiles: int, rows: int, sms: int, *, gated: bool, as_fp8: bool = False) -> RowTile:
+    """For tiles of so many tokens and weights of so many rows; `gated`: of gate and of up as many.
+
+    `as_fp8`: the GPU multiplies FP8 as it is, if there are 64 rows; of fewer every warp makes 16 bits first.
+    """
     if tile > _STREAMED:
         # Operations count: two warpgroups on 128 × 128 sums, of gate and of up.
         return RowTile(128, 64, 8, 3) if tile == TOKEN_TILES[-1] else RowTile(64, 64, 4, 4)
+    if as_fp8 and tiles * -(-rows // 64) >= _FP8_WAVES * sms:
+        return RowTile(64, 128, 4, 5)
     # Every SM shall stream some expert's rows: narrower tiles where there would be fewer programs than places.
     for wide in (64, 32):
         if tiles * -(-rows // wide) >= _WAVES * sms:

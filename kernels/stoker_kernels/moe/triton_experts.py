@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker_kernels.launch.dispatch import interpreting, sm_count
+from stoker_kernels.launch.chip import chip_of
+from stoker_kernels.launch.dispatch import interpreting, sm_count, sm_of
 from stoker_kernels.launch.pdl import launch_options, pdl_trigger, pdl_wait
 from stoker_kernels.launch.triton_kernel import kernel
 from stoker_kernels.moe import triton_int4, triton_mxfp4
@@ -362,8 +363,10 @@ def _groups(weights: ExpertWeights, columns: int) -> tuple[int | None, int]:
 def _row_tile(
     weights: ExpertWeights, tokens: int, tiles: int, rows: int, device: torch.device, *, gated: bool
 ) -> RowTile:
-    rule = packed_row_tile if weights.in_four_bits else row_tile
-    return rule(tokens, tiles, rows, sm_count(device), gated=gated)
+    if weights.in_four_bits:
+        return packed_row_tile(tokens, tiles, rows, sm_count(device), gated=gated)
+    as_fp8 = weights.takes_quantized and chip_of(sm_of(device)).wgmma
+    return row_tile(tokens, tiles, rows, sm_count(device), gated=gated, as_fp8=as_fp8)
 
 
 def _step(weights: ExpertWeights, columns: int) -> int:

@@ -47,6 +47,9 @@ _DOWN_CHOICES = _TILE_CHOICES | {
     tile: (RowTile(64, 128, 4, 4), RowTile(32, 128, 4, 4), RowTile(16, 128, 4, 4), FIXED_TILE) for tile in (16, 32)
 }
 
+# Of FP8 where the GPU multiplies it as it is.
+_FP8_CHOICES: dict[int, tuple[RowTile, ...]] = {16: (RowTile(64, 128, 4, 5),), 32: (RowTile(64, 128, 4, 5),)}
+
 # Of weights in four bits, by whether gate and up are multiplied together.
 _PACKED_CHOICES = {
     gated: {16: (*(RowTile(32, 256, 2, stages) for stages in (3, 4 if gated else 6)), FIXED_PACKED_TILE)}
@@ -113,6 +116,8 @@ def _register_products() -> None:
             bias: dict[str, object] = {"group": None} if biased else {"group": None, "bias": None}
             for gated, table in ((True, _TILE_CHOICES), (False, _DOWN_CHOICES)):
                 _register_product(gated, table, kind, min_sm, types, unscaled | bias)
+                if kind > 0:
+                    _register_product(gated, _FP8_CHOICES, kind, 90, types, bias, max_sm=90)
     packed: dict[str, str] = plan | {"x": f"*{BF16}", "weight": f"*{I32}", "scale": f"*{I64}"}
     for gated, table in _PACKED_CHOICES.items():
         # A rank that is not the first leaves the bias of down to it.
@@ -130,7 +135,7 @@ def _register_products() -> None:
 
 def _register_product(
     gated: bool, table: dict[int, tuple[RowTile, ...]], kind: int, min_sm: int, types: dict[str, str],
-    constants: dict[str, object],
+    constants: dict[str, object], max_sm: int = 999,
 ) -> None:  # fmt: skip
     types = types | {"out": f"*{BF16}", "bias": f"*{BF16}", "ffn": I32_DIVISIBLE, "hidden": I32_DIVISIBLE}
     biased = "bias" not in constants
@@ -144,7 +149,7 @@ def _register_product(
             register_aot(
                 triton_experts.gate_up_kernel if gated else triton_experts.down_kernel, types,
                 [constants | {"TOKENS": tokens, "ROWS": shape.rows, "K": columns, "KIND": kind, "WIDEN": False}],
-                options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm,
+                options={"num_warps": shape.warps, "num_stages": shape.stages}, min_sm=min_sm, max_sm=max_sm,
                 compact=tokens == (16 if gated else 128) and kind == 0 and not biased and shape is shapes[0],
             )  # fmt: skip
 
