@@ -58,7 +58,7 @@ def measure(slots: int, rank: int, tokens: int) -> Row:
     outputs = [torch.zeros((tokens, sum(rows)), device="cuda", dtype=torch.bfloat16) for _, rows in LAYER]
     scratch = torch.empty(max(scratch_elements(tokens, used, rank, len(r), k) for k, r in LAYER), device="cuda")
     adapters = torch.arange(tokens, device="cuda", dtype=torch.int32) % used
-    plan = LoraPlan.allocate(tokens, used, adapters.device).of(tokens, used)
+    plan = LoraPlan.allocate(tokens, used, adapters.device).of(adapters, used)
     group_tokens(adapters, used, plan)
     for target, y in zip(layers[0], outputs, strict=True):
         check(y, inputs[target.a.shape[3]], target, plan, scratch)

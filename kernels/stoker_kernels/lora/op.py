@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker_kernels.launch.dispatch import reference_supports, register, select, triton_supports
+from stoker_kernels.lora.cluster_shrink import row_ranks
 from stoker_kernels.lora.types import SMALL_TILE, LoraPlan, LoraTarget, plan_tile, plan_tiles
 from stoker_kernels.quant import Quantized
 
@@ -101,9 +102,10 @@ def splits_of(plan: LoraPlan, columns: int) -> int:
 
 
 def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
-    """fp32 elements of scratch that `shrink_lora` needs for `tokens` tokens of up to `columns` columns."""
+    """fp32 elements of scratch that `shrink_lora`, or `shrink_rows`, needs for `tokens` tokens of up to `columns` columns."""
     tile, tiles = plan_tile(tokens), plan_tiles(tokens, slots)
-    return tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
+    sums = tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
+    return max(sums, -(-tokens * pieces * row_ranks(max_rank) // 2))  # of `shrink_rows`, in 16 bits
 
 
 def _splits(tile: int, tiles: int, columns: int) -> int:

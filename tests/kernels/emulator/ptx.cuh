@@ -15,6 +15,10 @@ inline uint64_t policy_evict_first() { return 1; }
 inline uint64_t policy_evict_last() { return 2; }
 inline uint64_t policy_evict_normal() { return 3; }
 inline void prefetch_l1(const void*) {}
+inline void prefetch_l2(const void* p, uint32_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % 16 || bytes % 16) emulator::fail("a misaligned prefetch");
+  for (uint32_t i = 0; i < bytes; ++i) static_cast<const volatile unsigned char*>(p)[i];  // of what is there alone
+}
 inline void named_barrier(int id, int threads) { emulator::rendezvous(10 + id, threads); }
 inline void tensor_map_prefetch(const void*) {}
 inline void proxy_fence_async() {}
@@ -92,6 +96,16 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 }
 inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_m16n8k16(d, a, b0, b1, from_bf16);
+}
+
+inline uint32_t transpose_matrix(uint32_t r) {
+  const auto all = emulator::gather(r, 32);
+  const int row = emulator::lane() / 4, column = emulator::lane() % 4 * 2;
+  uint32_t transposed = 0;
+  for (int half = 0; half < 2; ++half) {
+    transposed |= (all[(column + half) * 4 + row / 2] >> 16 * (row % 2) & 0xFFFF) << 16 * half;
+  }
+  return transposed;
 }
 
 // Lane 8m + i has the address of row i of matrix m, which becomes column i of the fragment.

@@ -35,7 +35,7 @@ def target(
 
 
 def plan(adapters: torch.Tensor, slots: int) -> lora.LoraPlan:
-    made = lora.LoraPlan.allocate(len(adapters), slots, adapters.device).of(len(adapters), slots)
+    made = lora.LoraPlan.allocate(len(adapters), slots, adapters.device).of(adapters, slots)
     lora.group_tokens(adapters, slots, made)
     return made
 
@@ -51,7 +51,7 @@ def test_tokens_are_grouped_by_slot(seed: int, device: torch.device) -> None:
     adapters = draw(generator, tokens, slots, device)
     if seed == 5:
         adapters.fill_(slots - 1)
-    got, expected = (lora.LoraPlan.allocate(1024, slots, device).of(tokens, slots) for _ in range(2))
+    got, expected = (lora.LoraPlan.allocate(1024, slots, device).of(adapters, slots) for _ in range(2))
     got.order.fill_(99)
     got.adapters.fill_(99)
     lora.group_tokens(adapters, slots, got)
@@ -153,7 +153,7 @@ def test_wide_matrices_match_in_a_graph(tokens: int, device: torch.device) -> No
     adapters = draw(generator, tokens, 8, device)
     adapters[0] = 0
     scratch = torch.empty(lora.scratch_elements(tokens, 8, 64, 3, 3584), device=device)
-    step = lora.LoraPlan.allocate(tokens, 8, device).of(tokens, 8)
+    step = lora.LoraPlan.allocate(tokens, 8, device).of(adapters, 8)
     got = torch.zeros((tokens, 4608), dtype=torch.bfloat16, device=device)
 
     def body() -> None:

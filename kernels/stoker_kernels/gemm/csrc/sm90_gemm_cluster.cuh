@@ -9,13 +9,15 @@
 // Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
 // chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
 //
+// Adapters: what they add to a tile joins its sums before they are stored (gemm_adapters.cuh).
+//
 // GATED: W stacks the rows of a gate and of an up projection, and the result is silu(gate) · up, [M, N / 2]. The map of W
 // has four dimensions, so that TMA lays 8 rows of gate and 8 of up side by side and one thread holds both sums.
 #pragma once
 #include <cuda.h>
 
 #include "cluster_split.cuh"
-#include "gemm_epilogue.cuh"
+#include "gemm_adapters.cuh"
 #include "sm90_chunk.cuh"
 #include "wgmma.cuh"
 
@@ -125,13 +127,29 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
   }
 }
 
-template <typename T, int BN, int KC, int MT, bool GATED>
+// Brings B of the adapters to L2, for the tiles of this CTA.
+template <int BN, bool GATED>
+__device__ __forceinline__ void prefetch_tiles(const AdapterArguments& a, const GemmArguments& g, const ClusterSplit& part,
+                                               int group) {
+  constexpr int rows = GATED ? GROUP_ROWS / 2 : GROUP_ROWS;
+  for (int i = 0; i < part.segments(); ++i) {
+    const int first = part.segment(i).tile * (GATED ? BN / 2 : BN) + group * rows;
+    for (int half = 0; half < (GATED ? 2 : 1); ++half) {
+      prefetch_adapters(a, first + half * g.n, min(rows, g.n - first));
+    }
+  }
+}
+
+template <typename T, int BN, int KC, int MT, bool GATED, typename Adapters>
 __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
-                                        const ClusterRing<BN, KC, MT>& ring) {
+                                        const ClusterRing<BN, KC, MT>& ring, const Adapters& adapters) {
   const int group = threadIdx.x / GROUP_THREADS, lane = threadIdx.x % 32;
   float acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
+  if constexpr (Adapters::present) {
+    if (adapters.planned) prefetch_tiles<BN, GATED>(adapters, g, part, group);
+  }
   grid_dependency_wait();
   for (int i = 0; i < part.segments(); ++i) {
     const ClusterSplit::Segment segment = part.segment(i);
@@ -163,6 +181,10 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     if (alone || part.rank < MT / 8) {
       const int row = segment.tile * BN + group * GROUP_ROWS, first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
       unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
+      if constexpr (Adapters::present) {
+        const auto rows = AdapterRows::of<GATED>(adapters, GATED ? row / 2 : row, g.n);
+        add_adapters<MT / 8>(adapters, rows, g.m, acc, 0, first, step);
+      }
       if constexpr (GATED) {
         store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
       } else {
@@ -172,9 +194,9 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   }
 }
 
-template <typename T, int BN, int KC, int MT, bool GATED = false>
+template <typename T, int BN, int KC, int MT, bool GATED = false, typename Adapters = NoAdapters>
 __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                  const GemmArguments& g) {
+                                                  const GemmArguments& g, const Adapters& adapters = {}) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const int size = cluster_size(), rank = cluster_rank();
@@ -201,7 +223,7 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
   if (producer) {
     if (threadIdx.x % 32 == 0) produce<T, BN, KC, MT, GATED>(w_map, x_map, part, ring, g.stages);
   } else {
-    consume<T, BN, KC, MT, GATED>(g, part, ring);
+    consume<T, BN, KC, MT, GATED>(g, part, ring, adapters);
   }
 }
 

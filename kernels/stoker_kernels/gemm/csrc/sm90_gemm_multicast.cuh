@@ -13,7 +13,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "gemm_epilogue.cuh"
+#include "gemm_adapters.cuh"
 #include "sm90_chunk.cuh"
 #include "wgmma.cuh"
 
@@ -140,10 +140,10 @@ __device__ __forceinline__ void multiply_part(const MulticastPart& mine, const M
 
 // Sends every block of `acc`, block j to the CTA of the tile whose part is j % split, and stores the sums of this CTA's
 // blocks. They run over the parts in order, whoever sums: a token's bits do not depend on its place.
-template <int BN, int MT>
+template <int BN, int MT, typename Adapters>
 __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const MulticastPart& mine,
                                               const MulticastRing<BN, MT>& ring, int group, const RowScales& rows,
-                                              const float (&acc)[MT / 2]) {
+                                              const float (&acc)[MT / 2], const Adapters& adapters) {
   const PartSums<BN, MT> sums(mine.split);
   const int t = threadIdx.x % GROUP_THREADS, row = mine.tile * BN + group * GROUP_ROWS;
   int to = 0, place = sums.offset(mine.part, group, 0) + t * 16;
@@ -168,15 +168,18 @@ __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const Mult
       sum[2] += v.z;
       sum[3] += v.w;
     }
+    if constexpr (Adapters::present) {
+      add_adapters<1>(adapters, AdapterRows::of<false>(adapters, row, g.n), g.m, sum, j, 0, 1);
+    }
     stage_block(g, rows, j, sum, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);
   store_blocks<MT>(g, row, staging, mine.part, mine.split);
 }
 
-template <typename T, int BN, int MT>
+template <typename T, int BN, int MT, typename Adapters = NoAdapters>
 __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                    const GemmArguments& g) {
+                                                    const GemmArguments& g, const Adapters& adapters = {}) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const MulticastPart mine(cluster_rank(), cluster_size(), g.share, g.k_blocks);
@@ -200,13 +203,17 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
+  if constexpr (Adapters::present) {
+    const int row = mine.tile * BN + group * GROUP_ROWS;
+    if (adapters.planned) prefetch_adapters(adapters, row, min(GROUP_ROWS, g.n - row));
+  }
   float acc[MT / 2];
   cluster_wait();
   grid_dependency_wait();
   multiply_part<T, BN, MT>(mine, ring, g.stages, group, acc);
   cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
-  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc);
+  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc, adapters);
 }
 
 }  // namespace stoker

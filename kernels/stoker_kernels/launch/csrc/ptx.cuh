@@ -43,6 +43,11 @@ __device__ __forceinline__ uint64_t policy_evict_normal() { return 0x10000000000
 
 __device__ __forceinline__ void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
 
+// Brings `bytes` at p, multiples of 16 both, to L2.
+__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 // ---- named barriers ----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -85,6 +90,12 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Transposes an 8x8 matrix of 16-bit values that a warp holds, two neighbours of row lane/4 a lane.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+  return transposed;
+}
 
 // Stores four 8x8 matrices of 16-bit values transposed: fragment column c becomes the 16-byte row at lane c's address.
 __device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {

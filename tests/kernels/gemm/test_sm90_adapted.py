@@ -1,0 +1,111 @@
+"""Products with adapters in two launches, run on the CPU by `emulator/`: mixed ranks, tokens without one, NaN between."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.kernels.emulator.gemm import Machine
+
+from stoker_kernels import lora
+from stoker_kernels.gemm import adapted, small, tiles
+from stoker_kernels.gemm.small import Operands, Tile
+from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, cluster_shrink, reference
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _chained(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (adapted, cluster_shrink, tiles):
+        monkeypatch.setattr(module, "pdl_on", lambda _: True)
+
+
+def target_of(
+    generator: torch.Generator, slots: int, max_rank: int, columns: int, rows: tuple[int, ...]
+) -> LoraTarget:
+    """Matrices in a slab like the executor's, with NaN wherever no adapter has a rank; slot 1 has a NaN of its own."""
+    pieces, line = len(rows), len(rows) * columns + -(-sum(rows) // 16) * 16
+    slab = torch.randn((slots, max_rank, line), generator=generator) * 0.05
+    ranks = torch.randint(0, max_rank + 1, (slots,), generator=generator, dtype=torch.int32)
+    ranks[0] = max_rank
+    for slot, rank in enumerate(ranks.tolist()):
+        slab[slot, rank:] = torch.nan
+    if slots > 1 and ranks[1] > 0:
+        slab[1, 0] = torch.nan
+    slab = slab.to(BF16)
+    a = slab[:, :, : pieces * columns].view(slots, max_rank, pieces, columns)
+    return LoraTarget(a, slab[:, :, pieces * columns :][..., : sum(rows)], ranks, rows)
+
+
+def step_of(tokens: torch.Tensor, target: LoraTarget, planned: bool) -> LoraStep:
+    slots, max_rank, pieces, columns = target.a.shape
+    plan = LoraPlan.allocate(len(tokens), slots, tokens.device).of(tokens, slots)
+    reference.group_tokens(tokens, slots, plan)
+    room = lora.scratch_elements(len(tokens), slots, max_rank, pieces, columns)
+    return LoraStep(plan, torch.full((room,), torch.nan), planned)
+
+
+def run(
+    machine: Machine, tile: Tile, m: int, k: int, rows: tuple[int, ...], slots: int, max_rank: int, seed: int = 0
+) -> torch.Tensor:
+    """Run both launches on random operands, and compare with the definition; returns the result."""
+    generator, rng = torch.Generator().manual_seed(m * k + seed), random.Random(seed)
+    x = torch.randn((m, k), generator=generator).to(BF16)
+    n = sum(rows)
+    weight = (torch.randn((n, k), generator=generator) * k**-0.5).to(BF16)
+    bias = None if tile.gated else torch.randn((n,), generator=generator).to(BF16)
+    target = target_of(generator, slots, max_rank, k, rows)
+    tokens = torch.randint(-1, slots, (m,), generator=generator, dtype=torch.int32)
+    tokens[0] = 0
+    step = step_of(tokens, target, planned=rng.random() < 0.5)
+    out = torch.full((m, n // 2 if tile.gated else n), torch.nan, dtype=BF16)
+    operands = Operands(x, weight, out, bias)
+    assert small.refusal(tile, operands) is None
+    assert adapted.refusal(operands, target, step) is None
+    machine.x, machine.out = x, step.scratch
+    adapted.run(replace(tile, adapted=True), operands, target, step)
+    want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
+    scratch = torch.empty(lora.scratch_elements(m, slots, max_rank, len(rows), k))
+    reference.shrink_lora(x, target, step.plan, scratch, planned=False)
+    reference.expand_lora(want, target, step.plan, scratch.to(BF16).float(), planned=False)
+    if tile.gated:
+        gate, up = want.chunk(2, dim=1)
+        want = gate * torch.sigmoid(gate) * up
+    torch.testing.assert_close(out.float(), want, rtol=2.0**-7, atol=4e-3, equal_nan=True)
+    assert not out[(tokens != 1) | (slots == 1)].isnan().any()
+    return out
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 1), (64, 2, 2), (128, 1, 4)])
+def test_plain_products_match(machine: Machine, tokens: int, size: int, chunks: int, cluster: int) -> None:
+    # Pieces that end within a group of rows, and within a warp's.
+    tile = Tile("cluster", size, chunks, tokens, 3, 1, cluster)
+    run(machine, tile, tokens - 1, 448, (200, 24, 88), slots=3, max_rank=16)
+    run(machine, tile, 1, 256, (72,), slots=2, max_rank=5)
+
+
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 2), (64, 2, 1), (128, 1, 2)])
+def test_gated_products_match(machine: Machine, tokens: int, size: int, chunks: int, cluster: int) -> None:
+    tile = Tile("cluster", size, chunks, tokens, 3, 1, cluster, gated=True)
+    run(machine, tile, tokens - 2, 576, (264, 264), slots=5, max_rank=24)
+
+
+@pytest.mark.parametrize(("share", "split"), [(1, 3), (2, 2), (1, 8)])
+@pytest.mark.parametrize("size", [64, 128])
+def test_multicast_products_match(machine: Machine, size: int, share: int, split: int) -> None:
+    tile = Tile("multicast", size, 1, 64, 3, 1, share * split, share=share)
+    run(machine, tile, 61, 640, (136, 40), slots=11, max_rank=33)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_order_changes_a_bit(machine: Machine, seed: int) -> None:
+    tile = Tile("cluster", 64, 1, 32, 3, 1, 2)
+    plain = run(machine, tile, 27, 960, (320,), slots=4, max_rank=40, seed=9)
+    machine.seed = seed + 1
+    again = run(machine, tile, 27, 960, (320,), slots=4, max_rank=40, seed=9)
+    assert torch.equal(again.view(torch.int16), plain.view(torch.int16))
