@@ -1,5 +1,5 @@
-"""Products with a linear layer's weight, BF16 and FP8: `linear`, `linear_silu_mul` for the gated half of an MLP, and both
-with what adapters add (`adapted.py`).
+"""Products with a linear layer's weight, BF16 and FP8: `linear`, `linear_silu_mul` for the gated half of an MLP, and
+both with what adapters add (`adapted.py`).
 
 `choose.py` runs cuBLAS or the tile that `table.py` names, which knows what was measured on this machine (`tuned.py`):
 `small.py` (few tokens), `wide.py`, `gated.py`; csrc/ has their CUDA. On CPUs `onednn.py` runs, over weights that `pack`

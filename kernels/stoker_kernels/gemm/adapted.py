@@ -35,8 +35,8 @@ from stoker_kernels.lora import (
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 
 MOST_TOKENS = 64
-MOST_WORK = 2048
-"""Ranks of all adapters that a step can have, beyond which each tile of the weight would multiply for too long."""
+MOST_RANKS = 512
+"""Of all adapters that a step can have together: a warp keeps 16 of them a lane."""
 _NO_ROW = 2**31 - 1
 
 
@@ -91,7 +91,7 @@ def adapted_linear(
 
 
 def adapted_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraStep) -> Tensor:
-    """silu(gate) · up `[T, F]` of `adapted_linear`'s result `[T, 2F]`, gate first; `target` has the two as its pieces."""
+    """silu(gate) · up `[T, F]` of `adapted_linear`'s result `[T, 2F]`; `target` has gate and up as its pieces."""
     y: Tensor = select("adapted_silu_mul", x.device, x.dtype)(x, weight, target, step)
     return y
 
@@ -136,9 +136,9 @@ def fused_silu_mul(x: Tensor, weight: AnyWeight, target: LoraTarget, step: LoraS
 
 def refusal(o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
     """None where the two launches take these adapters, else why not."""
-    slots, max_rank, pieces, _ = target.a.shape
-    if min(len(o.x), slots) * row_ranks(max_rank) > MOST_WORK:
-        return f"adapters of a step have more than {MOST_WORK} ranks"
+    slots, max_rank, *_ = target.a.shape
+    if min(len(o.x), slots) * row_ranks(max_rank) > MOST_RANKS:
+        return f"adapters of a step have more than {MOST_RANKS} ranks"
     if any(rows % 8 for rows in target.rows) or sum(target.rows) != len(o.weight):
         return f"pieces of {target.rows} rows are not multiples of 8, or not the weight's"
     strides = target.b.stride()

@@ -20,7 +20,8 @@ from stoker_kernels.lora.types import SMALL_TILE, LoraStep, LoraTarget
 STEM, ARCH = "sm90_bf16_lora_shrink", "sm_90a"
 RANKS = 16
 """Ranks that a cluster computes."""
-_CTAS, _WARPS = 8, 8
+_CTAS, _WARPS, _UNIT = 8, 8, 32
+_AHEAD = (2, 4, 10)  # units of A's columns that a warp of each compiled kernel holds
 _SUMS = SMALL_TILE * RANKS * 4
 _SHARED_BYTES = _WARPS * SMALL_TILE * (RANKS + 4) * 4 + _CTAS * _SUMS + 8
 
@@ -66,7 +67,9 @@ def shrink_rows(x: Tensor, target: LoraTarget, step: LoraStep) -> Tensor:
         target.ranks.data_ptr(), slot_stride, rank_stride, piece_stride, x.stride(0), columns, pieces, ranks,
         ranks // RANKS, int(step.planned),
     )  # fmt: skip
-    kernel = cuda.kernel(STEM, ARCH, STEM, _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
+    units = -(-columns // (_UNIT * _WARPS * _CTAS))
+    ahead = next((each for each in _AHEAD if units <= each), _AHEAD[-1])
+    kernel = cuda.kernel(STEM, ARCH, f"{STEM}_a{ahead}", _SHARED_BYTES, 32 * _WARPS, x.device.index or 0)
     grid = plan.adapters.shape[0] * pieces * (ranks // RANKS) * _CTAS
     cuda.launch(kernel, grid, [arguments], x.device, pdl=pdl_on(x.device), cluster=_CTAS)
     return out

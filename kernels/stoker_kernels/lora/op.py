@@ -102,7 +102,7 @@ def splits_of(plan: LoraPlan, columns: int) -> int:
 
 
 def scratch_elements(tokens: int, slots: int, max_rank: int, pieces: int, columns: int) -> int:
-    """fp32 elements of scratch that `shrink_lora`, or `shrink_rows`, needs for `tokens` tokens of up to `columns` columns."""
+    """fp32 elements of scratch that shrinking takes for `tokens` tokens of up to `columns` columns."""
     tile, tiles = plan_tile(tokens), plan_tiles(tokens, slots)
     sums = tiles * tile * pieces * max_rank * _splits(tile, tiles, columns)
     return max(sums, -(-tokens * pieces * row_ranks(max_rank) // 2))  # of `shrink_rows`, in 16 bits

@@ -1,4 +1,4 @@
-"""Products with adapters in two launches, run on the CPU by `emulator/`: mixed ranks, tokens without one, NaN between."""
+"""Products with adapters in two launches, run on the CPU by `emulator/`: mixed ranks, tokens without one, NaN."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ def _chained(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "pdl_on", lambda _: True)
 
 
-def target_of(
-    generator: torch.Generator, slots: int, max_rank: int, columns: int, rows: tuple[int, ...]
-) -> LoraTarget:
-    """Matrices in a slab like the executor's, with NaN wherever no adapter has a rank; slot 1 has a NaN of its own."""
+def target_of(generator: torch.Generator, slots: int, max_rank: int, columns: int, rows: tuple[int, ...]) -> LoraTarget:
+    """Matrices in a slab like the executor's, NaN wherever no adapter has a rank; slot 1 makes NaN of its tokens."""
     pieces, line = len(rows), len(rows) * columns + -(-sum(rows) // 16) * 16
     slab = torch.randn((slots, max_rank, line), generator=generator) * 0.05
     ranks = torch.randint(0, max_rank + 1, (slots,), generator=generator, dtype=torch.int32)
@@ -34,7 +32,7 @@ def target_of(
     for slot, rank in enumerate(ranks.tolist()):
         slab[slot, rank:] = torch.nan
     if slots > 1 and ranks[1] > 0:
-        slab[1, 0] = torch.nan
+        slab[1, 0, : pieces * columns] = torch.nan
     slab = slab.to(BF16)
     a = slab[:, :, : pieces * columns].view(slots, max_rank, pieces, columns)
     return LoraTarget(a, slab[:, :, pieces * columns :][..., : sum(rows)], ranks, rows)
@@ -79,8 +77,7 @@ def run(
     return out
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
-@pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 1), (64, 2, 2), (128, 1, 4)])
+@pytest.mark.parametrize(("tokens", "size", "chunks", "cluster"), [(8, 64, 1, 1), (16, 64, 2, 2), (64, 128, 1, 4)])
 def test_plain_products_match(machine: Machine, tokens: int, size: int, chunks: int, cluster: int) -> None:
     # Pieces that end within a group of rows, and within a warp's.
     tile = Tile("cluster", size, chunks, tokens, 3, 1, cluster)
@@ -88,21 +85,24 @@ def test_plain_products_match(machine: Machine, tokens: int, size: int, chunks: 
     run(machine, tile, 1, 256, (72,), slots=2, max_rank=5)
 
 
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
-@pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 2), (64, 2, 1), (128, 1, 2)])
+@pytest.mark.parametrize(("tokens", "size", "chunks", "cluster"), [(8, 64, 1, 2), (32, 64, 2, 1), (64, 128, 1, 2)])
 def test_gated_products_match(machine: Machine, tokens: int, size: int, chunks: int, cluster: int) -> None:
     tile = Tile("cluster", size, chunks, tokens, 3, 1, cluster, gated=True)
     run(machine, tile, tokens - 2, 576, (264, 264), slots=5, max_rank=24)
 
 
-@pytest.mark.parametrize(("share", "split"), [(1, 3), (2, 2), (1, 8)])
-@pytest.mark.parametrize("size", [64, 128])
-def test_multicast_products_match(machine: Machine, size: int, share: int, split: int) -> None:
-    tile = Tile("multicast", size, 1, 64, 3, 1, share * split, share=share)
+@pytest.mark.parametrize(("share", "split"), [(1, 3), (2, 2)])
+def test_multicast_products_match(machine: Machine, share: int, split: int) -> None:
+    tile = Tile("multicast", 64 * share, 1, 64, 3, 1, share * split, share=share)
     run(machine, tile, 61, 640, (136, 40), slots=11, max_rank=33)
 
 
-@pytest.mark.parametrize("seed", range(5))
+def test_a_wide_input_is_shrunk_in_rounds(machine: Machine) -> None:
+    # Of the columns that warps hold at once, 20,480 in all, and some that none holds.
+    run(machine, Tile("cluster", 64, 1, 8, 3, 1, 1), 3, 20992, (16,), slots=2, max_rank=16)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_no_order_changes_a_bit(machine: Machine, seed: int) -> None:
     tile = Tile("cluster", 64, 1, 32, 3, 1, 2)
     plain = run(machine, tile, 27, 960, (320,), slots=4, max_rank=40, seed=9)

@@ -127,19 +127,6 @@ __device__ __forceinline__ void sum_over_cluster(const ClusterRing<BN, KC, MT>& 
   }
 }
 
-// Brings B of the adapters to L2, for the tiles of this CTA.
-template <int BN, bool GATED>
-__device__ __forceinline__ void prefetch_tiles(const AdapterArguments& a, const GemmArguments& g, const ClusterSplit& part,
-                                               int group) {
-  constexpr int rows = GATED ? GROUP_ROWS / 2 : GROUP_ROWS;
-  for (int i = 0; i < part.segments(); ++i) {
-    const int first = part.segment(i).tile * (GATED ? BN / 2 : BN) + group * rows;
-    for (int half = 0; half < (GATED ? 2 : 1); ++half) {
-      prefetch_adapters(a, first + half * g.n, min(rows, g.n - first));
-    }
-  }
-}
-
 template <typename T, int BN, int KC, int MT, bool GATED, typename Adapters>
 __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSplit& part,
                                         const ClusterRing<BN, KC, MT>& ring, const Adapters& adapters) {
@@ -147,12 +134,13 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
   float acc[MT / 2];
   int stage = 0;
   uint32_t parity = 0;
-  if constexpr (Adapters::present) {
-    if (adapters.planned) prefetch_tiles<BN, GATED>(adapters, g, part, group);
-  }
+  if (!adapters.planned) grid_dependency_wait();
+  const typename Adapters::Pairs pairs(adapters);
   grid_dependency_wait();
   for (int i = 0; i < part.segments(); ++i) {
     const ClusterSplit::Segment segment = part.segment(i);
+    const int row = segment.tile * BN + group * GROUP_ROWS;
+    const typename Adapters::Tile added(adapters, pairs, row, g.n, GATED);
     int held = -1;  // stage whose products may still run
     for (int kb = segment.begin; kb < segment.end; ++kb) {
       mbarrier_wait(ring.full + 8 * stage, parity);
@@ -179,12 +167,9 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     const bool alone = i >= part.shared;
     if (!alone) sum_over_cluster(ring, part.rank, group, acc);
     if (alone || part.rank < MT / 8) {
-      const int row = segment.tile * BN + group * GROUP_ROWS, first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
+      const int first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
       unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
-      if constexpr (Adapters::present) {
-        const auto rows = AdapterRows::of<GATED>(adapters, GATED ? row / 2 : row, g.n);
-        add_adapters<MT / 8>(adapters, rows, g.m, acc, 0, first, step);
-      }
+      if constexpr (Adapters::present) added.template add<MT / 8>(adapters, pairs, g.m, acc, 0, first, step);
       if constexpr (GATED) {
         store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
       } else {

@@ -143,7 +143,8 @@ __device__ __forceinline__ void multiply_part(const MulticastPart& mine, const M
 template <int BN, int MT, typename Adapters>
 __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const MulticastPart& mine,
                                               const MulticastRing<BN, MT>& ring, int group, const RowScales& rows,
-                                              const float (&acc)[MT / 2], const Adapters& adapters) {
+                                              const float (&acc)[MT / 2], const Adapters& adapters,
+                                              const typename Adapters::Pairs& pairs, const typename Adapters::Tile& added) {
   const PartSums<BN, MT> sums(mine.split);
   const int t = threadIdx.x % GROUP_THREADS, row = mine.tile * BN + group * GROUP_ROWS;
   int to = 0, place = sums.offset(mine.part, group, 0) + t * 16;
@@ -168,9 +169,7 @@ __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const Mult
       sum[2] += v.z;
       sum[3] += v.w;
     }
-    if constexpr (Adapters::present) {
-      add_adapters<1>(adapters, AdapterRows::of<false>(adapters, row, g.n), g.m, sum, j, 0, 1);
-    }
+    if constexpr (Adapters::present) added.template add<1>(adapters, pairs, g.m, sum, j, 0, 1);
     stage_block(g, rows, j, sum, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);
@@ -203,17 +202,16 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
-  if constexpr (Adapters::present) {
-    const int row = mine.tile * BN + group * GROUP_ROWS;
-    if (adapters.planned) prefetch_adapters(adapters, row, min(GROUP_ROWS, g.n - row));
-  }
+  if (!adapters.planned) grid_dependency_wait();
+  const typename Adapters::Pairs pairs(adapters);
+  const typename Adapters::Tile added(adapters, pairs, mine.tile * BN + group * GROUP_ROWS, g.n, false);
   float acc[MT / 2];
   cluster_wait();
   grid_dependency_wait();
   multiply_part<T, BN, MT>(mine, ring, g.stages, group, acc);
   cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
-  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc, adapters);
+  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc, adapters, pairs, added);
 }
 
 }  // namespace stoker

@@ -2,14 +2,13 @@
 //
 // A cluster is one tile of the plan (16 places of one slot) × one piece × 16 ranks; its CTAs, and their warps, take the
 // columns of x in turn, by units of 32. What they have summed meets in distributed shared memory at the CTA of rank 0,
-// which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A's first units are
-// read, and the next ones fetched to L2, before the wait for the kernel that writes x.
+// which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A is
+// read before the wait for the kernel that writes x, AHEAD units of each warp, which hold all of it but of wide x.
 #include "ptx.cuh"
 
 namespace stoker {
 
 constexpr int SHRINK_WARPS = 8, SHRINK_CTAS = 8, SHRINK_UNIT = 32, SHRINK_TILE = 16, SHRINK_RANKS = 16;
-constexpr int SHRINK_AHEAD = 3;  // units of A that a warp holds in registers
 constexpr int SHRINK_PITCH = SHRINK_RANKS + 4;  // floats from a token's sums to the next one's
 constexpr int SHRINK_SUMS = SHRINK_TILE * SHRINK_RANKS;
 
@@ -43,6 +42,7 @@ __device__ __forceinline__ void multiply_unit(float (&sums)[4], const uint4& low
   mma_m16n8k16_bf16(sums, second, x.z, x.w);
 }
 
+template <int AHEAD>
 __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShared& shared, int tile, int piece,
                                             int first_rank, int slot, int owned) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, of_eight = lane / 4, in_four = lane % 4;
@@ -52,17 +52,11 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
                                  static_cast<int64_t>(first_rank + of_eight) * g.rank_stride;
   const __nv_bfloat16* high_row = low_row + static_cast<int64_t>(8) * g.rank_stride;
   const bool low_there = first_rank + of_eight < owned, high_there = first_rank + 8 + of_eight < owned;
-  uint4 low[SHRINK_AHEAD], high[SHRINK_AHEAD];
+  uint4 low[AHEAD], high[AHEAD];
 #pragma unroll
-  for (int i = 0; i < SHRINK_AHEAD; ++i) {
+  for (int i = 0; i < AHEAD; ++i) {
     low[i] = eight_values(low_row, start + i * step, g.columns, low_there);
     high[i] = eight_values(high_row, start + i * step, g.columns, high_there);
-  }
-  for (int unit = start + SHRINK_AHEAD * step; unit < units; unit += step) {
-    const int column = unit * SHRINK_UNIT + in_four * 8;
-    if (column >= g.columns) break;
-    if (low_there) prefetch_l2(low_row + column, 16);
-    if (high_there) prefetch_l2(high_row + column, 16);
   }
   int tokens[2];
 #pragma unroll
@@ -73,24 +67,28 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
 #pragma unroll
   for (int n = 0; n < 2; ++n) x_row[n] = g.x + static_cast<int64_t>(max(tokens[n], 0)) * g.x_stride;
   float sums[2][4] = {};
-  for (int base = start; base < units; base += SHRINK_AHEAD * step) {
-    uint4 x[SHRINK_AHEAD][2];
-#pragma unroll
-    for (int i = 0; i < SHRINK_AHEAD; ++i) {
-      x[i][0] = eight_values(x_row[0], base + i * step, g.columns, tokens[0] >= 0);
-      x[i][1] = eight_values(x_row[1], base + i * step, g.columns, tokens[1] >= 0);
-    }
+  for (int base = start; base < units; base += AHEAD * step) {
     if (base != start) {
 #pragma unroll
-      for (int i = 0; i < SHRINK_AHEAD; ++i) {
+      for (int i = 0; i < AHEAD; ++i) {
         low[i] = eight_values(low_row, base + i * step, g.columns, low_there);
         high[i] = eight_values(high_row, base + i * step, g.columns, high_there);
       }
     }
+    constexpr int TOGETHER = AHEAD < 5 ? AHEAD : 5;  // units of x that are loaded at once
 #pragma unroll
-    for (int i = 0; i < SHRINK_AHEAD; ++i) {
-      multiply_unit(sums[0], low[i], high[i], x[i][0]);
-      if (both) multiply_unit(sums[1], low[i], high[i], x[i][1]);
+    for (int i = 0; i < AHEAD; i += TOGETHER) {
+      uint4 x[TOGETHER][2];
+#pragma unroll
+      for (int u = 0; u < TOGETHER; ++u) {
+        x[u][0] = eight_values(x_row[0], base + (i + u) * step, g.columns, tokens[0] >= 0);
+        x[u][1] = eight_values(x_row[1], base + (i + u) * step, g.columns, tokens[1] >= 0);
+      }
+#pragma unroll
+      for (int u = 0; u < TOGETHER; ++u) {
+        multiply_unit(sums[0], low[i + u], high[i + u], x[u][0]);
+        if (both) multiply_unit(sums[1], low[i + u], high[i + u], x[u][1]);
+      }
     }
   }
 #pragma unroll
@@ -126,6 +124,7 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
   *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pairs);
 }
 
+template <int AHEAD>
 __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   extern __shared__ unsigned char raw[];
   ShrinkShared& shared = *reinterpret_cast<ShrinkShared*>(raw);
@@ -147,12 +146,19 @@ __device__ __forceinline__ void lora_shrink(const ShrinkArguments& g) {
   }
   __syncwarp();
   cluster_arrive();
-  shrink_tile(g, shared, tile, piece, first_rank, slot, owned);
+  shrink_tile<AHEAD>(g, shared, tile, piece, first_rank, slot, owned);
 }
 
 }  // namespace stoker
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-    sm90_bf16_lora_shrink(const __grid_constant__ stoker::ShrinkArguments g) {
-  stoker::lora_shrink(g);
-}
+#define SHRINK(AHEAD, CTAS)                                                             \
+  extern "C" __global__ void __launch_bounds__(256, CTAS)                               \
+      sm90_bf16_lora_shrink_a##AHEAD(const __grid_constant__ stoker::ShrinkArguments g) { \
+    stoker::lora_shrink<AHEAD>(g);                                                      \
+  }
+
+SHRINK(2, 3)
+SHRINK(4, 2)
+SHRINK(10, 1)
+
+#undef SHRINK
