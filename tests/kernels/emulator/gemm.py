@@ -21,11 +21,14 @@ from stoker_kernels.launch import cuda
 from stoker_kernels.lora import cluster_shrink
 
 SOURCES = (
-    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_gemm_multicast_adapted.cu"),
     *("sm90_bf16_gemm_gated.cu", "sm90_bf16_gemm_wide.cu", "sm90_e4m3_gemm_wide.cu", "sm90_bf16_gemm_multicast.cu"),
     *("sm90_gemm_cluster.cuh", "sm90_gemm_wide.cuh", "sm90_gemm_multicast.cuh"),
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
-    "sm90_bf16_lora_shrink.cu",
+)
+ADAPTED_SOURCES = (
+    *("sm90_bf16_gemm_multicast_adapted.cu", "sm90_bf16_lora_shrink.cu"),
+    *("sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
+    *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 
 
@@ -42,9 +45,15 @@ def compile_gemm(folder: Path) -> ctypes.CDLL:
     """The library of gemm.cpp; skips the test where there is no g++."""
     compiled = compile_emulated(SOURCES, "gemm.cpp", folder)
     assert compiled.cluster_arguments_size() == ctypes.sizeof(small._Arguments)
+    assert compiled.wide_arguments_size() == ctypes.sizeof(wide._Arguments)
+    return compiled
+
+
+def compile_adapted(folder: Path) -> ctypes.CDLL:
+    """The library of adapted.cpp; skips the test where there is no g++."""
+    compiled = compile_emulated(ADAPTED_SOURCES, "adapted.cpp", folder)
     assert compiled.adapter_arguments_size() == ctypes.sizeof(adapted.AdapterArguments)
     assert compiled.shrink_arguments_size() == ctypes.sizeof(cluster_shrink.ShrinkArguments)
-    assert compiled.wide_arguments_size() == ctypes.sizeof(wide._Arguments)
     return compiled
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine
+from tests.kernels.emulator.gemm import Machine, compile_adapted
 
 from stoker_kernels import lora
 from stoker_kernels.gemm import adapted, small, tiles
@@ -15,6 +16,12 @@ from stoker_kernels.gemm.small import Operands, Tile
 from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, cluster_shrink, reference
 
 BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """In place of the products without adapters."""
+    return compile_adapted(tmp_path_factory.mktemp("emulator"))
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +101,7 @@ def test_gated_products_match(machine: Machine, tokens: int, size: int, chunks: 
 @pytest.mark.parametrize(("share", "split"), [(1, 3), (2, 2)])
 def test_multicast_products_match(machine: Machine, share: int, split: int) -> None:
     tile = Tile("multicast", 64 * share, 1, 64, 3, 1, share * split, share=share)
-    run(machine, tile, 61, 640, (136, 40), slots=11, max_rank=33)
+    run(machine, tile, 61, 640, (136, 40), slots=10, max_rank=33)
 
 
 def test_a_wide_input_is_shrunk_in_rounds(machine: Machine) -> None:
@@ -104,8 +111,8 @@ def test_a_wide_input_is_shrunk_in_rounds(machine: Machine) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_changes_a_bit(machine: Machine, seed: int) -> None:
-    tile = Tile("cluster", 64, 1, 32, 3, 1, 2)
-    plain = run(machine, tile, 27, 960, (320,), slots=4, max_rank=40, seed=9)
+    tile = Tile("cluster", 64, 2, 16, 3, 1, 2)
+    plain = run(machine, tile, 13, 960, (320,), slots=4, max_rank=40, seed=9)
     machine.seed = seed + 1
-    again = run(machine, tile, 27, 960, (320,), slots=4, max_rank=40, seed=9)
+    again = run(machine, tile, 13, 960, (320,), slots=4, max_rank=40, seed=9)
     assert torch.equal(again.view(torch.int16), plain.view(torch.int16))

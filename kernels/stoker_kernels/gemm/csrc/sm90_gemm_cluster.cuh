@@ -221,3 +221,11 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
                                    const __grid_constant__ CUtensorMap x_map, const __grid_constant__ stoker::GemmArguments g) { \
     stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g);                                                     \
   }
+
+// With adapters, whose parts of B want registers: 128 rows of 64 tokens have an SM of their own.
+#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC, MT)                                                        \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) * (MT) < 128 * 64 ? 2 : 1) NAME##_n##BN##_c##KC##_m##MT( \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                              \
+      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) {      \
+    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, MT, GATED>(w_map, x_map, g, adapters);                              \
+  }

@@ -223,3 +223,10 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
                               const __grid_constant__ stoker::GemmArguments g) {                                   \
     stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g);                                                       \
   }
+
+#define STOKER_SM90_GEMM_MULTICAST_ADAPTED(NAME, BN, MT)                                                             \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c1_m##MT(                            \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                          \
+      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) {  \
+    stoker::sm90_gemm_multicast<__nv_bfloat16, BN, MT>(w_map, x_map, g, adapters);                                   \
+  }
