@@ -124,7 +124,7 @@ def check(weights: list[LinearWeight], targets: list[LoraTarget], step: LoraStep
         want = x.float() @ weight.data.float().T
         scratch = torch.empty_like(step.scratch)
         reference.shrink_lora(x, target, step.plan, scratch, planned=False)
-        reference.expand_lora(want, target, step.plan, scratch, planned=False)
+        reference.expand_lora(want, target, step.plan, scratch, parts=1, planned=False)
         if len(rows) == 2:
             gate, up = want.chunk(2, dim=1)
             want = gate * torch.sigmoid(gate) * up

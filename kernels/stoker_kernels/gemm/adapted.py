@@ -101,9 +101,9 @@ def split_linear(
     out: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Shrink, the product, expand: a GPU brings the weight in while the first one ends."""
-    shrink_lora(x, target, step.plan, step.scratch, planned=step.planned)
+    parts = shrink_lora(x, target, step.plan, step.scratch, planned=step.planned)
     y = linear(x, weight, bias=bias, out=out)
-    expand_lora(y, target, step.plan, step.scratch, planned=step.planned)
+    expand_lora(y, target, step.plan, step.scratch, parts=parts, planned=step.planned)
     return y
 
 
@@ -144,7 +144,9 @@ def refusal(o: Operands, target: LoraTarget, step: LoraStep) -> str | None:
     strides = target.b.stride()
     if target.b.dtype != torch.bfloat16 or strides[2] != 1 or strides[0] % 8 or strides[1] % 8:
         return "takes B in bf16, whose rows start on multiples of 16 bytes"
-    return "B has to start on a multiple of 16 bytes" if target.b.data_ptr() % 16 else shrink_refusal(o.x, target, step)
+    if target.b.data_ptr() % 16:
+        return "B has to start on a multiple of 16 bytes"
+    return shrink_refusal(o.x, target, step.plan)
 
 
 def _taken(tile: object, o: Operands, target: LoraTarget, step: LoraStep) -> bool:

@@ -75,7 +75,7 @@ def run(
     want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
     scratch = torch.empty(lora.scratch_elements(m, slots, max_rank, len(rows), k))
     reference.shrink_lora(x, target, step.plan, scratch, planned=False)
-    reference.expand_lora(want, target, step.plan, scratch.to(BF16).float(), planned=False)
+    reference.expand_lora(want, target, step.plan, scratch.to(BF16).float(), parts=1, planned=False)
     if tile.gated:
         gate, up = want.chunk(2, dim=1)
         want = gate * torch.sigmoid(gate) * up
@@ -107,6 +107,25 @@ def test_multicast_products_match(machine: Machine, share: int, split: int) -> N
 def test_a_wide_input_is_shrunk_in_rounds(machine: Machine) -> None:
     # Of the columns that warps hold at once, 20,480 in all, and some that none holds.
     run(machine, Tile("cluster", 64, 1, 8, 3, 1, 1), 3, 20992, (16,), slots=2, max_rank=16)
+
+
+@pytest.mark.parametrize(("max_rank", "planned"), [(16, True), (23, False)])
+def test_what_an_expansion_of_its_own_reads_matches(machine: Machine, max_rank: int, planned: bool) -> None:
+    generator = torch.Generator().manual_seed(max_rank)
+    x, tokens = torch.randn((70, 1288), generator=generator).to(BF16), torch.arange(70, dtype=torch.int32) % 4 - 1
+    target = target_of(generator, 3, max_rank, 1288, (40, 8))
+    step = step_of(tokens, target, planned)
+    want = torch.full_like(step.scratch, torch.nan)
+    reference.shrink_lora(x, target, step.plan, want, planned=False)
+    machine.x, machine.out = x, step.scratch
+    assert cluster_shrink.shrink_lora(x, target, step.plan, step.scratch, planned) == 1
+    count = len(step.plan.order) * 2 * max_rank
+    got, want = (each[:count].view(-1, 2, max_rank) for each in (step.scratch, want))
+    places = step.plan.order >= 0
+    assert not want[places].isnan().all()
+    for slot, rank in enumerate(target.ranks.tolist()):
+        mine = places & (step.plan.adapters.repeat_interleave(step.plan.tile) == slot)
+        torch.testing.assert_close(got[mine][..., :rank], want[mine][..., :rank], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(3))

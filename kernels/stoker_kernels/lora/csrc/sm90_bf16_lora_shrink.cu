@@ -15,12 +15,12 @@ constexpr int SHRINK_SUMS = SHRINK_TILE * SHRINK_RANKS;
 struct ShrinkArguments {
   const __nv_bfloat16* x;  // [m][columns], rows x_stride apart
   const __nv_bfloat16* a;  // [slots][ranks][pieces][columns]
-  __nv_bfloat16* out;      // [m][pieces][row_ranks]
+  void* out;               // bf16 by token, [m][pieces][row_ranks], or fp32 by place, [tiles · 16][pieces][row_ranks]
   const int* order;        // [tiles · 16]: tokens, or -1
   const int* of_tile;      // [tiles]: slots, or -1
   const int* ranks;        // by slot
   int64_t slot_stride;     // of a, in elements, as the others
-  int rank_stride, piece_stride, x_stride, columns, pieces, row_ranks, rank_blocks, planned;
+  int rank_stride, piece_stride, x_stride, columns, pieces, row_ranks, rank_blocks, by_place, planned;
 };
 
 struct ShrinkShared {
@@ -119,9 +119,18 @@ __device__ __forceinline__ void shrink_tile(const ShrinkArguments& g, ShrinkShar
   }
   const int token = g.order[tile * SHRINK_TILE + place];
   if (token < 0) return;
-  const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x, sum.y), __floats2bfloat162_rn(sum.z, sum.w)};
-  __nv_bfloat16* to = g.out + (static_cast<int64_t>(token) * g.pieces + piece) * g.row_ranks + first_rank + four;
-  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pairs);
+  const int64_t row = g.by_place ? tile * SHRINK_TILE + place : token;
+  const int64_t at = (row * g.pieces + piece) * g.row_ranks + first_rank + four;
+  if (g.by_place) {
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      if (first_rank + four + v < g.row_ranks) static_cast<float*>(g.out)[at + v] = values[v];
+    }
+  } else {
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(sum.x, sum.y), __floats2bfloat162_rn(sum.z, sum.w)};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(g.out) + at) = *reinterpret_cast<const uint2*>(pairs);
+  }
 }
 
 template <int AHEAD>
