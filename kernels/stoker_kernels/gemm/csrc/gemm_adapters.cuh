@@ -103,16 +103,22 @@ struct AdapterTile {
 
   __device__ AdapterTile(const AdapterArguments& a, const AdapterPairs& pairs, int first, int columns, bool gated)
       : rows(a, first, columns, gated) {
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      if (i < pairs.count) load(a, pairs, i, held[i]);
-    }
+    fill(a, pairs, 0, held);
     const int lane = threadIdx.x % 32, h = lane / 16;
+#pragma unroll 1
     for (int i = HELD; i < pairs.count; ++i) {
       const int64_t slot = __shfl_sync(~0u, pairs.slot, i);
       const int rank = __shfl_sync(~0u, pairs.start, i) + lane % 16, owned = __shfl_sync(~0u, pairs.owned, i);
       if (rank >= owned || !(h ? rows.inside[1] : rows.inside[0])) continue;
       prefetch_l2(a.b + slot * a.slot_stride + static_cast<int64_t>(rank) * a.rank_stride + (h ? rows.row[1] : rows.row[0]));
+    }
+  }
+
+  // The fragments of HELD pairs from pair `from` on.
+  __device__ void fill(const AdapterArguments& a, const AdapterPairs& pairs, int from, uint32_t (&w)[HELD][4]) const {
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      if (from + i < pairs.count) load(a, pairs, from + i, w[i]);
     }
   }
 
@@ -135,7 +141,7 @@ struct AdapterTile {
         if (pass == 1 && one_piece) break;
 #pragma unroll
         for (int j = 0; j < BLOCKS; ++j) {
-          const int64_t token = 8 * (from + j) + lane / 4;
+          const int token = 8 * (from + j) + lane / 4;
           const __nv_bfloat16* at = a.shrunk + (token * a.pieces + rows.piece[pass]) * a.row_ranks + start + 2 * (lane % 4);
 #pragma unroll
           for (int k = 0; k < 2; ++k) s[pass][j][k] = token < m ? *reinterpret_cast<const uint32_t*>(at + 8 * k) : 0;
@@ -160,14 +166,25 @@ struct AdapterTile {
         for (int v = 0; v < 4; ++v) acc[4 * j + v] = sums[v];
       }
     };
+    // Loops that are not unrolled: code that runs once a tile comes from L2, line by line.
+    uint32_t w[HELD][4];
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
-      if (i < pairs.count) multiply(i, held[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) w[i][k] = held[i][k];
     }
-    for (int i = HELD; i < pairs.count; ++i) {
-      uint32_t w[4];
-      load(a, pairs, i, w);
-      multiply(i, w);
+#pragma unroll 1
+    for (int from_pair = 0; from_pair < pairs.count; from_pair += HELD) {
+      if (from_pair > 0) fill(a, pairs, from_pair, w);
+#pragma unroll 1
+      for (int i = from_pair; i < min(from_pair + HELD, pairs.count); ++i) {
+        multiply(i, w[0]);
+#pragma unroll
+        for (int next = 1; next < HELD; ++next) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) w[next - 1][k] = w[next][k];
+        }
+      }
     }
   }
 };

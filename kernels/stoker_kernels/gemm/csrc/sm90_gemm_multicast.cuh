@@ -224,8 +224,9 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
     stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g);                                                       \
   }
 
+// With adapters, whose parts of B want registers.
 #define STOKER_SM90_GEMM_MULTICAST_ADAPTED(NAME, BN, MT)                                                             \
-  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c1_m##MT(                            \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) < 128 ? 2 : 1) NAME##_n##BN##_c1_m##MT(           \
       const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                          \
       const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) {  \
     stoker::sm90_gemm_multicast<__nv_bfloat16, BN, MT>(w_map, x_map, g, adapters);                                   \
