@@ -1,6 +1,6 @@
 """Products with what adapters add: `adapted_linear`, y = x·Wᵀ + B·(A·x), and `adapted_silu_mul` of gate and up.
 
-Implementations, for `--kernel adapted_linear=NAME`: `fused` (SM 9.0, bf16, up to 64 tokens; the default there: A·x is
+Implementations, for `--kernel adapted_linear=NAME`: `fused` (SM 9.0, bf16, up to 8 tokens; the default there: A·x is
 one launch, and the kernel that multiplies with W adds B·(A·x) to its tiles before it stores them) and `split` (shrink,
 the product, expand, on every device and for every weight), which `fused` leaves other calls to.
 Invariants: a token without an adapter gets what `linear` gives it; nothing synchronises with the host.
@@ -34,9 +34,9 @@ from stoker_kernels.lora import (
 )
 from stoker_kernels.quant import AnyWeight, LinearWeight, Quantized
 
-MOST_TOKENS = 64
-MOST_RANKS = 512
-"""Of all adapters that a step can have together: a warp keeps 16 of them a lane."""
+MOST_TOKENS = 8
+MOST_RANKS = 128
+"""Of all adapters that a step can have together, in sixteens: as many as a warp holds in registers."""
 _NO_ROW = 2**31 - 1
 
 
@@ -45,7 +45,7 @@ def _fused_supports(target: Target) -> str | None:
         return "needs sm_90"
     if target.dtype != torch.bfloat16:
         return "takes bfloat16"
-    stems = ("lora_shrink", "gemm_cluster_adapted", "gemm_multicast_adapted", "gemm_gated_adapted")
+    stems = ("lora_shrink", "gemm_cluster_adapted", "gemm_gated_adapted")
     missing = (cuda.missing_cubin(f"sm90_bf16_{stem}", "sm_90a") for stem in stems)
     return next((reason for reason in missing if reason is not None), None)
 

@@ -38,8 +38,8 @@ class Tile:
 
     `ctas_per_sm` bounds the grid; `cluster` CTAs share what is left of a deal of whole tiles (family `cluster`), or are
     `share` tiles with one x × `split` parts of K (family `multicast`). A `gated` tile (family `cluster`, bf16)
-    multiplies with gate and up stacked and stores silu(gate) · up. An `adapted` one (bf16, up to 64 tokens) adds what
-    adapters do.
+    multiplies with gate and up stacked and stores silu(gate) · up. An `adapted` one (family `cluster`, bf16, up to 8
+    tokens) adds what adapters do.
     """
 
     family: Family

@@ -1,15 +1,8 @@
 // Entries of the kernels that adapters run in for the tests; every kernel can be given by its address.
 #include "gemm_launch.h"
-#include "sm90_bf16_gemm_multicast_adapted.cu"
+#include "sm90_bf16_gemm_cluster_adapted.cu"
+#include "sm90_bf16_gemm_gated_adapted.cu"
 #include "sm90_bf16_lora_shrink.cu"
-#include "sm90_gemm_cluster.cuh"
-
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 64, 1, 8)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 64, 2, 16)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_cluster_adapted, false, 128, 1, 64)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_gated_adapted, true, 64, 1, 8)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_gated_adapted, true, 64, 2, 32)
-STOKER_SM90_GEMM_CLUSTER_ADAPTED(sm90_bf16_gemm_gated_adapted, true, 128, 1, 64)
 
 extern "C" void run_adapted_gemm(
     void (*kernel)(CUtensorMap, CUtensorMap, stoker::GemmArguments, stoker::AdapterArguments), const CUtensorMap* w_map,

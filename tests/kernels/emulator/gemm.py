@@ -26,9 +26,8 @@ SOURCES = (
     *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 ADAPTED_SOURCES = (
-    *("sm90_bf16_gemm_multicast_adapted.cu", "sm90_bf16_lora_shrink.cu"),
-    *("sm90_gemm_cluster.cuh", "sm90_gemm_multicast.cuh"),
-    *("cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
+    *("sm90_bf16_gemm_cluster_adapted.cu", "sm90_bf16_gemm_gated_adapted.cu", "sm90_bf16_lora_shrink.cu"),
+    *("sm90_gemm_cluster.cuh", "cluster_split.cuh", "gemm_adapters.cuh", "gemm_epilogue.cuh", "sm90_chunk.cuh"),
 )
 
 

@@ -69,9 +69,9 @@ def refused(rows: tuple[int, ...], *, tokens: int = 5, slots: int = 3, rank: int
 def test_two_launches_take_pieces_of_eights_and_as_many_ranks_as_a_warp_keeps() -> None:
     assert refused((72, 8)) is None
     assert "multiples of 8" in str(refused((70, 10)))
-    assert refused((64,), tokens=33, slots=3, rank=160) is None  # 480 ranks in all
-    assert "512 ranks" in str(refused((64,), tokens=33, slots=3, rank=176))
-    assert refused((64,), tokens=2, slots=3, rank=256) is None  # two adapters at most
+    assert refused((64,), slots=3, rank=32) is None  # 96 ranks in all
+    assert "128 ranks" in str(refused((64,), slots=3, rank=33))
+    assert refused((64,), tokens=2, slots=3, rank=64) is None  # two adapters at most
     assert "multiples of 16 bytes" in str(refused((64,), columns=60))
 
 

@@ -1,8 +1,8 @@
 // What adapters add to a tile: B · s, where s = A · x was computed before (lora/csrc), each token with its own adapter's B.
 //
-// The tile's sums are fragments of mma.m16n8k16 with rows of the weight as M and tokens as N. So a warp multiplies its 16
-// rows of each adapter's B with every block of tokens, where s is zero for the tokens of others: their sums stay as they
-// are, bit for bit, and a token's bits do not depend on who is beside it. B is finite, or 0 · B would be none.
+// For one block of 8 tokens. The tile's sums are fragments of mma.m16n8k16 with rows of the weight as M and tokens as N. So
+// a warp multiplies its 16 rows of each adapter's B with the block, where s is zero for the tokens of others: their sums
+// stay as they are, bit for bit, and a token's bits do not depend on who is beside it. B is finite, or 0 · B would be none.
 #pragma once
 #include "gemm_epilogue.cuh"
 
@@ -56,135 +56,81 @@ struct AdapterRows {
 
 // An adapter and 16 of its ranks: pair i of a step is in lane i of each warp, those of the first ranks first.
 struct AdapterPairs {
-  int slot = 0, start = 0, owned = 0, count = 0;  // count: of all lanes' pairs, at most 32
+  static constexpr int MOST = 8;
+  int slot = 0, start = 0, owned = 0, count = 0;  // count: of all lanes' pairs, at most MOST
 
   __device__ explicit AdapterPairs(const AdapterArguments& a) {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;  // a step of up to 8 tokens has up to 8 tiles
+    const int slot_here = lane < a.tiles ? a.of_tile[lane] : -1;
+    const bool again = lane > 0 && slot_here >= 0 && a.of_tile[lane - 1] == slot_here;
+    const int owned_here = slot_here >= 0 && !again ? a.ranks[slot_here] : 0;
     for (int from = 0, before = -1; count != before; from += 16) {
       before = count;
-      for (int tile = 0; tile < a.tiles; tile += 32) {
-        const int at = tile + lane;
-        const int slot_here = at < a.tiles ? a.of_tile[at] : -1;
-        const bool again = slot_here >= 0 && at > 0 && a.of_tile[at - 1] == slot_here;
-        const int owned_here = slot_here >= 0 && !again ? a.ranks[slot_here] : 0;
-        for (unsigned left = __ballot_sync(~0u, owned_here > from); left != 0; left &= left - 1) {
-          const int holder = __ffs(left) - 1;
-          const int slot_there = __shfl_sync(~0u, slot_here, holder), owned_there = __shfl_sync(~0u, owned_here, holder);
-          if (lane == count) slot = slot_there, start = from, owned = owned_there;
-          ++count;
-        }
+      for (unsigned left = __ballot_sync(~0u, owned_here > from); left != 0; left &= left - 1) {
+        const int holder = __ffs(left) - 1;
+        const int slot_there = __shfl_sync(~0u, slot_here, holder), owned_there = __shfl_sync(~0u, owned_here, holder);
+        if (lane == count) slot = slot_there, start = from, owned = owned_there;
+        ++count;
       }
     }
   }
 };
 
-// What a warp holds of B for one tile: fragments of the first pairs, whose loads run beside the tile's main loop.
+// What a warp holds of B for one tile: a fragment for each pair, whose loads run beside the tile's main loop.
 struct AdapterTile {
-  static constexpr int HELD = 8;
   AdapterRows rows;
-  uint32_t held[HELD][4];
-
-  // Fragment h + 2k: eight rows h, ranks 8k to 8k + 7, a rank a row until it is transposed.
-  __device__ void load(const AdapterArguments& a, const AdapterPairs& pairs, int i, uint32_t (&w)[4]) const {
-    const int lane = threadIdx.x % 32;
-    const int64_t slot = __shfl_sync(~0u, pairs.slot, i);
-    const int start = __shfl_sync(~0u, pairs.start, i), owned = __shfl_sync(~0u, pairs.owned, i);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const int rank = start + 8 * k + lane / 4;
-      const __nv_bfloat16* of_rank = a.b + slot * a.slot_stride + static_cast<int64_t>(rank) * a.rank_stride;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const bool there = rank < owned && rows.inside[h];
-        w[h + 2 * k] = there ? *reinterpret_cast<const uint32_t*>(of_rank + rows.row[h] + 2 * (lane % 4)) : 0;
-      }
-    }
-  }
+  uint32_t held[AdapterPairs::MOST][4];
 
   __device__ AdapterTile(const AdapterArguments& a, const AdapterPairs& pairs, int first, int columns, bool gated)
       : rows(a, first, columns, gated) {
-    fill(a, pairs, 0, held);
-    const int lane = threadIdx.x % 32, h = lane / 16;
-#pragma unroll 1
-    for (int i = HELD; i < pairs.count; ++i) {
-      const int64_t slot = __shfl_sync(~0u, pairs.slot, i);
-      const int rank = __shfl_sync(~0u, pairs.start, i) + lane % 16, owned = __shfl_sync(~0u, pairs.owned, i);
-      if (rank >= owned || !(h ? rows.inside[1] : rows.inside[0])) continue;
-      prefetch_l2(a.b + slot * a.slot_stride + static_cast<int64_t>(rank) * a.rank_stride + (h ? rows.row[1] : rows.row[0]));
-    }
-  }
-
-  // The fragments of HELD pairs from pair `from` on.
-  __device__ void fill(const AdapterArguments& a, const AdapterPairs& pairs, int from, uint32_t (&w)[HELD][4]) const {
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      if (from + i < pairs.count) load(a, pairs, from + i, w[i]);
-    }
-  }
-
-  // Adds to the sums of BLOCKS blocks of 8 tokens from block `from` on: to those with block % step == first.
-  template <int BLOCKS>
-  __device__ __forceinline__ void add(const AdapterArguments& a, const AdapterPairs& pairs, int m,
-                                      float (&acc)[4 * BLOCKS], int from, int first, int step) const {
     const int lane = threadIdx.x % 32;
-    const bool one_piece = rows.piece[0] == rows.piece[1];
-    int own[BLOCKS], ready = -1;  // ready: the rank from which on s is there
-    uint32_t s[2][BLOCKS][2];
 #pragma unroll
-    for (int j = 0; j < BLOCKS; ++j) {
-      const int token = 8 * (from + j) + lane / 4;
-      own[j] = token < m ? a.of_token[token] : -1;
+    for (int i = 0; i < AdapterPairs::MOST; ++i) {
+      if (i >= pairs.count) break;
+      const int64_t slot = __shfl_sync(~0u, pairs.slot, i);
+      const int start = __shfl_sync(~0u, pairs.start, i), owned = __shfl_sync(~0u, pairs.owned, i);
+      // Fragment h + 2k: eight rows h, ranks 8k to 8k + 7, a rank a row until it is transposed.
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int rank = start + 8 * k + lane / 4;
+        const __nv_bfloat16* of_rank = a.b + slot * a.slot_stride + static_cast<int64_t>(rank) * a.rank_stride;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const bool there = rank < owned && rows.inside[h];
+          held[i][h + 2 * k] = there ? *reinterpret_cast<const uint32_t*>(of_rank + rows.row[h] + 2 * (lane % 4)) : 0;
+        }
+      }
     }
-    auto load_s = [&](int start) {
+  }
+
+  // Adds to the sums of the step's block of tokens.
+  __device__ __forceinline__ void add(const AdapterArguments& a, const AdapterPairs& pairs, int m, float (&sums)[4]) const {
+    const int lane = threadIdx.x % 32, token = lane / 4;
+    const bool there = token < m, one_piece = rows.piece[0] == rows.piece[1];
+    const int own = there ? a.of_token[token] : -1;
+    int ready = -1;  // the rank from which on s is there
+    uint32_t s[2][2];
 #pragma unroll
-      for (int pass = 0; pass < 2; ++pass) {
-        if (pass == 1 && one_piece) break;
+    for (int i = 0; i < AdapterPairs::MOST; ++i) {
+      if (i >= pairs.count) break;
+      const int slot = __shfl_sync(~0u, pairs.slot, i), start = __shfl_sync(~0u, pairs.start, i);
+      if (start != ready) {
+        ready = start;
 #pragma unroll
-        for (int j = 0; j < BLOCKS; ++j) {
-          const int token = 8 * (from + j) + lane / 4;
+        for (int pass = 0; pass < 2; ++pass) {
+          if (pass == 1 && one_piece) break;
           const __nv_bfloat16* at = a.shrunk + (token * a.pieces + rows.piece[pass]) * a.row_ranks + start + 2 * (lane % 4);
 #pragma unroll
-          for (int k = 0; k < 2; ++k) s[pass][j][k] = token < m ? *reinterpret_cast<const uint32_t*>(at + 8 * k) : 0;
+          for (int k = 0; k < 2; ++k) s[pass][k] = there ? *reinterpret_cast<const uint32_t*>(at + 8 * k) : 0;
         }
       }
-    };
-    auto multiply = [&](int i, const uint32_t (&w)[4]) {
-      const int slot = __shfl_sync(~0u, pairs.slot, i), start = __shfl_sync(~0u, pairs.start, i);
-      if (start != ready) load_s(start), ready = start;
       uint32_t b[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) b[k] = transpose_matrix(w[k]);
+      for (int k = 0; k < 4; ++k) b[k] = transpose_matrix(held[i][k]);
       const uint32_t low[4] = {b[0], one_piece ? b[1] : 0, b[2], one_piece ? b[3] : 0}, high[4] = {0, b[1], 0, b[3]};
-#pragma unroll
-      for (int j = 0; j < BLOCKS; ++j) {
-        if ((from + j) % step != first) continue;
-        const bool mine = own[j] == slot;
-        float sums[4] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
-        mma_m16n8k16_bf16(sums, low, mine ? s[0][j][0] : 0, mine ? s[0][j][1] : 0);
-        if (!one_piece) mma_m16n8k16_bf16(sums, high, mine ? s[1][j][0] : 0, mine ? s[1][j][1] : 0);
-#pragma unroll
-        for (int v = 0; v < 4; ++v) acc[4 * j + v] = sums[v];
-      }
-    };
-    // Loops that are not unrolled: code that runs once a tile comes from L2, line by line.
-    uint32_t w[HELD][4];
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) w[i][k] = held[i][k];
-    }
-#pragma unroll 1
-    for (int from_pair = 0; from_pair < pairs.count; from_pair += HELD) {
-      if (from_pair > 0) fill(a, pairs, from_pair, w);
-#pragma unroll 1
-      for (int i = from_pair; i < min(from_pair + HELD, pairs.count); ++i) {
-        multiply(i, w[0]);
-#pragma unroll
-        for (int next = 1; next < HELD; ++next) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) w[next - 1][k] = w[next][k];
-        }
-      }
+      const bool mine = own == slot;
+      mma_m16n8k16_bf16(sums, low, mine ? s[0][0] : 0, mine ? s[0][1] : 0);
+      if (!one_piece) mma_m16n8k16_bf16(sums, high, mine ? s[1][0] : 0, mine ? s[1][1] : 0);
     }
   }
 };

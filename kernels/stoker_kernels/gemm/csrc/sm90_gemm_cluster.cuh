@@ -9,7 +9,7 @@
 // Bytes are the unit of K: a chunk is 128 bytes of a row (64 bf16 or 128 e4m3), a k block KC chunks. In shared memory a
 // chunk of R rows is R × 128 bytes in the 128-byte swizzle, on a multiple of 1024 bytes.
 //
-// Adapters: what they add to a tile joins its sums before they are stored (gemm_adapters.cuh).
+// Adapters, of up to 8 tokens: what they add to a tile joins its sums before they are stored (gemm_adapters.cuh).
 //
 // GATED: W stacks the rows of a gate and of an up projection, and the result is silu(gate) · up, [M, N / 2]. The map of W
 // has four dimensions, so that TMA lays 8 rows of gate and 8 of up side by side and one thread holds both sums.
@@ -169,7 +169,10 @@ __device__ __forceinline__ void consume(const GemmArguments& g, const ClusterSpl
     if (alone || part.rank < MT / 8) {
       const int first = alone ? 0 : part.rank, step = alone ? 1 : part.size;
       unsigned char* staging = ring.staging + group * MT * STAGING_PITCH;
-      if constexpr (Adapters::present) added.template add<MT / 8>(adapters, pairs, g.m, acc, 0, first, step);
+      if constexpr (Adapters::present) {
+        static_assert(MT == 8, "adapters add to one block of tokens");
+        added.add(adapters, pairs, g.m, acc);
+      }
       if constexpr (GATED) {
         store_gated_tile<MT>(g, row / 2, group, acc, staging, first, step);
       } else {
@@ -222,10 +225,9 @@ __device__ __forceinline__ void sm90_gemm_cluster(const CUtensorMap& w_map, cons
     stoker::sm90_gemm_cluster<T, BN, KC, MT>(w_map, x_map, g);                                                     \
   }
 
-// With adapters, whose parts of B want registers: 128 rows of 64 tokens have an SM of their own.
-#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC, MT)                                                        \
-  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) * (MT) < 128 * 64 ? 2 : 1) NAME##_n##BN##_c##KC##_m##MT( \
-      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                              \
-      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) {      \
-    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, MT, GATED>(w_map, x_map, g, adapters);                              \
+#define STOKER_SM90_GEMM_CLUSTER_ADAPTED(NAME, GATED, BN, KC)                                                       \
+  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, 2) NAME##_n##BN##_c##KC##_m8(                         \
+      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                         \
+      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) { \
+    stoker::sm90_gemm_cluster<__nv_bfloat16, BN, KC, 8, GATED>(w_map, x_map, g, adapters);                          \
   }

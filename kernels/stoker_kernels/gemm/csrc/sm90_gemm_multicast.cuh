@@ -13,7 +13,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "gemm_adapters.cuh"
+#include "gemm_epilogue.cuh"
 #include "sm90_chunk.cuh"
 #include "wgmma.cuh"
 
@@ -140,11 +140,10 @@ __device__ __forceinline__ void multiply_part(const MulticastPart& mine, const M
 
 // Sends every block of `acc`, block j to the CTA of the tile whose part is j % split, and stores the sums of this CTA's
 // blocks. They run over the parts in order, whoever sums: a token's bits do not depend on its place.
-template <int BN, int MT, typename Adapters>
+template <int BN, int MT>
 __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const MulticastPart& mine,
                                               const MulticastRing<BN, MT>& ring, int group, const RowScales& rows,
-                                              const float (&acc)[MT / 2], const Adapters& adapters,
-                                              const typename Adapters::Pairs& pairs, const typename Adapters::Tile& added) {
+                                              const float (&acc)[MT / 2]) {
   const PartSums<BN, MT> sums(mine.split);
   const int t = threadIdx.x % GROUP_THREADS, row = mine.tile * BN + group * GROUP_ROWS;
   int to = 0, place = sums.offset(mine.part, group, 0) + t * 16;
@@ -169,16 +168,15 @@ __device__ __forceinline__ void sum_and_store(const GemmArguments& g, const Mult
       sum[2] += v.z;
       sum[3] += v.w;
     }
-    if constexpr (Adapters::present) added.template add<1>(adapters, pairs, g.m, sum, j, 0, 1);
     stage_block(g, rows, j, sum, staging);
   }
   named_barrier(1 + group, GROUP_THREADS);
   store_blocks<MT>(g, row, staging, mine.part, mine.split);
 }
 
-template <typename T, int BN, int MT, typename Adapters = NoAdapters>
+template <typename T, int BN, int MT>
 __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, const CUtensorMap& x_map,
-                                                    const GemmArguments& g, const Adapters& adapters = {}) {
+                                                    const GemmArguments& g) {
   extern __shared__ unsigned char raw[];
   constexpr int groups = BN / GROUP_ROWS;
   const MulticastPart mine(cluster_rank(), cluster_size(), g.share, g.k_blocks);
@@ -202,16 +200,13 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
   if (producer) return produce_multicast<T, BN, MT>(w_map, x_map, mine, ring, g.stages);
   const int group = threadIdx.x / GROUP_THREADS;
   const RowScales rows(g, mine.tile * BN + group * GROUP_ROWS);  // weights as W is: no need to wait
-  if (!adapters.planned) grid_dependency_wait();
-  const typename Adapters::Pairs pairs(adapters);
-  const typename Adapters::Tile added(adapters, pairs, mine.tile * BN + group * GROUP_ROWS, g.n, false);
   float acc[MT / 2];
   cluster_wait();
   grid_dependency_wait();
   multiply_part<T, BN, MT>(mine, ring, g.stages, group, acc);
   cluster_arrive();  // this CTA has read its ring, and nothing is on the way to it
   cluster_wait();
-  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc, adapters, pairs, added);
+  sum_and_store<BN, MT>(g, mine, ring, group, rows, acc);
 }
 
 }  // namespace stoker
@@ -222,12 +217,4 @@ __device__ __forceinline__ void sm90_gemm_multicast(const CUtensorMap& w_map, co
       NAME##_n##BN##_c1_m##MT(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, \
                               const __grid_constant__ stoker::GemmArguments g) {                                   \
     stoker::sm90_gemm_multicast<T, BN, MT>(w_map, x_map, g);                                                       \
-  }
-
-// With adapters, whose parts of B want registers.
-#define STOKER_SM90_GEMM_MULTICAST_ADAPTED(NAME, BN, MT)                                                             \
-  extern "C" __global__ void __launch_bounds__((BN) * 2 + 32, (BN) < 128 ? 2 : 1) NAME##_n##BN##_c1_m##MT(           \
-      const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,                          \
-      const __grid_constant__ stoker::GemmArguments g, const __grid_constant__ stoker::AdapterArguments adapters) {  \
-    stoker::sm90_gemm_multicast<__nv_bfloat16, BN, MT>(w_map, x_map, g, adapters);                                   \
   }
