@@ -24,7 +24,9 @@ def test_attention(data: st.DataObject) -> None:
     dim, kv_heads, group = draw(st.sampled_from([8, 40, 64, 96])), draw(st.integers(1, 3)), draw(st.integers(1, 5))
     page, dtype = draw(st.sampled_from([2, 16])), draw(DTYPES)
     decodes = draw(st.lists(st.integers(0, 150), max_size=6))
-    chunks = [(draw(st.integers(1, length)), length) for length in draw(st.lists(st.integers(1, 40), max_size=3))]
+    chunks = [
+        (draw(st.integers(1, length)), length) for length in draw(st.lists(st.integers(1, 40), max_size=3))
+    ]
     lengths = [*decodes, *(length for _, length in chunks)]
     if not lengths:
         return

@@ -51,18 +51,8 @@ class Plan:
         shares = []
         for cut in cuts:
             row, head, block, keys = cut[0]
-            shares.append(
-                [
-                    row,
-                    slots[row],
-                    head,
-                    block,
-                    sum(u[2] >= 0 for u in cut),
-                    keys,
-                    0 if self.tail or self.whole else self.per_cta,
-                    int(self.tail > 0),
-                ]
-            )
+            shares.append([row, slots[row], head, block, sum(u[2] >= 0 for u in cut), keys,
+                           0 if self.tail or self.whole else self.per_cta, int(self.tail > 0)])
         return shares + [[9999, -5, 0, 0, 0, 0, 0, 0]] * self.idle
 
 

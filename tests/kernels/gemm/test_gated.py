@@ -172,7 +172,9 @@ def on_gpu(m: int, n: int, k: int, fp8: bool) -> tuple[torch.Tensor | Quantized,
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 1200, 384), (129, 37888, 3584), (300, 1040, 1152), (2200, 6144, 1024)])
-def test_the_wide_kernels_equal_the_definition(m: int, n: int, k: int, fp8: bool, gated: bool, by_tokens: bool) -> None:
+def test_the_wide_kernels_equal_the_definition(
+    m: int, n: int, k: int, fp8: bool, gated: bool, by_tokens: bool
+) -> None:
     x, weight = on_gpu(m, n, k, fp8)
     bias = torch.randn(n, device="cuda").bfloat16() if fp8 and not gated else None
     expected, error = linear_fp64(x, weight, bias), sum_error(x, weight)

@@ -14,7 +14,9 @@ from stoker_kernels.quant import LinearWeight
 BF16 = torch.bfloat16
 
 
-@pytest.mark.skipif(onednn.supports(Target("cpu", 0, BF16)) is not None, reason="this processor does not multiply bf16")
+@pytest.mark.skipif(
+    onednn.supports(Target("cpu", 0, BF16)) is not None, reason="this processor does not multiply bf16"
+)
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 37, 91), (3, 200, 64), (130, 77, 333)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_packed_weight_gives_the_same_product(rows: int, n: int, k: int, biased: bool) -> None:

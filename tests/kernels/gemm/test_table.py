@@ -45,7 +45,9 @@ def test_an_unknown_shape_takes_the_nearest_row() -> None:
     assert table.own_tile(False, 3400, 3700, 1) == table.own_tile(False, 3584, 3584, 1)
 
 
-@pytest.mark.parametrize("text", ["64x2k4", "64x1k2-", "128x2k2", "64x1k8=", "128x1m2k4", "128x1m1k4-"])
+@pytest.mark.parametrize(
+    "text", ["64x2k4", "64x1k2-", "128x2k2", "64x1k8=", "128x1m2k4", "128x1m1k4-"]
+)
 @pytest.mark.parametrize("tokens", TOKEN_TILES)
 def test_text_names_a_tile_and_back(text: str, tokens: int) -> None:
     tile = table.parse(text, tokens)

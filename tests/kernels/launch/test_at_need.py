@@ -80,9 +80,8 @@ def test_what_changes_from_step_to_step_is_not_assumed(cache: Path) -> None:
     assert variant.arguments["tokens"] == "i32"
     assert variant.arguments["page_stride"] == "i32:16"
     odd = {**arguments, "tokens": ("i32", False)}
-    cubin = Cubin(
-        "", wanted.kernel, wanted.source, "", 0, 0, False, variant.arguments, variant.constants, variant.spec.options
-    )
+    cubin = Cubin("", wanted.kernel, wanted.source, "", 0, 0, False, variant.arguments, variant.constants,
+                  variant.spec.options)
     assert cubin.fits(Wanted(wanted.kernel, wanted.source, odd, constants, wanted.options)) >= 0
 
 
@@ -96,14 +95,8 @@ def test_all_that_is_missing_is_compiled_and_counted(cache: Path, monkeypatch: p
 
     monkeypatch.setattr(aot_index, "cache_folder", slowly)
     said: list[tuple[int, int, str]] = []
-    wants = [
-        wanted_commit(),
-        Wanted(
-            *(getattr(wanted_commit(), field) for field in ("kernel", "source", "arguments")),
-            {**wanted_commit().constants, "ROWS": 32},
-            {},
-        ),
-    ]
+    wants = [wanted_commit(), Wanted(*(getattr(wanted_commit(), field) for field in ("kernel", "source", "arguments")),
+                                     {**wanted_commit().constants, "ROWS": 32}, {})]
     compile_missing((Missing(commit_kernel, each, SM, "") for each in wants), lambda *step: said.append(step))
     assert [step[:2] for step in said] == [(1, 2), (2, 2)]
     assert all(find_cubin(SM, each) for each in wants)
