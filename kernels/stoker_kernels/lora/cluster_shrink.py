@@ -35,20 +35,8 @@ class ShrinkArguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "a", "out", "order", "of_tile", "ranks")),
         ("slot_stride", ctypes.c_int64),
-        *(
-            (name, ctypes.c_int)
-            for name in (
-                "rank_stride",
-                "piece_stride",
-                "x_stride",
-                "columns",
-                "pieces",
-                "row_ranks",
-                "rank_blocks",
-                "by_place",
-                "planned",
-            )
-        ),
+        *((name, ctypes.c_int) for name in ("rank_stride", "piece_stride", "x_stride", "columns", "pieces")),
+        *((name, ctypes.c_int) for name in ("row_ranks", "rank_blocks", "by_place", "planned")),
     ]
 
 

@@ -2,8 +2,8 @@
 //
 // A cluster is one tile of the plan (16 places of one slot) × one piece × 16 ranks; its CTAs, and their warps, take the
 // columns of x in turn, by units of 32. What they have summed meets in distributed shared memory at the CTA of rank 0,
-// which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A is
-// read before the wait for the kernel that writes x, AHEAD units of each warp, which hold all of it but of wide x.
+// which adds it up in their order: a token's bits do not depend on its place or on who is beside it. A warp reads AHEAD
+// units of A before the wait for the kernel that writes x: all of its units, but of very wide x.
 #include "ptx.cuh"
 
 namespace stoker {
