@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.kernels.emulator.gemm import Machine, compile_adapted
+from tests.kernels.emulator.gemm import Machine
 
 from stoker_kernels import lora
-from stoker_kernels.gemm import adapted, small, tiles
+from stoker_kernels.gemm import adapted, small
 from stoker_kernels.gemm.small import Operands, Tile
-from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget, cluster_shrink, reference
+from stoker_kernels.lora import LoraPlan, LoraStep, LoraTarget
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def gemm_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """In place of the products without adapters."""
-    return compile_adapted(tmp_path_factory.mktemp("emulator"))
-
-
-@pytest.fixture(autouse=True)
-def _chained(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (adapted, cluster_shrink, tiles):
-        monkeypatch.setattr(module, "pdl_on", lambda _: True)
 
 
 def target_of(generator: torch.Generator, slots: int, max_rank: int, columns: int, rows: tuple[int, ...]) -> LoraTarget:
@@ -48,7 +35,7 @@ def target_of(generator: torch.Generator, slots: int, max_rank: int, columns: in
 def step_of(tokens: torch.Tensor, target: LoraTarget, planned: bool) -> LoraStep:
     slots, max_rank, pieces, columns = target.a.shape
     plan = LoraPlan.allocate(len(tokens), slots, tokens.device).of(tokens, slots)
-    reference.group_tokens(tokens, slots, plan)
+    lora.group_tokens(tokens, slots, plan)
     room = lora.scratch_elements(len(tokens), slots, max_rank, pieces, columns)
     return LoraStep(plan, torch.full((room,), torch.nan), planned)
 
@@ -74,8 +61,8 @@ def run(
     adapted.run(replace(tile, adapted=True), operands, target, step)
     want = x.float() @ weight.float().T + (0 if bias is None else bias.float())
     scratch = torch.empty(lora.scratch_elements(m, slots, max_rank, len(rows), k))
-    reference.shrink_lora(x, target, step.plan, scratch, planned=False)
-    reference.expand_lora(want, target, step.plan, scratch.to(BF16).float(), parts=1, planned=False)
+    lora.shrink_lora(x, target, step.plan, scratch, planned=False)
+    lora.expand_lora(want, target, step.plan, scratch.to(BF16).float(), parts=1, planned=False)
     if tile.gated:
         gate, up = want.chunk(2, dim=1)
         want = gate * torch.sigmoid(gate) * up
@@ -85,50 +72,31 @@ def run(
 
 
 @pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 1), (64, 2, 2), (128, 1, 4), (128, 2, 3)])
-def test_plain_products_match(machine: Machine, size: int, chunks: int, cluster: int) -> None:
+def test_plain_products_match(adapted_machine: Machine, size: int, chunks: int, cluster: int) -> None:
     # Pieces that end within a group of rows, and within a warp's.
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster)
-    run(machine, tile, 8, 448, (200, 24, 88), slots=8, max_rank=16)
-    run(machine, tile, 7, 512, (136, 40), slots=4, max_rank=23)
-    run(machine, tile, 1, 512, (72,), slots=2, max_rank=5)
-    run(machine, tile, 2, 512, (200,), slots=3, max_rank=61)
+    run(adapted_machine, tile, 8, 448, (200, 24, 88), slots=8, max_rank=16)
+    run(adapted_machine, tile, 7, 512, (136, 40), slots=4, max_rank=23)
+    run(adapted_machine, tile, 1, 512, (72,), slots=2, max_rank=5)
+    run(adapted_machine, tile, 2, 512, (200,), slots=3, max_rank=61)
 
 
 @pytest.mark.parametrize(("size", "chunks", "cluster"), [(64, 1, 2), (64, 2, 1), (128, 1, 2)])
-def test_gated_products_match(machine: Machine, size: int, chunks: int, cluster: int) -> None:
+def test_gated_products_match(adapted_machine: Machine, size: int, chunks: int, cluster: int) -> None:
     tile = Tile("cluster", size, chunks, 8, 3, 1, cluster, gated=True)
-    run(machine, tile, 6, 576, (264, 264), slots=5, max_rank=16)
-    run(machine, tile, 3, 576, (264, 264), slots=6, max_rank=24)
+    run(adapted_machine, tile, 6, 576, (264, 264), slots=5, max_rank=16)
+    run(adapted_machine, tile, 3, 576, (264, 264), slots=6, max_rank=24)
 
 
-def test_a_wide_input_is_shrunk_in_rounds(machine: Machine) -> None:
+def test_a_wide_input_is_shrunk_in_rounds(adapted_machine: Machine) -> None:
     # Of the columns that warps hold at once, 20,480 in all, and some that none holds.
-    run(machine, Tile("cluster", 64, 1, 8, 3, 1, 1), 3, 20992, (16,), slots=2, max_rank=16)
-
-
-@pytest.mark.parametrize(("max_rank", "planned"), [(16, True), (23, False)])
-def test_what_an_expansion_of_its_own_reads_matches(machine: Machine, max_rank: int, planned: bool) -> None:
-    generator = torch.Generator().manual_seed(max_rank)
-    x, tokens = torch.randn((70, 1288), generator=generator).to(BF16), torch.arange(70, dtype=torch.int32) % 4 - 1
-    target = target_of(generator, 3, max_rank, 1288, (40, 8))
-    step = step_of(tokens, target, planned)
-    want = torch.full_like(step.scratch, torch.nan)
-    reference.shrink_lora(x, target, step.plan, want, planned=False)
-    machine.x, machine.out = x, step.scratch
-    assert cluster_shrink.shrink_lora(x, target, step.plan, step.scratch, planned) == 1
-    count = len(step.plan.order) * 2 * max_rank
-    got, want = (each[:count].view(-1, 2, max_rank) for each in (step.scratch, want))
-    places = step.plan.order >= 0
-    assert not want[places].isnan().all()
-    for slot, rank in enumerate(target.ranks.tolist()):
-        mine = places & (step.plan.adapters.repeat_interleave(step.plan.tile) == slot)
-        torch.testing.assert_close(got[mine][..., :rank], want[mine][..., :rank], rtol=1e-4, atol=1e-4, equal_nan=True)
+    run(adapted_machine, Tile("cluster", 64, 1, 8, 3, 1, 1), 3, 20992, (16,), slots=2, max_rank=16)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_changes_a_bit(machine: Machine, seed: int) -> None:
+def test_no_order_changes_a_bit(adapted_machine: Machine, seed: int) -> None:
     tile = Tile("cluster", 64, 2, 8, 3, 1, 2)
-    plain = run(machine, tile, 7, 960, (320,), slots=2, max_rank=60, seed=9)
-    machine.seed = seed + 1
-    again = run(machine, tile, 7, 960, (320,), slots=2, max_rank=60, seed=9)
+    plain = run(adapted_machine, tile, 7, 960, (320,), slots=2, max_rank=60, seed=9)
+    adapted_machine.seed = seed + 1
+    again = run(adapted_machine, tile, 7, 960, (320,), slots=2, max_rank=60, seed=9)
     assert torch.equal(again.view(torch.int16), plain.view(torch.int16))
