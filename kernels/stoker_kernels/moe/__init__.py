@@ -2,9 +2,9 @@
 
 `triton_route.py` chooses and sorts, `triton_keep.py` leaves one rank's. `choose.py` has the fewest tokens multiplied by
 `sm90_few.py` on Hopper, else by `triton_experts.py`, with `triton_mxfp4.py` and `triton_int4.py` what `mxfp4_layout.py`
-and `int4_layout.py` lay out; `tiles.py` holds sizes by rule, `variants.py` what is compiled ahead, `reference.py` is the
-oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py` runs these kernels in one way, and
-`rows.py` is the CPU's.
+and `int4_layout.py` lay out; `tiles.py` holds sizes by rule, `variants.py` what is compiled ahead, `reference.py` is
+the oracle, `bench.py` checks and times. Where batch invariance is demanded `fixed.py` runs these kernels in one way,
+and `rows.py` is the CPU's.
 Must never know: layers, models, checkpoints. A new way to choose: a field of `Routing` (`types.py`), in both routers.
 """
 

@@ -144,7 +144,10 @@ def _fill(file: Path, weights: Any, place: Place, pairs: dict[str, _Pair], lines
             start = place.a + index * place.width
             lines[: pair.rank, start : start + place.columns] = a
             start = place.b + row
-            lines[: pair.rank, start : start + rows] = (b.float() * (pair.scale * place.factor)).T
+            scaled = lines[: pair.rank, start : start + rows]
+            scaled.copy_((b.float() * (pair.scale * place.factor)).T)
+            if not bool(torch.isfinite(scaled).all()):  # kernels multiply it with zeros, for tokens of others
+                raise ModelError(f"{file}: tensor {pair.b}, times its scale {pair.scale:g}, is beyond {lines.dtype}.")
             highest = max(highest, pair.rank)
         row += rows
     return highest

@@ -132,6 +132,16 @@ inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
   mma_m16n8k16(d, a, b0, b1, from_f16);
 }
 
+inline uint32_t transpose_matrix(uint32_t r) {
+  const auto all = emulator::gather(r, 32);
+  const int row = emulator::lane() / 4, column = emulator::lane() % 4 * 2;
+  uint32_t transposed = 0;
+  for (int half = 0; half < 2; ++half) {
+    transposed |= (all[(column + half) * 4 + row / 2] >> 16 * (row % 2) & 0xFFFF) << 16 * half;
+  }
+  return transposed;
+}
+
 // Lane 8m + i has the address of row i of matrix m, which becomes column i of the fragment.
 inline void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
   struct Pair {
