@@ -78,7 +78,7 @@ def check(device: torch.device, cases: int, seed: int) -> list[str]:
             complaints.append(f"dequantize {n} × {k}, group {group}: differs from the reference")
         tokens = generator.choice([1, 3, 8, 13, 16, 29, 32, 57, 64, 100, 128, 200, 300])
         x = torch.randn(tokens, k, device=device).bfloat16()
-        for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.stages)):
+        for tile in (None, *(each for each in TILES if tokens <= each.tokens or each.groups)):
             out = torch.full((tokens, n), float("nan"), dtype=torch.bfloat16, device=device)
             if tile is None:
                 integer_linear(x, weight, bias=bias, out=out)
@@ -140,7 +140,7 @@ def _rows_of(copies: list[IntegerWeight], m: int, sweep: bool, limit: float) -> 
 
 def _choices(sweep: bool, m: int) -> Iterator[tuple[Int4Tile, int]]:
     if sweep:
-        fitting = [tile for tile in TILES if m <= tile.tokens < 4 * m + 8 or (tile.tokens >= 128 and m > 128)]
+        fitting = [tile for tile in TILES if m <= tile.tokens <= 2 * m or (tile.tokens >= 64 and m > 64)]
         yield from itertools.product(fitting, (1, 2, 3, 4, 6, 8))
 
 

@@ -1,8 +1,8 @@
 """Products with four-bit weights on Hopper: host side of csrc/sm90_int4_*.
 
-Up to 16 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` tiles of tokens go through shared
-memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which costs 2.5 bytes a
-weight once for all tokens.
+Up to 8 tokens each warp streams the weight's fragments by itself; up to `MAX_TOKENS` warpgroups multiply what others
+stream through shared memory; beyond, the weight is dequantized into scratch memory and multiplied as a dense one, which
+costs 2.5 bytes a weight once for all tokens.
 
 Invariants: a launch never synchronises and can be captured after one launch of its kind; sums are added in a fixed
 order, so equal calls give equal bits.
@@ -12,6 +12,8 @@ Does not know: which layer it serves, nor how the weight came to be in fragments
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,74 +44,91 @@ class Int4Arguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Int4Tile:
-    """One compiled kernel: up to `tokens` tokens a CTA, 64 weight rows a warpgroup; `ctas` are resident on an SM.
+    """One compiled kernel: up to `tokens` tokens and `rows` weight rows a CTA; `ctas` are resident on an SM.
 
-    `stages` of x go through shared memory, and several tiles of tokens may follow; 0: every warp is by itself, on 64
-    rows.
+    `groups` warpgroups multiply what another one streams through a ring of `stages`, and several tiles of tokens may
+    follow; 0: every warp is by itself, on 64 rows. `step_us`: what a step of columns took where every SM was busy.
     """
 
     tokens: int
-    groups: int = 1
+    rows: int = ROWS
+    groups: int = 0
     stages: int = 0
     ctas: int = 2
-
-    @property
-    def rows(self) -> int:
-        """Weight rows of a CTA."""
-        return ROWS * self.groups
+    step_us: float = 0.5
 
     @property
     def threads(self) -> int:
         """Of a CTA."""
-        return 128 * self.groups if self.stages else 32 * FEW_WARPS
+        return 128 * (self.groups + 1) if self.groups else 32 * FEW_WARPS
 
     @property
     def blocks_at_once(self) -> int:
         """Blocks of columns that a CTA works on side by side."""
-        return 1 if self.stages else FEW_WARPS
+        return 1 if self.groups else FEW_WARPS
 
     def kernel_name(self, small_groups: bool) -> str:
         """The function's name in the cubin, for groups of less than a block of columns or others."""
-        kind = f"wide_m{self.tokens}_g{self.groups}" if self.stages else f"few_m{self.tokens}"
+        kind = f"wide_m{self.tokens}_r{self.rows}" if self.groups else f"few_m{self.tokens}"
         return f"{STEM}_{kind}_{'small' if small_groups else 'large'}"
 
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: barriers, and the sums, in whose place the ring of x was, on a multiple of 1024
-        bytes.
-        """
-        sums = self.blocks_at_once * self.tokens * self.rows * 4
-        return max(sums, self.stages * self.tokens * 128) + (16 * self.stages + 1024 if self.stages else 0)
+    def shared_bytes(self, small_groups: bool) -> int:
+        """Dynamic shared memory: the ring, in whose place the sums lie in the end, what is stored, and barriers."""
+        if not self.groups:
+            return FEW_WARPS * self.tokens * self.rows * 4
+        stage = self.tokens * 128 + self.rows * (COLUMNS // 2 + 3 * (COLUMNS // STEP if small_groups else 1))
+        low = max(self.stages * -(-stage // 1024) * 1024, self.rows * self.tokens * 4)
+        return 1024 + low + self.groups * self.tokens * ROWS * 2 + 16 * self.stages
 
 
 # Every kernel of the cubin, the smallest first.
 TILES = (
-    Int4Tile(8), Int4Tile(16), Int4Tile(32, 2, 8, 2), Int4Tile(64, 2, 6, 2), Int4Tile(128, 2, 5, 1),
-    Int4Tile(256, 2, 4, 1),
+    Int4Tile(8, step_us=1.2),
+    Int4Tile(16, 128, 2, 11, 2, 0.49), Int4Tile(16, 320, 5, 12, 1, 0.60),
+    Int4Tile(32, 128, 2, 10, 2, 0.53), Int4Tile(32, 320, 5, 10, 1, 0.62),
+    Int4Tile(64, 128, 2, 7, 2, 0.49), Int4Tile(64, 320, 5, 8, 1, 0.70),
+    Int4Tile(128, 128, 2, 8, 1, 0.43), Int4Tile(128, 256, 2, 7, 1, 0.76), Int4Tile(128, 320, 2, 6, 1, 0.97),
 )  # fmt: skip
 MAX_TOKENS = 1024
+START_US, CLUSTER_US, CLUSTER_US_PER_KB = 1.5, 1.0, 0.035
 
 
-def tile_for(tokens: int) -> Int4Tile:
-    """The kernel for so many tokens: the smallest that holds them, or the largest, several times."""
-    return next((tile for tile in TILES if tokens <= tile.tokens), TILES[-1])
+Residents = Callable[[Int4Tile, int], int]
+"""(tile, CTAs of a cluster) → how many such clusters the device holds at once."""
 
 
-def split_for(tile: Int4Tile, tokens: int, n: int, k: int, sms: int) -> int:
-    """How many CTAs share the columns: the fewest steps one after the other, counting what a start and a cluster cost.
+def choice_for(tokens: int, n: int, k: int, residents: Residents) -> tuple[Int4Tile, int]:
+    """The kernel, and how many CTAs share the columns: what takes least by waves of clusters, steps, starts and sums.
 
-    The costs, in steps, are an H200's: this choice took 1% (without a ring of x) and 2% longer than the best of all
-    splits of the four weights of a layer, averaged over 1 to 1,024 tokens.
+    Times are those of one weight, 37888 × 3584, on an H100, and of its sums in clusters: the order of choices is what
+    they are for.
     """
+    size = next((tile.tokens for tile in TILES if tokens <= tile.tokens), TILES[-1].tokens)
+    fitting = [tile for tile in TILES if tile.tokens == size]
+    choices = [(tile, split) for tile in fitting for split in range(1, min(MAX_SPLIT, _steps(tile, k)) + 1)]
+    return min(choices, key=lambda choice: _cost_us(*choice, tokens, n, k, residents(*choice)))
+
+
+def _steps(tile: Int4Tile, k: int) -> int:
+    return -(-k // (COLUMNS * tile.blocks_at_once))
+
+
+def _cost_us(tile: Int4Tile, split: int, tokens: int, n: int, k: int, resident: int) -> float:
     tiles = -(-n // tile.rows) * -(-tokens // tile.tokens)
-    steps = -(-k // (COLUMNS * tile.blocks_at_once))
-    start, more = (12.0, 0.5) if tile.stages else (0.0, 0.25)
+    waves = -(-tiles // max(1, resident))
+    cluster = CLUSTER_US + CLUSTER_US_PER_KB * tile.rows * tile.tokens * 4 / 1024 if split > 1 else 0.0
+    return waves * (-(-_steps(tile, k) // split) * tile.step_us + START_US + cluster)
 
-    def cost(split: int) -> float:
-        waves = -(-tiles * split // (sms * tile.ctas))
-        return waves * (-(-steps // split) + start + more * split * (split > 1))
 
-    return min(range(1, min(MAX_SPLIT, steps) + 1), key=cost)
+@functools.cache
+def _choice(tokens: int, n: int, k: int, small_groups: bool, device: torch.device) -> tuple[Int4Tile, int]:
+    def residents(tile: Int4Tile, split: int) -> int:
+        if split == 1:
+            return sm_count(device) * tile.ctas
+        shared = tile.shared_bytes(small_groups)
+        return cuda.resident_clusters(_kernel(tile, small_groups, device), split, shared)
+
+    return choice_for(tokens, n, k, residents)
 
 
 def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) -> str | None:
@@ -120,26 +139,30 @@ def refusal(x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor) 
         return f"takes bfloat16 throughout, not {x.dtype}, {weight.scale.dtype}, {out.dtype}"
     if x.stride(1) != 1 or out.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         return "rows of x have to be contiguous and start on multiples of 16 bytes"
-    if out.stride(0) % 4 or out.data_ptr() % 8:
-        return "rows of the result have to start on multiples of 8 bytes"
+    starts = (out, weight.data, weight.scale, weight.zero)
+    if out.stride(0) % 8 or any(cuda.address_of(tensor) % 16 for tensor in starts):
+        return "rows of the result, codes, scales and zero points have to start on multiples of 16 bytes"
     return None
 
 
 def multiply(
-    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 0
+    x: Tensor, weight: IntegerWeight, bias: Tensor | None, out: Tensor, tile: Int4Tile | None = None, split: int = 1
 ) -> None:
     """out = x · Wᵀ + bias on the current stream, for operands that `refusal` accepts. Raises CubinMissing.
 
-    `tile` and `split` (1 to 8) are chosen where they are not given.
+    `tile` and `split` (1 to 8) are chosen where no tile is given.
     """
     m, n, k = x.shape[0], weight.out_features, weight.in_features
-    tile = tile or tile_for(m)
-    split = split or split_for(tile, m, n, k, sm_count(x.device))
+    if tile is None:
+        tile, split = _choice(m, n, k, _small_groups(weight), x.device)
     arguments: list[Any] = [_arguments(weight, out, x=x, bias=bias, split=split)]
-    if tile.stages:
+    if tile.groups:
         arguments.insert(0, cuda.tensor_map(x, tile.tokens))
     ctas = -(-n // tile.rows) * -(-m // tile.tokens) * split
-    cuda.launch(_load(tile, weight, x.device), ctas, arguments, x.device, pdl=pdl_on(x.device), cluster=split)
+    if tile.groups and split == 1:
+        ctas = min(ctas, sm_count(x.device) * tile.ctas)
+    chosen = _kernel(tile, _small_groups(weight), x.device)
+    cuda.launch(chosen, ctas, arguments, x.device, pdl=pdl_on(x.device), cluster=split)
 
 
 def dequantize(weight: IntegerWeight, out: Tensor) -> None:
@@ -149,9 +172,13 @@ def dequantize(weight: IntegerWeight, out: Tensor) -> None:
     cuda.launch(chosen, -(-blocks // 8), [_arguments(weight, out)], out.device, pdl=pdl_on(out.device))
 
 
-def _load(tile: Int4Tile, weight: IntegerWeight, device: torch.device) -> cuda.Kernel:
-    name = tile.kernel_name(weight.group < min(COLUMNS, weight.in_features))
-    return cuda.kernel(STEM, ARCH, name, tile.shared_bytes, tile.threads, device.index or 0)
+def _small_groups(weight: IntegerWeight) -> bool:
+    return weight.group < min(COLUMNS, weight.in_features)
+
+
+def _kernel(tile: Int4Tile, small_groups: bool, device: torch.device) -> cuda.Kernel:
+    shared = tile.shared_bytes(small_groups)
+    return cuda.kernel(STEM, ARCH, tile.kernel_name(small_groups), shared, tile.threads, device.index or 0)
 
 
 def _arguments(

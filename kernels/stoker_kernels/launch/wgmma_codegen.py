@@ -13,7 +13,7 @@ REGISTER_ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
 # Per element: (width, whether columns are contiguous). Attention takes 64 and 128 of both, products with integer
 # weights rows of tokens.
 REGISTER_SHAPES = {
-    "__nv_bfloat16": ((32, False), (64, False), (128, False), (256, False), (128, True)),
+    "__nv_bfloat16": ((8, False), (16, False), (32, False), (64, False), (128, False), (256, False), (128, True)),
     "__half": ((64, False), (128, True)),
 }
 TOKENS = (8, 16, 24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256)

@@ -32,9 +32,7 @@ inline int atomic_add_acq_rel(int* p, int value) {
 }
 
 inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
-  if (destination % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("a misaligned copy");
-  const emulator::Cta& to = *emulator::cta;
-  emulator::copy_later(barrier, bytes, [=, &to] { std::memcpy(emulator::shared(to, destination), source, bytes); });
+  bulk_load(destination, source, bytes, barrier, 0);
 }
 
 inline void tensor_load_3d(uint32_t destination, const void* map, int inner, int middle, int outer, uint32_t barrier) {

@@ -35,6 +35,7 @@ namespace emulator {
 constexpr uint32_t SHARED_BASE = 1024;
 constexpr uint32_t RANK_SHIFT = 20;  // an address in another CTA: its rank + 1 above the address there
 constexpr int REGISTERS = 65536;     // of an SM
+inline int resident = 1;             // CTAs that share them
 
 // One wgmma of a thread: its sums, the operands' descriptors, and its own way to multiply where A is in registers.
 struct Product {
@@ -291,7 +292,7 @@ inline std::unique_ptr<Cta> make_cta(unsigned block, int rank, int size, int thr
   made->stalled = size > 1 ? stall() : 0;
   made->fibers.resize(threads);
   made->paused.resize((threads + 31) / 32);
-  for (int i = 0; i < threads; ++i) prepare(made->fibers[i], i, REGISTERS / threads / 8 * 8);
+  for (int i = 0; i < threads; ++i) prepare(made->fibers[i], i, REGISTERS / resident / threads / 8 * 8);
   return made;
 }
 

@@ -245,6 +245,12 @@ inline void land_row(emulator::Cta& to, const CUtensorMap& m, uint32_t at, const
   }
 }
 
+inline void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier, uint64_t) {
+  if (destination % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("a misaligned copy");
+  emulator::Cta& to = *emulator::cta;
+  emulator::copy_later(to, barrier, bytes, [=, &to] { std::memcpy(emulator::shared(to, destination), source, bytes); });
+}
+
 // A box of 128 bytes × rows, the second dimension fastest; rows outside are zero. The swizzle is one of addresses.
 inline void load_box(emulator::Cta& to, uint32_t destination, const void* map, std::vector<int> first, uint32_t barrier) {
   const CUtensorMap m = *static_cast<const CUtensorMap*>(map);

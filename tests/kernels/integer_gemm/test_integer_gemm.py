@@ -88,10 +88,31 @@ def test_what_does_not_fit_is_named() -> None:
         integer_linear(torch.zeros(2, 63), good)
 
 
-def test_a_split_never_leaves_a_cta_without_columns_where_columns_are_many() -> None:
-    for tile in sm90_int4.TILES:
-        for n, k in ((64, 64), (4608, 3584), (192, 18944), (152064, 8192)):
-            for tokens in (1, tile.tokens, 3 * tile.tokens):
-                split = sm90_int4.split_for(tile, tokens, n, k, 132)
-                assert 1 <= split <= sm90_int4.MAX_SPLIT
-                assert split == 1 or k // (64 * tile.blocks_at_once) >= split
+@pytest.mark.parametrize("sms", [1, 78, 132])
+def test_a_choice_takes_its_tokens_and_leaves_no_cta_without_columns(sms: int) -> None:
+    generator = random.Random(sms)
+    for n, k in ((64, 64), (4608, 3584), (192, 18944), (152064, 8192)):
+        for tokens in (1, 1024, *(generator.randrange(2, 1024) for _ in range(12))):
+            tile, split = sm90_int4.choice_for(tokens, n, k, lambda tile, split: sms * tile.ctas // split)
+            assert tile.tokens >= min(tokens, 128)
+            assert 1 <= split <= sm90_int4.MAX_SPLIT
+            assert -(-k // (64 * tile.blocks_at_once)) >= split
+
+
+def test_a_weight_of_one_wave_is_not_split_and_a_narrow_one_is() -> None:
+    """132 SMs: 130 tiles of 320 rows fill most of them; 14 tiles of 256 rows leave most idle."""
+    tile, split = sm90_int4.choice_for(100, 130 * 320, 4096, h200)
+    assert (tile.rows, split) == (320, 1)
+    assert sm90_int4.choice_for(100, 14 * 256, 16384, h200)[1] > 3
+
+
+def test_clusters_that_would_not_fit_at_once_are_not_chosen() -> None:
+    for tokens in (90, 128, 250):
+        for n, k in ((3584, 18944), (4608, 3584), (5120, 17408)):
+            tile, split = sm90_int4.choice_for(tokens, n, k, h200)
+            assert -(-n // tile.rows) * -(-tokens // tile.tokens) <= h200(tile, split)
+
+
+def h200(tile: sm90_int4.Int4Tile, split: int) -> int:
+    """How many clusters of 1 to 8 CTAs an H200 was found to hold, one of them on an SM."""
+    return (132, 66, 39, 30, 22, 17, 15, 15)[split - 1] * tile.ctas

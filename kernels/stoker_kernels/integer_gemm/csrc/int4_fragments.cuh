@@ -5,7 +5,7 @@
 // 16s + 2c, 16s + 2c + 1 and the same plus 8. So a lane's scales of a block are eight neighbours. Both mma.m16n8k16 and a
 // warp of wgmma.m64k16 take A so. `fragments.py` writes this order; change both together.
 #pragma once
-#include "ptx.cuh"
+#include "int4_ptx.cuh"
 
 namespace stoker {
 
@@ -26,41 +26,36 @@ struct Int4Arguments {
 __device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 value) { return *reinterpret_cast<uint32_t*>(&value); }
 __device__ __forceinline__ __nv_bfloat162 pair_of(uint32_t bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
 
-// Half bytes i and i + 4 of a word → the bf16 pair 128 + code, which is exact.
-__device__ __forceinline__ uint32_t raised(uint32_t word, int i) {
-  uint32_t pair;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(pair) : "r"(word >> (4 * i)), "r"(0x000F000Fu), "r"(0x43004300u));
-  return pair;
-}
+// The eight lower bits of a bf16, sign and the rest of the exponent being 0, are an integer times 2^-133: below 128 the
+// number is subnormal, from there on its exponent's lowest bit is one of them. So half a byte needs no shift to become a
+// number, but a factor, which brings both kinds to the same unit, 2^-6, within bf16's range.
+constexpr uint32_t LOWER = 0x000F000Fu, UPPER = 0x00F000F0u;
+constexpr uint32_t LOWER_FACTOR = 0x7F007F00u, UPPER_FACTOR = 0x7D007D00u;  // 2^127, 2^123, twice
+constexpr uint32_t ZERO_FACTOR = 0xFF00FF00u, SCALE_FACTOR = 0x42804280u;   // -2^127, 64
 
-// Scales and zero points (as 128 + zero) of a lane's two rows of one tile, each doubled for both halves of a register.
+// Scales (times 64) and zero points (times -2^-6) of a lane's two rows of one tile, each doubled for both halves of a
+// register.
 struct RowScale {
   __nv_bfloat162 scale[2], zero[2];
 
   // `scales`: the rows' two bf16; `zeros`: their two bytes.
   __device__ __forceinline__ RowScale(uint32_t scales, uint32_t zeros) {
-    scale[0] = pair_of(__byte_perm(scales, scales, 0x1010));
-    scale[1] = pair_of(__byte_perm(scales, scales, 0x3232));
-    zero[0] = pair_of(__byte_perm(zeros, 0, 0x4040) | 0x43004300u);
-    zero[1] = pair_of(__byte_perm(zeros, 0, 0x4141) | 0x43004300u);
+    scale[0] = __hmul2(pair_of(__byte_perm(scales, scales, 0x1010)), pair_of(SCALE_FACTOR));
+    scale[1] = __hmul2(pair_of(__byte_perm(scales, scales, 0x3232)), pair_of(SCALE_FACTOR));
+    zero[0] = __hmul2(pair_of(__byte_perm(zeros, 0, 0x4040)), pair_of(ZERO_FACTOR));
+    zero[1] = __hmul2(pair_of(__byte_perm(zeros, 0, 0x4141)), pair_of(ZERO_FACTOR));
   }
 };
 
-// A step's word → the registers of A, (code - zero) · scale, each rounded to bf16: rows 0 and 1 of columns 2c and 2c + 1,
+// A step's word → the registers of A, (code - zero) · scale, rounded to bf16 once: rows 0 and 1 of columns 2c and 2c + 1,
 // then of the columns eight further.
 __device__ __forceinline__ void unpack(uint32_t word, const RowScale& row, uint32_t (&a)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    a[i] = bits_of(__hmul2(__hsub2(pair_of(raised(word, i)), row.zero[i % 2]), row.scale[i % 2]));
-}
-
-// Weights are read once: they must not push x out of L1.
-__device__ __forceinline__ uint4 stream(const uint4* address) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address));
-  return value;
+  for (int i = 0; i < 4; i++) {
+    const uint32_t byte = i < 2 ? word : word >> 8;
+    const uint32_t raw = masked(byte, i % 2 ? UPPER : LOWER), factor = i % 2 ? UPPER_FACTOR : LOWER_FACTOR;
+    a[i] = bits_of(__hmul2(__hfma2(pair_of(raw), pair_of(factor), row.zero[i % 2]), row.scale[i % 2]));
+  }
 }
 
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int s) {
@@ -70,20 +65,6 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int s) {
 // The group of step `s` of a block.
 __device__ __forceinline__ int group_of(const Int4Arguments& p, int block, int s) {
   return (block * STEPS + s) >> p.group_shift;
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Four floats of another CTA's shared memory, at the place that `local` has here.
-__device__ __forceinline__ float4 read_peer(const float4* local, int rank) {
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(cluster_address(shared_address(local), rank))
-               : "memory");
-  return value;
 }
 
 __device__ __forceinline__ void add(float4& total, const float4& more) {

@@ -7,8 +7,10 @@
 
 namespace stoker {
 
+constexpr int DEQUANTIZE_WARPS = 8;  // of a CTA
+
 __device__ __forceinline__ void int4_dequantize(const Int4Arguments& p) {
-  int lane = threadIdx.x % 32, chunks = p.k / BLOCK_COLUMNS, at = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  int lane = threadIdx.x % 32, chunks = p.k / BLOCK_COLUMNS, at = blockIdx.x * DEQUANTIZE_WARPS + threadIdx.x / 32;
   launch_dependents();
   grid_dependency_wait();  // who reads the scratch may still run
   if (at >= p.n / BLOCK_ROWS * chunks) return;

@@ -56,12 +56,6 @@ struct FewBlock {
   }
 };
 
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // Every code scaled.
 template <int TOKENS, bool SMALL>
 __device__ __forceinline__ void multiply(const FewBlock<TOKENS, SMALL>& from, float (&sums)[TILES][TOKENS / 8][4]) {
@@ -111,7 +105,8 @@ __device__ __forceinline__ void multiply(const FewBlock<8, false>& from, float (
 template <int TOKENS, bool SMALL>
 __device__ __forceinline__ void int4_few(const Int4Arguments& p) {
   using C = Few<TOKENS, SMALL>;
-  extern __shared__ __align__(16) float shared[];
+  extern __shared__ unsigned char raw[];
+  float* shared = reinterpret_cast<float*>(raw);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int rank = blockIdx.x % p.split, rows = blockIdx.x / p.split;
   int blocks = p.k / BLOCK_COLUMNS, step = C::WARPS * p.split, first = rank * C::WARPS + warp;

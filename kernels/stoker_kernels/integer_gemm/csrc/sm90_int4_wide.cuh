@@ -1,8 +1,11 @@
-// y = x · Wᵀ for four-bit weights and tiles of up to 256 tokens, by wgmma with the weight from registers.
+// y = x · Wᵀ for four-bit weights and more tokens than a few, by wgmma with the weight from registers.
 //
-// A CTA has 64 rows a warpgroup and TOKENS tokens. One thread brings x to shared memory by TMA, 64 columns a stage; each
-// warp takes its rows' codes from memory to its registers, AHEAD blocks early, and turns those of the next block into bf16
-// while the tensor cores work on this one. A cluster shares the columns.
+// A CTA has ROWS weight rows, strips of 64, and TOKENS tokens: GROUPS warpgroups multiply, the first FULL of them STRIPS
+// strips and the others one less. Another warpgroup streams x by TMA, codes, scales and zero points by bulk copies into a
+// ring of k blocks of 64 columns; weights are on their way before the wait for the previous kernel. Half a
+// block of a strip at a time is turned into bf16 registers while the tensor cores work on the half before.
+//
+// CTAs take tiles in turn; with a split a cluster shares the columns of one tile instead, and sums over its CTAs in order.
 #pragma once
 #include <cuda.h>
 
@@ -11,142 +14,326 @@
 
 namespace stoker {
 
-template <int TOKENS_, int GROUPS_, int STAGES_>
+// The upper half of wgmma_descriptor: a step along K changes the lower one alone.
+constexpr uint64_t DESCRIPTOR_TOP = (1ull << 62) | (64ull << 32);
+
+template <int TOKENS_, int GROUPS_, int STRIPS_, int FULL_, int STAGES_, int REGISTERS_, int REST_, bool SMALL_>
 struct Wide4 {
-  static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STAGES = STAGES_, AHEAD = 4;
-  static constexpr int ROWS = GROUPS * BLOCK_ROWS, THREADS = GROUPS * 128;
-  static constexpr int STAGE_BYTES = TOKENS * 128;
+  static constexpr int TOKENS = TOKENS_, GROUPS = GROUPS_, STRIPS = STRIPS_, FULL = FULL_, STAGES = STAGES_;
+  static constexpr int REGISTERS = REGISTERS_, REST = REST_;  // of a thread that multiplies STRIPS, and one less
+  static constexpr bool SMALL = SMALL_;  // groups of less than a block of columns
+  static constexpr int ALL_STRIPS = STRIPS * FULL + (STRIPS - 1) * (GROUPS - FULL), ROWS = ALL_STRIPS * BLOCK_ROWS;
+  static constexpr int SETS = SMALL ? STEPS : 1, CONSUMERS = GROUPS * 128, THREADS = CONSUMERS + 128;
+  static constexpr int X_BYTES = TOKENS * 128, STRIP_BYTES = BLOCK_ROWS * BLOCK_COLUMNS / 2;
+  static constexpr int CODE_BYTES = ALL_STRIPS * STRIP_BYTES, SCALE_BYTES = SETS * ROWS * 2, ZERO_BYTES = SETS * ROWS;
+  static constexpr int CODES_AT = X_BYTES, SCALE_AT = CODES_AT + CODE_BYTES, ZERO_AT = SCALE_AT + SCALE_BYTES;  // of a stage
+  static constexpr int STAGE_BYTES = (ZERO_AT + ZERO_BYTES + 1023) / 1024 * 1024;
+  static constexpr int SUM_BYTES = ROWS * TOKENS * 4, RING_BYTES = STAGES * STAGE_BYTES;
+  static constexpr int LOW_BYTES = RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES;  // the sums lie where the ring was
+  static constexpr int STAGING_BYTES = TOKENS * BLOCK_ROWS * 2;
 };
 
-template <bool SMALL>
-struct WideBlock {
-  static constexpr int GROUPS = SMALL ? STEPS : 1;
-  uint4 codes;
-  uint32_t scale[GROUPS], zero[GROUPS];
-
-  __device__ __forceinline__ void fetch(const Int4Arguments& p, int rows, int tile, int block, int lane) {
-    codes = stream(p.codes + (static_cast<int64_t>(rows) * (p.k / BLOCK_COLUMNS) + block) * (TILES * 32) + tile * 32 + lane);
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + rows * BLOCK_ROWS + lane / 4 * 8 + tile * 2;
-      scale[g] = __ldg(reinterpret_cast<const uint32_t*>(p.scale + place));
-      zero[g] = p.zero == nullptr ? 0x0808u : __ldg(reinterpret_cast<const uint16_t*>(p.zero + place));
-    }
-  }
-  __device__ __forceinline__ void unpack_all(uint32_t (&a)[STEPS][4]) const {
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) unpack(word_of(codes, s), RowScale(scale[SMALL ? s : 0], zero[SMALL ? s : 0]), a[s]);
-  }
-};
-
-// The CTA's ring of x, filled by its first thread as its other warps give stages back.
+// [stages of x, codes, scales, zeros]; then each group's staging, then barriers. `sm90_int4.py` reserves as much.
 template <class C>
 struct Wide4Ring {
-  const CUtensorMap& map;
-  uint32_t x, full, empty;
-  int first, last, token0;
+  uint32_t base, full, empty;
+  unsigned char* pointer;
 
-  __device__ __forceinline__ void load(int block) const {
-    const int stage = (block - first) % C::STAGES;
-    mbarrier_arrive_expect(full + 8 * stage, C::STAGE_BYTES);
-    tensor_load_2d(x + stage * C::STAGE_BYTES, &map, block * BLOCK_COLUMNS, token0, full + 8 * stage, policy_evict_last());
+  __device__ explicit Wide4Ring(unsigned char* raw) {
+    const uint32_t start = shared_address(raw);
+    base = (start + 1023) & ~1023u;
+    pointer = raw + (base - start);
+    full = base + C::LOW_BYTES + C::GROUPS * C::STAGING_BYTES;
+    empty = full + 8 * C::STAGES;
   }
-  __device__ __forceinline__ void start() const {
-    for (int block = first; block < min(last, first + C::STAGES); block++) load(block);
+  __device__ uint32_t at(int stage) const { return base + stage * C::STAGE_BYTES; }
+  __device__ unsigned char* staging(int group) const { return pointer + C::LOW_BYTES + group * C::STAGING_BYTES; }
+};
+
+// The tiles of a CTA, and the blocks of columns of each that are its own.
+template <class C>
+struct Wide4Work {
+  int token_tiles, tiles, rank, first, step, begin, end;
+
+  __device__ explicit Wide4Work(const Int4Arguments& p) {
+    token_tiles = (p.m + C::TOKENS - 1) / C::TOKENS;
+    tiles = (p.n + C::ROWS - 1) / C::ROWS * token_tiles;
+    rank = blockIdx.x % p.split, first = blockIdx.x / p.split, step = gridDim.x / p.split;
+    const int blocks = p.k / BLOCK_COLUMNS;
+    begin = blocks * rank / p.split, end = blocks * (rank + 1) / p.split;
   }
-  // Block `block` has been multiplied by this warp. The thread that loads waits for the others' word on the block before,
-  // which they gave a while ago.
-  __device__ __forceinline__ void release(int block) const {
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * ((block - first) % C::STAGES));
-    const int before = block - 1, next = before + C::STAGES;
-    if (threadIdx.x == 0 && before >= first && next < last) {
-      mbarrier_wait(empty + 8 * ((before - first) % C::STAGES), (before - first) / C::STAGES & 1);
-      load(next);
+  __device__ int row(int tile) const { return tile / token_tiles * C::ROWS; }
+  __device__ int token(int tile) const { return tile % token_tiles * C::TOKENS; }
+};
+
+// The producers are four warps of one thread each, since a copy takes a thread a hundred cycles: one brings x, and says how
+// many bytes a stage has, the others strips in turn, the last one scales and zero points too. Only x waits for the kernel
+// before.
+constexpr int CODE_WARPS = 3;
+
+template <class C>
+__device__ __forceinline__ void produce_x(const CUtensorMap& x_map, const Int4Arguments& p, const Wide4Ring<C>& ring,
+                                          const Wide4Work<C>& work) {
+  const uint64_t keep = policy_evict_last();
+  int stage = 0;
+  uint32_t parity = 1;  // of the release that allows a stage's next use
+  grid_dependency_wait();
+  proxy_fence_async_global();
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int rows = min(C::ROWS, p.n - work.row(tile)), token = work.token(tile);
+    const int bytes = C::X_BYTES + rows * (BLOCK_COLUMNS / 2) + C::SETS * rows * (p.zero == nullptr ? 2 : 3);
+    for (int block = work.begin; block < work.end; block++) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      mbarrier_arrive_expect(ring.full + 8 * stage, bytes);
+      tensor_load_2d(ring.at(stage), &x_map, block * BLOCK_COLUMNS, token, ring.full + 8 * stage, keep);
+      if (++stage == C::STAGES) stage = 0, parity ^= 1;
     }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void produce_weights(const Int4Arguments& p, const Wide4Ring<C>& ring,
+                                                const Wide4Work<C>& work, int strip) {
+  static_assert(C::ALL_STRIPS <= 2 * CODE_WARPS);
+  const uint64_t once = policy_evict_first(), keep = policy_evict_last();
+  const int64_t strip_bytes = static_cast<int64_t>(p.k / BLOCK_COLUMNS) * C::STRIP_BYTES;  // of a whole row of blocks
+  int stage = 0;
+  uint32_t parity = 1;
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    const int row = work.row(tile), rows = min(C::ROWS, p.n - row);
+    const unsigned char* codes = reinterpret_cast<const unsigned char*>(p.codes) + (row / BLOCK_ROWS + strip) * strip_bytes +
+                                 work.begin * C::STRIP_BYTES;
+    const bool one = strip * BLOCK_ROWS < rows, two = (strip + CODE_WARPS) * BLOCK_ROWS < rows;
+#pragma unroll 1
+    for (int block = work.begin; block < work.end; block++) {
+      mbarrier_wait(ring.empty + 8 * stage, parity);
+      const uint32_t to = ring.at(stage), full = ring.full + 8 * stage;
+      if (one) bulk_load(to + C::CODES_AT + strip * C::STRIP_BYTES, codes, C::STRIP_BYTES, full, once);
+      if (two)
+        bulk_load(to + C::CODES_AT + (strip + CODE_WARPS) * C::STRIP_BYTES, codes + CODE_WARPS * strip_bytes,
+                  C::STRIP_BYTES, full, once);
+      if (strip == CODE_WARPS - 1) {
+#pragma unroll 1
+        for (int g = 0; g < C::SETS; g++) {
+          const int64_t place = static_cast<int64_t>(group_of(p, block, g)) * p.n + row;
+          bulk_load(to + C::SCALE_AT + g * C::ROWS * 2, p.scale + place, rows * 2, full, keep);
+          if (p.zero != nullptr) bulk_load(to + C::ZERO_AT + g * C::ROWS, p.zero + place, rows, full, keep);
+        }
+      }
+      codes += C::STRIP_BYTES;
+      if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    }
+  }
+}
+
+// A thread's part of a strip's block: its codes, and the scales of its two rows in each group.
+template <class C>
+struct StripBlock {
+  uint4 codes;
+  uint32_t scale[C::SETS], zero[C::SETS];
+
+  // `stage`, and the thread's places within its parts for codes, scales and zero points.
+  __device__ __forceinline__ StripBlock(const unsigned char* stage, int code, int row) {
+    codes = *reinterpret_cast<const uint4*>(stage + C::CODES_AT + code);
+#pragma unroll
+    for (int g = 0; g < C::SETS; g++) {
+      scale[g] = *reinterpret_cast<const uint32_t*>(stage + C::SCALE_AT + (g * C::ROWS + row) * 2);
+      zero[g] = *reinterpret_cast<const uint16_t*>(stage + C::ZERO_AT + g * C::ROWS + row);
+    }
+  }
+  // Step `s` in bf16.
+  __device__ __forceinline__ void unpack_step(int s, uint32_t (&a)[4]) const {
+    const int g = C::SMALL ? s : 0;
+    unpack(word_of(codes, s), RowScale(scale[g], zero[g]), a);
   }
 };
 
-// One block: unpack it, ask for a later one, and multiply while the next one is unpacked.
-template <class C, bool SMALL>
-__device__ __forceinline__ void multiply(const Int4Arguments& p, const Wide4Ring<C>& ring, WideBlock<SMALL>& codes,
-                                         uint32_t (&a)[STEPS][4], int rows, int block, float (&sums)[C::TOKENS / 2]) {
-  const int tile = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, at = block - ring.first;
-  codes.unpack_all(a);
-  if (block + C::AHEAD < ring.last) codes.fetch(p, rows, tile, block + C::AHEAD, lane);
-  mbarrier_wait(ring.full + 8 * (at % C::STAGES), at / C::STAGES & 1);
-  const uint64_t x = wgmma_descriptor(ring.x + at % C::STAGES * C::STAGE_BYTES);
-  wgmma_fence();
+// All blocks of one tile into `sums`; stages are given back to the producer.
+template <class C, int STRIPS>
+__device__ __forceinline__ void multiply_tile(const Wide4Ring<C>& ring, const Wide4Work<C>& work, int first_strip,
+                                              int& stage, uint32_t& parity, float (&sums)[STRIPS][C::TOKENS / 2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int code = first_strip * C::STRIP_BYTES + threadIdx.x % 128 * 16, row = first_strip * BLOCK_ROWS + lane / 4 * 8 + warp * 2;
+  uint32_t a[2][2][4];
+  int held = -1;
+  for (int block = work.begin; block < work.end; block++) {
+    mbarrier_wait(ring.full + 8 * stage, parity);
+    const unsigned char* here = ring.pointer + stage * C::STAGE_BYTES;
+    const uint32_t x = static_cast<uint32_t>(wgmma_descriptor(ring.at(stage)));
 #pragma unroll
-  for (int s = 0; s < STEPS; s++) WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(sums, a[s], x + s * 2, true);
-  wgmma_commit();
-  wgmma_wait<1>();
-  if (at > 0) ring.release(block - 1);
-}
-
-template <class C, bool SMALL>
-__device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<C>& ring, int rows,
-                                        float (&sums)[C::TOKENS / 2]) {
-  const int tile = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  WideBlock<SMALL> ahead[C::AHEAD];
-  uint32_t even[STEPS][4], odd[STEPS][4];
+    for (int s = 0; s < STRIPS; s++) {
+      const StripBlock<C> mine(here, code + s * C::STRIP_BYTES, row + s * BLOCK_ROWS);
 #pragma unroll
-  for (int d = 0; d < C::AHEAD; d++)
-    if (ring.first + d < ring.last) ahead[d].fetch(p, rows, tile, ring.first + d, lane);
-  grid_dependency_wait();
-  if (threadIdx.x == 0) {
-    proxy_fence_async_global();
-    ring.start();
-  }
-  int block = ring.first;
-  for (; block + C::AHEAD <= ring.last; block += C::AHEAD) {
+      for (int half = 0; half < 2; half++) {
 #pragma unroll
-    for (int d = 0; d < C::AHEAD; d += 2) {
-      multiply<C, SMALL>(p, ring, ahead[d], even, rows, block + d, sums);
-      multiply<C, SMALL>(p, ring, ahead[d + 1], odd, rows, block + d + 1, sums);
+        for (int i = 0; i < 2; i++) mine.unpack_step(2 * half + i, a[half][i]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+          WgmmaRegisters<__nv_bfloat16, C::TOKENS, false>::multiply(
+              sums[s], a[half][i], DESCRIPTOR_TOP | (x + (2 * half + i) * 2), block != work.begin || half + i != 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (s == 0 && half == 0 && held >= 0 && lane == 0) mbarrier_arrive(ring.empty + 8 * held);
+      }
     }
+    held = stage;
+    if (++stage == C::STAGES) stage = 0, parity ^= 1;
   }
-  static_assert(C::AHEAD == 4);
-  if (block < ring.last) multiply<C, SMALL>(p, ring, ahead[0], even, rows, block, sums);
-  if (block + 1 < ring.last) multiply<C, SMALL>(p, ring, ahead[1], odd, rows, block + 1, sums);
-  if (block + 2 < ring.last) multiply<C, SMALL>(p, ring, ahead[2], even, rows, block + 2, sums);
   wgmma_wait<0>();
-  wgmma_results(sums);
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++) wgmma_results(sums[s]);
+  if (lane == 0 && held >= 0) mbarrier_arrive(ring.empty + 8 * held);
 }
 
-template <class C, bool SMALL>
+// Eight tokens of a strip, of which a thread has two of two rows, to a group's staging: [token][64 rows] in bf16. The four
+// words of 16 bytes come from four warps and turn with the token, so that a warp's stores meet no bank twice.
+__device__ __forceinline__ void stage_eight(unsigned char* staging, int eight, const float (&v)[4], float2 bias) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, c = lane % 4;
+  unsigned char* to = staging + (eight * 8 + 2 * c) * (BLOCK_ROWS * 2) + lane / 4 * 16 + (warp + c) % 4 * 4;
+  *reinterpret_cast<uint32_t*>(to) = bits_of(__floats2bfloat162_rn(v[0] + bias.x, v[2] + bias.y));
+  *reinterpret_cast<uint32_t*>(to + BLOCK_ROWS * 2) = bits_of(__floats2bfloat162_rn(v[1] + bias.x, v[3] + bias.y));
+}
+
+// Staged tokens whose eight is `rank`, modulo `split`, to the result: 16 bytes a thread.
+template <int TOKENS>
+__device__ __forceinline__ void store_staged(const Int4Arguments& p, const unsigned char* staging, int row, int token0,
+                                             int rank) {
+  const int t = threadIdx.x % 128, turn = t / 8 / 2 % 4;
+#pragma unroll 4
+  for (int at = t / 8; at < TOKENS; at += 16) {
+    if (token0 + at >= p.m || row >= p.n || at / 8 % p.split != rank) continue;
+    const uint4 v = *reinterpret_cast<const uint4*>(staging + at * (BLOCK_ROWS * 2) + t % 8 * 16);
+    // Word w lies at (w + turn) % 4.
+    const uint4 one = turn & 1 ? make_uint4(v.y, v.z, v.w, v.x) : v;
+    const uint4 two = turn & 2 ? make_uint4(one.z, one.w, one.x, one.y) : one;
+    *reinterpret_cast<uint4*>(p.out + static_cast<int64_t>(token0 + at) * p.ld_out + row + t % 8 * 8) = two;
+  }
+}
+
+__device__ __forceinline__ float2 bias_of(const Int4Arguments& p, int row) {
+  if (p.bias == nullptr || row >= p.n) return make_float2(0.f, 0.f);
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(p.bias + row));
+}
+
+template <class C, int STRIPS>
+__device__ __forceinline__ void store_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+                                           int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  unsigned char* staging = ring.staging(group);
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++) {
+    const int row = work.row(tile) + (first_strip + s) * BLOCK_ROWS;
+    const float2 bias = bias_of(p, row + lane / 4 * 8 + warp * 2);
+    named_barrier(1 + group, 128);
+#pragma unroll
+    for (int j = 0; j < C::TOKENS / 8; j++) {
+      const float v[4] = {sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]};
+      stage_eight(staging, j, v, bias);
+    }
+    named_barrier(1 + group, 128);
+    store_staged<C::TOKENS>(p, staging, row, work.token(tile), 0);
+  }
+}
+
+// The cluster's CTAs each sum and store a share of the eights of tokens, from all CTAs in order.
+template <class C, int STRIPS>
+__device__ __forceinline__ void sum_tile(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+                                         int tile, int first_strip, const float (&sums)[STRIPS][C::TOKENS / 2]) {
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  constexpr int EIGHTS = C::TOKENS / 8;
+  float4* parts = reinterpret_cast<float4*>(ring.pointer) + threadIdx.x % 128;
+  named_barrier(6, C::CONSUMERS);  // everyone has read the ring
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+    for (int j = 0; j < EIGHTS; j++)
+      parts[((first_strip + s) * EIGHTS + j) * 128] =
+          make_float4(sums[s][4 * j], sums[s][4 * j + 1], sums[s][4 * j + 2], sums[s][4 * j + 3]);
+  cluster_sync();
+#pragma unroll 1
+  for (int s = 0; s < STRIPS; s++) {
+    const int row = work.row(tile) + (first_strip + s) * BLOCK_ROWS;
+    const float2 bias = bias_of(p, row + lane / 4 * 8 + warp * 2);
+    named_barrier(1 + group, 128);
+#pragma unroll 1
+    for (int j = work.rank; j < EIGHTS; j += p.split) {
+      const float4* from = parts + ((first_strip + s) * EIGHTS + j) * 128;
+      float4 part[8];
+#pragma unroll
+      for (int peer = 0; peer < 8; peer++)
+        part[peer] = peer < p.split ? read_peer(from, peer) : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int peer = 1; peer < 8; peer++) add(part[0], part[peer]);
+      const float v[4] = {part[0].x, part[0].y, part[0].z, part[0].w};
+      stage_eight(ring.staging(group), j, v, bias);
+    }
+    named_barrier(1 + group, 128);
+    store_staged<C::TOKENS>(p, ring.staging(group), row, work.token(tile), work.rank);
+  }
+  cluster_sync();  // nobody leaves while its sums are read
+}
+
+template <class C, int STRIPS>
+__device__ __forceinline__ void consume(const Int4Arguments& p, const Wide4Ring<C>& ring, const Wide4Work<C>& work,
+                                        int first_strip) {
+  float sums[STRIPS][C::TOKENS / 2];
+  int stage = 0;
+  uint32_t parity = 0;
+  grid_dependency_wait();
+  for (int tile = work.first; tile < work.tiles; tile += work.step) {
+    multiply_tile<C, STRIPS>(ring, work, first_strip, stage, parity, sums);
+    if (p.split > 1) return sum_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
+    store_tile<C, STRIPS>(p, ring, work, tile, first_strip, sums);
+  }
+}
+
+template <class C>
 __device__ __forceinline__ void int4_wide(const CUtensorMap& x_map, const Int4Arguments& p) {
   extern __shared__ unsigned char raw[];
-  const uint32_t full = shared_address(raw), base = (full + 16 * C::STAGES + 1023) & ~1023u;  // barriers, then the ring
-  unsigned char* aligned = raw + (base - full);
-  const int row_tiles = (p.n + C::ROWS - 1) / C::ROWS, rank = blockIdx.x % p.split, tile = blockIdx.x / p.split;
-  const int row0 = tile % row_tiles * C::ROWS, token0 = tile / row_tiles * C::TOKENS, blocks = p.k / BLOCK_COLUMNS;
-  const Wide4Ring<C> ring = {x_map, base, full, full + 8 * C::STAGES,
-                             blocks * rank / p.split, blocks * (rank + 1) / p.split, token0};
-  if (threadIdx.x == 0) {
+  const Wide4Ring<C> ring(raw);
+  const Wide4Work<C> work(p);
+  const int group = threadIdx.x / 128;
+  if (threadIdx.x == C::CONSUMERS) {
     tensor_map_prefetch(&x_map);
     for (int s = 0; s < C::STAGES; s++) {
       mbarrier_init(ring.full + 8 * s, 1);
-      mbarrier_init(ring.empty + 8 * s, C::THREADS / 32);
+      mbarrier_init(ring.empty + 8 * s, C::CONSUMERS / 32);
     }
     mbarrier_init_fence();
   }
+  if (p.zero == nullptr) {  // no copy comes to their places
+    for (int at = threadIdx.x; at < C::STAGES * C::ZERO_BYTES / 4; at += C::THREADS)
+      *reinterpret_cast<uint32_t*>(ring.pointer + at / (C::ZERO_BYTES / 4) * C::STAGE_BYTES + C::ZERO_AT +
+                                   at % (C::ZERO_BYTES / 4) * 4) = 0x08080808u;
+  }
   __syncthreads();
   launch_dependents();
-  const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
-  float sums[C::TOKENS / 2];
-#pragma unroll
-  for (int i = 0; i < C::TOKENS / 2; i++) sums[i] = 0;
-  // A warpgroup beyond the last row still takes part in the ring, with the last rows' codes.
-  consume<C, SMALL>(p, ring, min(row0 / BLOCK_ROWS + group, p.n / BLOCK_ROWS - 1), sums);
-  __syncthreads();  // x gives its place to the sums
-  float* to = reinterpret_cast<float*>(aligned) + group * BLOCK_ROWS + lane / 4 * 8 + threadIdx.x % 128 / 32 * 2;
-#pragma unroll
-  for (int n = 0; n < C::TOKENS / 8; n++)
-#pragma unroll
-    for (int side = 0; side < 2; side++)
-      *reinterpret_cast<float2*>(to + (n * 8 + lane % 4 * 2 + side) * C::ROWS) =
-          make_float2(sums[n * 4 + side], sums[n * 4 + 2 + side]);
-  reduce_and_store<1, C::TOKENS, C::ROWS, C::THREADS>(p, reinterpret_cast<float*>(aligned), rank, row0, token0);
+  if (group == C::GROUPS) {
+    registers_shrink<40>();
+    const int warp = threadIdx.x % 128 / 32;
+    if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        produce_x<C>(x_map, p, ring, work);
+      } else {
+        produce_weights<C>(p, ring, work, warp - 1);
+      }
+    }
+    __syncwarp();
+    if (p.split > 1) {
+      cluster_sync();
+      cluster_sync();
+    }
+    return;
+  }
+  if constexpr (C::FULL < C::GROUPS) {
+    if (group >= C::FULL) {
+      registers_grow<C::REST>();
+      return consume<C, C::STRIPS - 1>(p, ring, work, C::FULL * C::STRIPS + (group - C::FULL) * (C::STRIPS - 1));
+    }
+  }
+  registers_grow<C::REGISTERS>();
+  consume<C, C::STRIPS>(p, ring, work, group * C::STRIPS);
 }
 
 }  // namespace stoker

@@ -78,7 +78,9 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     case 1: asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); break;
     case 2: asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); break;
     case 3: asm volatile("bar.sync 3, %0;" ::"r"(threads) : "memory"); break;
-    default: asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory"); break;
+    case 4: asm volatile("bar.sync 4, %0;" ::"r"(threads) : "memory"); break;
+    case 5: asm volatile("bar.sync 5, %0;" ::"r"(threads) : "memory"); break;
+    default: asm volatile("bar.sync 6, %0;" ::"r"(threads) : "memory"); break;
   }
 }
 
@@ -270,6 +272,16 @@ __device__ __forceinline__ void tensor_load_4d(uint32_t destination, const void*
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(destination),
       "l"(map), "r"(inner), "r"(second), "r"(third), "r"(outer), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// `bytes` in a row, a multiple of 16 as both addresses are, counted on `barrier`.
+__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          destination),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 

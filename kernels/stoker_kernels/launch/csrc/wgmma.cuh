@@ -328,6 +328,28 @@ struct Wgmma<e4m3, 256> {
 };
 
 template <>
+struct WgmmaRegisters<__nv_bfloat16, 8, false> {
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+  }
+};
+
+template <>
+struct WgmmaRegisters<__nv_bfloat16, 16, false> {
+  static __device__ __forceinline__ void multiply(float (&d)[8], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+  }
+};
+
+template <>
 struct WgmmaRegisters<__nv_bfloat16, 32, false> {
   static __device__ __forceinline__ void multiply(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
     asm volatile(
