@@ -6,7 +6,7 @@ Knows nothing of processes.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 
@@ -15,19 +15,21 @@ from stoker_runtime.models.spec import ModelSpec
 from stoker_runtime.parallel.collectives import Collectives
 from stoker_runtime.parallel.cut import Cut
 from stoker_runtime.parallel.decoder import RankDecoder
+from stoker_runtime.parallel.meeting import Meeting
 from stoker_runtime.parallel.place import Place
 from stoker_runtime.parallel.sampler import RankSampler
+from stoker_runtime.parallel.store import agree, open_store
 
 
 class Rank:
-    """The rank at `place`, which meets the others through the file `store`.
+    """The rank at `place`, which meets the others at `meeting`.
 
     `by_peers`: GPUs that reach each other's memory sum by kernels of their own.
     """
 
-    def __init__(self, place: Place, store: Path, *, by_peers: bool = True) -> None:
+    def __init__(self, place: Place, meeting: Meeting, *, by_peers: bool = True) -> None:
         self.place = place
-        self._store = store
+        self._meeting = meeting
         self._by_peers = by_peers
         self._collectives: Collectives | None = None
 
@@ -41,9 +43,15 @@ class Rank:
         """Its part of a model. Raises ConfigError or ModelError where the model cannot be cut so."""
         return Cut(whole, self.place)
 
-    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-        """Make every communicator. Blocks until all ranks are there."""
-        self._collectives = Collectives(self.place, device, self._store)
+    def meet(self, whole: ModelSpec, device: torch.device, dtype: torch.dtype, decided: Mapping[str, str]) -> None:
+        """Make every communicator. Blocks until all ranks are there.
+
+        Raises ConfigError where the leader, on another machine, has not `decided` alike.
+        """
+        store = open_store(self._meeting, self.place)
+        if self.place.nodes > 1:
+            agree(store, self.place, {"device": device.type, **decided})
+        self._collectives = Collectives(self.place, device, store)
         if self._by_peers and device.type == "cuda" and self.place.tensors > 1:
             self._collectives.open_peers()
         self._collectives.warm(whole.hidden, whole.vocab, dtype)

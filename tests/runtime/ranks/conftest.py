@@ -15,14 +15,15 @@ import pytest
 from stoker_runtime import LLM
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.ranks.build import lead
-from stoker_runtime.ranks.crew import Crew, RankProcess
+from stoker_runtime.ranks.crew import Crew
+from stoker_runtime.ranks.team import RankProcess, Team
 
 FOLLOWER = Path(__file__).parent / "shared_follower.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Lent:
-    """A shared process, as a crew holds it: it has ended when it has done what it was told."""
+    """A shared process, as a team holds it: it has ended when it has done what it was told."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -41,7 +42,7 @@ class Lent:
 
 
 class Unclosed:
-    """A pipe that a crew may close without ending the process."""
+    """A pipe that a team may close without ending the process."""
 
     def __init__(self, stream: Any) -> None:
         self.write, self.flush = stream.write, stream.flush
@@ -50,8 +51,8 @@ class Unclosed:
         """The process goes on."""
 
 
-class SharedCrew(Crew):
-    """A crew of lent processes."""
+class SharedTeam(Team):
+    """A team of lent processes."""
 
     lent: Callable[[int], Sequence[RankProcess]]
 
@@ -82,8 +83,8 @@ def ranks() -> Iterator[Callable[..., LLM]]:
     def start(model: str, **options: Any) -> LLM:
         given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "page_size": 16, "cpu_threads": 1, **options}
         config = EngineConfig(model=model, **given).validate()
-        SharedCrew.lent = staticmethod(lend)
-        return LLM.over(lead(SharedCrew(config)), config)
+        SharedTeam.lent = staticmethod(lend)
+        return LLM.over(lead(Crew(config, team=SharedTeam)), config)
 
     yield start
     for process in processes:
