@@ -129,14 +129,15 @@ class Crew:
 
     def _watch(self) -> None:
         reason = None
-        while reason is None:
-            reason = self._team.wait_for_death(WATCH_SECONDS)
-            if self._ended.is_set():
-                return
-            if reason is None and self._nodes is not None:
-                reason = self._nodes.tick(time.monotonic())
-            if reason is None and self._is_ready:
-                reason = self._limits.tick(time.monotonic(), self._lives(), self.calls)
+        with self._team.deaths() as next_death:
+            while reason is None:
+                reason = next_death(WATCH_SECONDS)
+                if self._ended.is_set():
+                    return
+                if reason is None and self._nodes is not None:
+                    reason = self._nodes.tick(time.monotonic())
+                if reason is None and self._is_ready:
+                    reason = self._limits.tick(time.monotonic(), self._lives(), self.calls)
         self._end(reason)
 
     def _lives(self) -> list[Life]:

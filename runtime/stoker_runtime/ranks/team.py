@@ -14,7 +14,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Protocol
 
@@ -71,12 +72,6 @@ class Team:
         self._ring = Ring.create(len(places))
         self._closed = False
         self._processes = self._spawn(command, len(places))
-        self._poll = select.poll()
-        self._descriptors: dict[int, int] = {}
-        for at, process in enumerate(self._processes):
-            descriptor = os.pidfd_open(process.pid)
-            self._descriptors[descriptor] = at
-            self._poll.register(descriptor, select.POLLIN)
 
     def _spawn(self, command: Sequence[str], count: int) -> Sequence[RankProcess]:
         shared, environment = (self._ring.descriptor,), ENVIRONMENT | os.environ
@@ -113,12 +108,25 @@ class Team:
         if self._processes:
             self._ring.write(message, stalled)
 
-    def wait_for_death(self, seconds: float) -> str | None:
-        """Which rank has ended, and how, once one has; None after `seconds` without."""
-        for descriptor, _ in self._poll.poll(seconds * 1000):
-            at = self._descriptors[descriptor]
-            return f"rank {self._places[at].rank} ended with {describe(self._processes[at].wait())}"
-        return None
+    @contextmanager
+    def deaths(self) -> Iterator[Callable[[float], str | None]]:
+        """What waits so many seconds for the death of a rank: which has ended, and how; None without one."""
+        poll = select.poll()
+        ranks = {os.pidfd_open(process.pid): at for at, process in enumerate(self._processes)}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLIN)
+
+        def next_death(seconds: float) -> str | None:
+            for descriptor, _ in poll.poll(seconds * 1000):
+                at = ranks[descriptor]
+                return f"rank {self._places[at].rank} ended with {describe(self._processes[at].wait())}"
+            return None
+
+        try:
+            yield next_death
+        finally:
+            for descriptor in ranks:
+                os.close(descriptor)
 
     def kill(self) -> None:
         """End them at once."""
@@ -140,8 +148,6 @@ class Team:
                 process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
         self._ring.close()
 
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,7 @@ from stoker_runtime.config import ServerConfig
 from stoker_runtime.errors import EngineError, NotFoundError, UnavailableError
 from stoker_runtime.process.exit_status import FAILED, FORCED_EXIT
 from stoker_runtime.ranks.nodes.member import Member
+from stoker_runtime.ranks.team import COMMAND
 from stoker_runtime.serve.port import address, open_port
 from stoker_runtime.serve.tls import keep_fresh, tls_context
 from stoker_runtime.serve.web import HttpServer, uvicorn_config
@@ -67,10 +69,10 @@ class Probes:
 class NodeServer:
     """The process of one node. `run` returns its exit status."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        """Raises ConfigError for a secret that is missing."""
+    def __init__(self, config: ServerConfig, command: Sequence[str] = COMMAND) -> None:
+        """`command` is a rank's program. Raises ConfigError for a secret that is missing."""
         self._config = config
-        self._member = Member(config.engine)
+        self._member = Member(config.engine, command)
         self._probes = Probes(config, self._member)
         self._stop = asyncio.Event()
 

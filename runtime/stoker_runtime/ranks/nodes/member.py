@@ -158,18 +158,19 @@ class Member:
             raise Lost(self._fault)
 
     def _watch(self, connection: Connection, team: Team) -> None:
-        while not self._ended.is_set():
-            connection.offer(BEAT, encode_lives(team.lives()))
-            reason = team.wait_for_death(WATCH_SECONDS)
-            if self._ended.is_set():
-                return
-            # In its start the leader's process may well be kept from saying anything: it imports torch.
-            waits = self.ready and self._silence.tick(time.monotonic(), heard=connection.has_unread)
-            if reason is None and waits:
-                reason = f"the leader has not been heard of for {self._silence.seconds:.0f} s"
-            if reason is not None:
-                log.critical("%s; all ranks end", reason)
-                self._lose(f"reports: {reason}")
+        reason = None
+        with team.deaths() as next_death:
+            while reason is None:
+                connection.offer(BEAT, encode_lives(team.lives()))
+                reason = next_death(WATCH_SECONDS)
+                if self._ended.is_set():
+                    return
+                # In its start the leader's process may well be kept from saying anything: it imports torch.
+                silent = self.ready and self._silence.tick(time.monotonic(), heard=connection.has_unread)
+                if reason is None and silent:
+                    reason = f"the leader has not been heard of for {self._silence.seconds:.0f} s"
+        log.critical("%s; all ranks end", reason)
+        self._lose(f"reports: {reason}")
 
     def _lose(self, what: str) -> None:
         """Tell the leader what befell this node, and end it."""
