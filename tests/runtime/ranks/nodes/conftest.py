@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.runtime.ranks.conftest import free_port
 from tests.runtime.ranks.nodes.light_follower import FOLDER
 from tests.runtime.ranks.nodes.light_node import COMMAND
 from tests.runtime.ranks.test_faults import PATIENCE, children, wait_for
@@ -26,11 +26,6 @@ from stoker_runtime.nodes import SECRET_VARIABLE
 from stoker_runtime.ranks.crew import Crew
 
 PROGRAM = Path(__file__).parent / "light_node.py"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class NodeProcess:
