@@ -21,7 +21,9 @@ def test_a_rank_that_decides_otherwise_than_the_leader_ends_by_name(tmp_path: Pa
     store = open_store(meeting, other)
     agree(store, other, dict(decided))
     changed = {**decided, "max_num_seqs": "7"}
-    with pytest.raises(ConfigError, match=f"max_num_seqs is 7 on node 1 and {decided['max_num_seqs']} on node 0.*") as at:
+    with pytest.raises(
+        ConfigError, match=f"max_num_seqs is 7 on node 1 and {decided['max_num_seqs']} on node 0.*"
+    ) as at:
         agree(store, other, changed)
     assert "--max-num-seqs" in at.value.message
 

@@ -10,19 +10,31 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 from tests.runtime.ranks.nodes.conftest import Group, NodeProcess, wait_gone
 from tests.runtime.ranks.nodes.light_follower import told_to
-from tests.runtime.ranks.test_faults import wait_for
+from tests.runtime.ranks.test_faults import PATIENCE, wait_for
 
 from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.ranks.ring import SLOT_BYTES
+from stoker_runtime.ranks.watch import SILENT_SECONDS
 from stoker_runtime.ranks.wire import STOP, command
 
 Make = Callable[..., Group]
+ALONE = ("unshare", "--net")
+
+
+def has_networks() -> bool:
+    """Whether this process may make networks."""
+    if not all(map(shutil.which, ("unshare", "ip"))):
+        return False
+    return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("nodes", "tensors", "stages"), [(2, 1, 2), (3, 2, 3), (2, 4, 1)])
@@ -195,3 +207,17 @@ def test_a_node_whose_leader_does_not_stop_leaves(group: Make) -> None:
     os.kill(node.pid, signal.SIGTERM)
     assert node.status() == 0
     wait_for(lambda: "was asked to end" in crew.fault, "the leader is not told")
+
+
+@pytest.mark.skipif(not has_networks(), reason="needs the right to make a network, and ip of iproute2")
+def test_machines_that_lose_each_other_end_both_sides(group: Make) -> None:
+    """No connection is closed, and nobody says anything: the kernels find out."""
+    group()  # for its environment
+    command = [*ALONE, sys.executable, "-m", "tests.runtime.ranks.nodes.unplugged"]
+    ended = subprocess.run(command, capture_output=True, check=True, text=True, timeout=4 * PATIENCE)
+    noticed, fault, gone, status, log = json.loads(ended.stdout)
+    assert "node 1 (127.0.0.1) is gone" in fault
+    assert status == 1
+    assert "the leader is gone" in log
+    print(f"the leader knew after {noticed:.1f} s, the node had ended after {gone:.1f} s")
+    assert noticed < SILENT_SECONDS, "it was a beat that was missed"
