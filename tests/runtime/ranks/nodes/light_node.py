@@ -1,4 +1,4 @@
-"""A node whose ranks have no model, in a process of its own: the leader's, which then waits, or another one's server."""
+"""A node whose ranks have no model, in a process of its own: the leader's, which then waits, or another one's."""
 
 from __future__ import annotations
 

