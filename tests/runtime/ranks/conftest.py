@@ -102,7 +102,7 @@ def ranks() -> Iterator[Callable[..., LLM]]:
         SharedTeam.lent = staticmethod(lend)
         prepare(config.ranks - 1)
         if config.nnodes > 1:
-            config = replace(config, master_addr="127.0.0.1", master_port=free_port())
+            config = replace(config, master_addr=config.master_addr or "127.0.0.1", master_port=free_port())
             for number in range(1, config.nnodes):
                 member = Member(replace(config, node_rank=number), team=SharedTeam)
                 threading.Thread(target=member.run, daemon=True).start()

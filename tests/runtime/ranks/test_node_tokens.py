@@ -52,3 +52,11 @@ def test_pages_are_those_of_the_node_with_the_least_room_and_all_sleep_together(
         llm.sleep(2)
         llm.wake_up()
         assert llm.generate_tokens(prompts, params) == whole
+
+
+def test_a_leader_by_name_is_met_on_whatever_address_the_name_has(ranks: Ranks) -> None:
+    """It listens on all of its addresses, IPv6 where there is any, and so do the ranks' meetings."""
+    prompts, params = [[5, 6, 7]], [SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)]
+    whole = alone("shape:tiny", prompts, params)
+    with ranks("shape:tiny", **SIZES, pipeline_parallel_size=2, nnodes=2, master_addr="localhost") as llm:
+        assert llm.generate_tokens(prompts, params) == whole
