@@ -77,8 +77,7 @@ class Nodes:
 
     def gather(self, check: Callable[[], None]) -> Meeting:
         """Wait until all have joined; `check` is called meanwhile, and may raise. Raises EngineError."""
-        began = time.monotonic()
-        reminded = began
+        began = due = time.monotonic()
         while missing := self.missing:
             check()
             now = time.monotonic()
@@ -88,9 +87,9 @@ class Nodes:
                     f"{self._config.node_join_seconds} s; see their own logs, and whether they reach "
                     f"{self._config.master_addr}:{self._config.master_port}."
                 )
-            if now - reminded > REMIND_SECONDS:
-                reminded = now
-                log.info("nodes: %s of %d still missing", _named(missing), self._config.nnodes)
+            if now >= due:
+                due = now + REMIND_SECONDS
+                log.info("nodes: the leader waits for %s of %d", _named(missing), self._config.nnodes)
             time.sleep(POLL_SECONDS)
         self._stop_listening()
         log.info("nodes: all %d are there", self._config.nnodes)
@@ -111,7 +110,8 @@ class Nodes:
     def ready(self) -> None:
         """All ranks are ready."""
         for node in self._nodes.values():
-            node.connection.offer(READY)
+            with suppress(Lost):  # who reads finds out
+                node.connection.send(READY)
 
     def tick(self, now: float) -> str | None:
         """Call every WATCH_SECONDS: tells the nodes that the leader lives; the reason, once one is lost."""
