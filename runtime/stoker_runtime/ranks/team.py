@@ -110,7 +110,10 @@ class Team:
 
     @contextmanager
     def deaths(self) -> Iterator[Callable[[float], str | None]]:
-        """What waits so many seconds for the death of a rank: which has ended, and how; None without one."""
+        """What waits so many seconds for the death of a rank: which has ended, and how; None without one.
+
+        One that ends with status 0 was told to, and nobody need know.
+        """
         poll = select.poll()
         ranks = {os.pidfd_open(process.pid): at for at, process in enumerate(self._processes)}
         for descriptor in ranks:
@@ -119,7 +122,9 @@ class Team:
         def next_death(seconds: float) -> str | None:
             for descriptor, _ in poll.poll(seconds * 1000):
                 at = ranks[descriptor]
-                return f"rank {self._places[at].rank} ended with {describe(self._processes[at].wait())}"
+                if status := self._processes[at].wait():
+                    return f"rank {self._places[at].rank} ended with {describe(status)}"
+                poll.unregister(descriptor)
             return None
 
         try:

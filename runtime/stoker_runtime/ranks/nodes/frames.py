@@ -13,7 +13,7 @@ from stoker_runtime.ranks.watch import Life
 
 STEP, BEAT, READY, END, FAULT = 16, 17, 18, 19, 20
 """From the leader: a message to all ranks; it lives; all ranks are ready; the ranks end, and why. From a node: its
-ranks' lives, as a beat; what befell them.
+ranks' lives, as a beat; what befell them; that they have ended as they were told.
 """
 LIFE = struct.Struct("<?d")
 

@@ -42,6 +42,8 @@ class Node:
     address: str
     lives: list[Life]
     silence: Silence = field(default_factory=lambda: Silence(WATCH_SECONDS))
+    has_ended: bool = False
+    """As it was told."""
 
 
 class Nodes:
@@ -116,6 +118,8 @@ class Nodes:
     def tick(self, now: float) -> str | None:
         """Call every WATCH_SECONDS: tells the nodes that the leader lives; the reason, once one is lost."""
         for number, node in list(self._nodes.items()):
+            if node.has_ended:
+                continue
             node.connection.offer(BEAT)
             if node.silence.tick(now, heard=node.connection.has_unread) and not self._fault:
                 return f"node {number} ({node.address}) has not been heard of for {node.silence.seconds:.0f} s"
@@ -180,6 +184,9 @@ class Nodes:
                     node.lives = decode_lives(payload)
                 elif kind == FAULT:
                     self._lose(applicant.number, node, payload.decode())
+                elif kind == END:
+                    node.has_ended = True
+                    return
         except Lost as error:
             self._lose(applicant.number, node, f"is gone: {error}")
 

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from stoker_runtime.config import EngineConfig
 from stoker_runtime.errors import ConfigError, EngineError
@@ -123,7 +124,10 @@ class Member:
             stopped = self._follow(connection, team)
             self._ended.set()
             team.close(STOP_SECONDS if stopped else 0.0)
-            if not stopped:
+            if stopped:
+                with suppress(Lost):  # the leader has not waited
+                    connection.send(END)
+            else:
                 raise EngineError(f"The ranks of node {config.node_rank} end: {self._fault}.")
         finally:
             self._ended.set()

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -23,7 +24,7 @@ from tests.runtime.ranks.test_faults import PATIENCE, wait_for
 
 from stoker_runtime.errors import EngineDeadError, EngineError
 from stoker_runtime.ranks.ring import SLOT_BYTES
-from stoker_runtime.ranks.watch import SILENT_SECONDS
+from stoker_runtime.ranks.watch import SILENT_SECONDS, WATCH_SECONDS
 from stoker_runtime.ranks.wire import STOP, command
 
 Make = Callable[..., Group]
@@ -51,6 +52,8 @@ def test_every_rank_of_every_node_is_told_all_of_it_in_order(
         crew.write(message)
     crew.write(command(STOP))
     assert [node.status() for node in made.nodes] == [0] * (nodes - 1)
+    time.sleep(4 * WATCH_SECONDS)
+    assert not crew.fault, "ranks that end as they were told are taken for lost"
     crew.close()
     assert all(told_to(rank) == messages for rank in range(1, tensors * stages))
 
