@@ -26,7 +26,8 @@ def follow(start: RankStart) -> None:
 
 def told_to(rank: int) -> list[bytes]:
     """What a rank has been told so far."""
-    data = (Path(os.environ[FOLDER]) / str(rank)).read_bytes()
+    file = Path(os.environ[FOLDER]) / str(rank)
+    data = file.read_bytes() if file.exists() else b""  # it may not have started yet
     found, at = [], 0
     while at < len(data):
         (length,) = LENGTH.unpack_from(data, at)
