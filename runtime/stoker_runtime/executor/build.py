@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 SamplerFactory = Callable[[int, int, torch.device], Sampler]
 # Decode sizes captured before ready; the rest follow while the engine idles or at the first step of their size.
 FIRST_GRAPHS = (1, 2, 4, 8)
+# What a rank decides by its machine, and all have to decide alike.
+DECIDED = ("dtype", "kv_cache_dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
 
 
 def build_model(config: EngineConfig, ahead: UploadAhead | None = None) -> Executor | PoolingExecutor:
@@ -150,14 +152,14 @@ def _build(
     if not config.batch_invariant:
         supply_tiles(device, gemm_weights(spec, config.dtype, config.quantization), tune=config.tune)
     if device.type == "cpu":
-        use_threads(config, weights_bytes, config.all_ranks)
+        use_threads(config, weights_bytes, config.local_ranks)
     host = plan_host(config, spec, free_host_memory, beside)
     state = state_bytes(config, spec) + host.device_bytes(config.device) + (draft.state if draft else 0)
     plan = plan_memory(config, spec, memory, weights_bytes, state, beside)
     dtype = TORCH_DTYPES[config.dtype]
     if rank is not None:
         with phase("ranks", seconds):
-            rank.meet(whole, device, dtype)
+            rank.meet(whole, device, dtype, {name: str(getattr(config, name)) for name in DECIDED})
             # What the exchanges keep for themselves on a GPU is in use from now on.
             plan = plan_memory(config, spec, device_memory(device), weights_bytes, state, beside)
             # One scheduler counts for all.

@@ -12,26 +12,22 @@ Knows nothing of models beyond the shapes that it is given, nor of how ranks are
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import Store
 from torch.nn.functional import pad
 
 from stoker_kernels.all_reduce import LARGEST, NoPeers, PeerSums, peer_sums
 from stoker_runtime.errors import ConfigError
 from stoker_runtime.parallel.place import LEADER, Place, even_part
+from stoker_runtime.parallel.store import START_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-# A rank that waits longer for another one's start gives up; how long a step may take is for `ranks/watch.py` to say.
-START_TIMEOUT = timedelta(minutes=30)
 # Rows that are gathered at a time where sums have one order.
 ORDERED_ROWS = 512
 # Bytes of what a rank tells the others in words.
@@ -41,8 +37,8 @@ MOST_WORDS = 1024
 class Collectives:
     """One rank's end of the exchanges. `quiet` leaves them out: for a rehearsal, whose values do not count."""
 
-    def __init__(self, place: Place, device: torch.device, store: Path, *, ordered: bool = False) -> None:
-        """Meet the other ranks through the file `store`, which all can read; blocks until all are there.
+    def __init__(self, place: Place, device: torch.device, store: Store, *, ordered: bool = False) -> None:
+        """Meet the other ranks through `store`; blocks until all are there.
 
         `ordered`: sums are taken in the order of the ranks, whatever their size.
         Raises ConfigError in a process that has ranks already: torch's groups are one set a process.
@@ -57,10 +53,8 @@ class Collectives:
         self._device = device
         self._ordered = ordered
         self._quiet = False
-        # All ranks are on this machine. Looking up its name, as gloo does by default, may fail in a container.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "nccl" if device.type == "cuda" else "gloo"
-        self._store = FileStore(str(store), place.world)
+        self._store = store
         self._told = 0
         self._peers: PeerSums | None = None
         dist.init_process_group(
@@ -88,6 +82,9 @@ class Collectives:
 
     def open_peers(self) -> None:
         """Sum by this stage's own kernels from now on, where they can; log why not. Every rank calls it."""
+        if not self.place.stage_is_on_one_node:
+            log.info("ranks: sums go by NCCL alone: --tensor-parallel-size is spread over nodes")
+            return
         try:
             self._peers = peer_sums(self._device, self.place.tensor, self.place.tensors, self._tell)
         except NoPeers as reason:

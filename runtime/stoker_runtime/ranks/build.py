@@ -51,7 +51,10 @@ def build_executor(config: EngineConfig) -> Executor:
 
 
 def lead(crew: Crew) -> Executor:
-    """Build the leader's rank, and wait for the others. Ends them when that fails."""
+    """Build the leader's rank, and wait for the others. Ends them when that fails.
+
+    Raises EngineError for nodes that do not join, too.
+    """
     try:
         crew.watch()
         from stoker_runtime.executor.build import build_rank
@@ -60,7 +63,8 @@ def lead(crew: Crew) -> Executor:
 
         config = crew.config
         by_peers, ordered = not config.disable_custom_all_reduce, config.batch_invariant
-        rank = Rank(crew.places[LEADER], crew.store, by_peers=by_peers, ordered=ordered)
+        # Other nodes join meanwhile: importing torch takes longer.
+        rank = Rank(crew.places[LEADER], crew.gather(), by_peers=by_peers, ordered=ordered)
         executor = build_rank(config, rank, partial(LeadingExecutor, others=crew))
         crew.ready(on_gpu=executor.device.type == "cuda")
     except BaseException:

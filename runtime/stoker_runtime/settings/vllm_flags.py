@@ -100,7 +100,7 @@ UNSUPPORTED = {
     "hf-token": "set HF_TOKEN, or log in with `hf auth login`: other users of the machine see command lines",
     "uvicorn-log-level": "there is one log: use --log-level",
     "max-log-len": "prompts are never logged",
-    "headless": "a model runs on one machine",
+    "headless": "leave it out; nodes with a --node-rank above 0 answer no clients",
 }
 """Flags that are refused, and why."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stoker_runtime.models.config_source import ModelSource
     from stoker_runtime.models.pooling import PoolingSpec
     from stoker_runtime.models.spec import ModelSpec
+    from stoker_runtime.parallel.place import Place
 
 GIB = 1024**3
 USAGE = """usage: stoker info [MODEL] [FLAGS of stoker serve]
@@ -158,7 +159,10 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     if config.ranks == 1:
         return [*beside, *model_lines(spec, config, memory)], config.dtype
     ranks = places(
-        config.tensor_parallel_size, config.pipeline_parallel_size, whole_experts=config.enable_expert_parallel
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        whole_experts=config.enable_expert_parallel,
+        nodes=config.nnodes,
     )
     asked = asked_quantization(config)
     parts = [keep_blocks(split_spec(spec, place), source, asked, device.type) for place in ranks]
@@ -169,9 +173,23 @@ def describe_model(config: EngineConfig, device: torch.device) -> tuple[list[Lin
     lines = [
         ("ranks", f"{config.ranks}: {config.tensor_parallel_size} share each of the stages of {layers} layers"),
         ("weights of all", gib(sum(size))),
+        *node_lines(ranks, size),
         ("the fullest", f"rank {fullest}, of which the following is said"),
     ]
     return [*beside, *lines, *model_lines(parts[fullest], config, memory, spec)], config.dtype
+
+
+def node_lines(ranks: Sequence[Place], size: Sequence[int]) -> list[Line]:
+    """What each of several nodes has of the `ranks`, whose weights take `size` bytes."""
+    count = ranks[0].nodes
+    if count == 1:
+        return []
+    lines: list[Line] = []
+    for number in range(count):
+        own = [place.rank for place in ranks if place.node == number]
+        which = f"rank {own[0]}" if len(own) == 1 else f"ranks {own[0]} to {own[-1]}"
+        lines.append((f"node {number}", f"{which}, weights {gib(sum(size[rank] for rank in own))}"))
+    return lines
 
 
 def pooling_lines(
