@@ -169,6 +169,7 @@ def test_the_operator_may_end_what_it_made_for_a_canary(render: Render) -> None:
         ("gatewayApi", {"httproutes"}),
         ("inferencePool", {"inferencepools"}),
         ("prometheusOperator", {"podmonitors", "prometheusrules"}),
+        ("leaderWorkerSet", {"leaderworkersets", "secrets"}),
         ("dashboards", {"configmaps"}),
         ("adapters", {"configmaps"}),
     ],
@@ -183,17 +184,19 @@ def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: s
     on, off = (render("--set", f"features.{feature}={value}", *alone) for value in ("true", "false"))
     assert rights(on) - rights(off) == resources
     assert set(told(on).without) < set(told(off).without)
-    assert len(set(told(off).without) - set(told(on).without)) == len(resources)
+    # The Secrets of groups are no kind that a service asks for.
+    assert len(set(told(off).without) - set(told(on).without)) == len(resources - {"secrets"})
 
 
 def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
     assert told(render()).without == ("Dashboard",)
     policies = {item["metadata"]["name"]: item for item in of_kind(render(), "ValidatingAdmissionPolicy")}
-    assert set(policies) == {"stoker-system-stoker-engine-flags", "stoker-system-stoker-config-maps"}
+    narrowed = {f"stoker-system-stoker-{name}" for name in ("config-maps", "secrets")}
+    assert set(policies) == {"stoker-system-stoker-engine-flags", *narrowed}
     [rule] = policies["stoker-system-stoker-config-maps"]["spec"]["validations"]
     assert "-adapters" in rule["expression"]
     assert "-dashboard" not in rule["expression"]
-    off = render("--set=admission.engineFlags=false,features.adapters=false")
+    off = render("--set=admission.engineFlags=false,features.adapters=false,features.leaderWorkerSet=false")
     assert not of_kind(off, "ValidatingAdmissionPolicy")
 
 

@@ -37,6 +37,18 @@ from stoker_operator.manifests.edge import (
     public_url,
 )
 from stoker_operator.manifests.fill import fill_job
+from stoker_operator.manifests.groups.around import group_owner, group_secret, group_service
+from stoker_operator.manifests.groups.leader_worker_set import (
+    LEADER_WORKER_SET,
+    held_workload,
+    is_group,
+    pods_of,
+    revision_template,
+    rolling_update,
+    workload,
+    workload_key,
+)
+from stoker_operator.manifests.groups.nodes import SECRET_KEY, group_name
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
 from stoker_operator.manifests.lookup import lookup_job, lookup_pod
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
@@ -49,12 +61,14 @@ from stoker_operator.manifests.workload import (
     deployment,
     disruption_budget,
     engine_template,
-    held_deployment,
+    progress_seconds,
     service_account,
 )
 
 __all__ = [
     "INFERENCE_POOL",
+    "LEADER_WORKER_SET",
+    "SECRET_KEY",
     "Listed",
     "Manifest",
     "Variant",
@@ -75,10 +89,15 @@ __all__ = [
     "disruption_budget",
     "engine_template",
     "fill_job",
-    "held_deployment",
+    "group_name",
+    "group_owner",
+    "group_secret",
+    "group_service",
+    "held_workload",
     "http_route",
     "inference_pool",
     "ingress",
+    "is_group",
     "is_repair",
     "labels",
     "left_claim",
@@ -92,13 +111,17 @@ __all__ = [
     "owns_claim",
     "pod_autoscaler",
     "pod_monitor",
+    "pods_of",
     "prefetch_job",
+    "progress_seconds",
     "prometheus_rule",
     "public_url",
     "read_list",
     "record_manifest",
     "record_name",
     "retain_seconds",
+    "revision_template",
+    "rolling_update",
     "scaled_object",
     "selector",
     "service_account",
@@ -109,4 +132,6 @@ __all__ = [
     "verify_pod",
     "volume_claim",
     "web_service",
+    "workload",
+    "workload_key",
 ]

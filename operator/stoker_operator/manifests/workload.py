@@ -21,8 +21,9 @@ from stoker_operator.manifests.cache import (
     in_place_arguments,
     source_volumes,
 )
+from stoker_operator.manifests.groups import nodes
 from stoker_operator.manifests.host_memory import host_memory
-from stoker_operator.manifests.identity import Manifest, child, selector, stamped
+from stoker_operator.manifests.identity import Manifest, child, members_selector, selector, stamped
 from stoker_operator.manifests.pod_template import merge_pod_template
 from stoker_operator.manifests.revision import TEMPLATE_KEY, template_key
 from stoker_operator.manifests.verification import verify_container
@@ -67,13 +68,15 @@ def service_account(service: InferenceService) -> Manifest:
     return stamped(account | {"automountServiceAccountToken": False})
 
 
-def disruption_budget(service: InferenceService) -> Manifest:
-    """So many pods at a time are evicted, one by default; a single replica can still be drained."""
+def disruption_budget(service: InferenceService, *, grouped: bool = False) -> Manifest:
+    """So many pods at a time are evicted, one by default; a single replica can still be drained. Of groups (`grouped`)
+    all pods count: a group goes with any of them.
+    """
     budget = child(service, ("policy/v1", "PodDisruptionBudget"), service.name, "engine")
     wanted = service.disruption
     spec = {
         "maxUnavailable": wanted.max_unavailable,
-        "selector": {"matchLabels": selector(service)},
+        "selector": members_selector(service) if grouped else {"matchLabels": selector(service)},
         # A pod that never became ready protects nothing and must not block a node's drain, unless it is asked for.
         "unhealthyPodEvictionPolicy": "IfHealthyBudget" if wanted.protect_startup else "AlwaysAllow",
     }
@@ -83,6 +86,12 @@ def disruption_budget(service: InferenceService) -> Manifest:
 def startup_seconds(settings: Settings, model: FetchedModel) -> int:
     """How long a pod may take to become ready: the weights at the slowest storage, plus a base."""
     return STARTUP_BASE_SECONDS + math.ceil(model.bytes / (settings.read_rate_mb * 10**6))
+
+
+def progress_seconds(service: InferenceService, settings: Settings, model: FetchedModel) -> int:
+    """How long a new revision may take until a pod of it is ready."""
+    usual = startup_seconds(settings, model) + 600 + _fetch_seconds(service, model)
+    return service.rollout.progress_deadline or usual + nodes.join_seconds(service)
 
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
@@ -98,12 +107,9 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     workload["metadata"]["annotations"] = {TEMPLATE_KEY: template_key(template)}
     if service.placement.queue_name:
         workload["metadata"]["labels"] |= {QUEUE_LABEL: service.placement.queue_name}
-    deadline = service.rollout.progress_deadline or startup_seconds(settings, model) + 600 + _fetch_seconds(
-        service, model
-    )
     spec: dict[str, Any] = {
         "revisionHistoryLimit": OLD_REPLICA_SETS,
-        "progressDeadlineSeconds": deadline,
+        "progressDeadlineSeconds": progress_seconds(service, settings, model),
         "paused": service.rollout.paused,
         "selector": {"matchLabels": selector(service)},
         "strategy": _strategy(service, variant),
@@ -225,6 +231,7 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     runtime, drain = service.runtime, service.drain
+    longest = startup_seconds(settings, model) + nodes.join_seconds(service)
     arguments = ["serve", f"{pod.MODELS}/{model.serve}".rstrip("/"), "--host", "0.0.0.0", "--port", str(PORT)]
     arguments += ["--served-model-name", *service.served_names]
     if runtime.context_length:
@@ -241,6 +248,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--tensor-parallel-size", str(service.parallelism.tensor)]
         arguments += ["--pipeline-parallel-size", str(service.parallelism.pipeline)]
         arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
+    arguments += nodes.arguments(service)
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += [*tls.arguments(service), *_limit_arguments(service)]
@@ -258,6 +266,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
             *(_own_settings() if runtime.env_from else ()),
             *_threads(service),
+            *nodes.environment(service),
             *(dict(item) for item in runtime.env),
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
@@ -269,7 +278,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
         # Every second: while a service wakes, requests wait for what it finds.
-        "startupProbe": _probe(service, "/ready", period=1, timeout=1, failures=startup_seconds(settings, model)),
+        "startupProbe": _probe(service, "/ready", period=1, timeout=1, failures=longest),
         "readinessProbe": _probe(service, "/ready", period=1, timeout=2, failures=3),
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe(service, "/health", period=10, timeout=5, failures=6),
@@ -297,7 +306,7 @@ def _threads(service: InferenceService) -> list[dict[str, str]]:
         return []
     # Without a CPU limit the engine sees all cores of the node, and would take them from its neighbours. Each of its
     # ranks computes with so many.
-    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.parallelism.ranks))}]
+    return [{"name": THREADS, "value": str(max(1, int(quantity(wanted.cpu)) // service.pod_ranks))}]
 
 
 def _probe(service: InferenceService, path: str, *, period: int, timeout: int, failures: int) -> dict[str, Any]:
