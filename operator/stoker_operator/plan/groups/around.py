@@ -2,7 +2,7 @@
 another one replaces.
 
 A service that comes to span nodes, or no longer does, gets its new workload beside the old one. The old one ends when
-the new one answered; or before, where it serves nothing, or where it holds the GPUs that the new one waits for.
+the new one answered; or before, where it serves nothing, or where it holds what the new one waits for, as GPUs.
 Invariants: pure; no workload ends before the one that takes its place is there.
 Knows nothing of revisions.
 """
@@ -89,7 +89,7 @@ def _taken_over(observed: Observed, answered: str) -> bool:
 
 
 def _gives_way(service: InferenceService, observed: Observed) -> bool:
-    """Whether a new pod waits for GPUs that old ones hold: no change of workload goes beside the old one then."""
+    """Whether a new pod waits for what old ones hold, their GPUs: the change of workload cannot go beside them then."""
     if not service.resources.on_gpu:
         return False
     held = {name for pod in _old(observed) for name in requests(pod.get("spec") or {})}
