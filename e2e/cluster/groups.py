@@ -32,11 +32,13 @@ NAME, GROUP, WORKER, REVISION = (
 Object = dict[str, Any]
 
 
-async def follow(cluster: Cluster, namespace: str) -> None:
-    """Look after the sets of a namespace, until cancelled."""
+async def follow(cluster: Cluster, namespace: str, rest: asyncio.Lock | None = None) -> None:
+    """Look after the sets of a namespace, until cancelled; while somebody holds `rest`, nothing is done."""
+    rest = rest or asyncio.Lock()
     while True:
         try:
-            await step(cluster, namespace)
+            async with rest:
+                await step(cluster, namespace)
         except ApiError as error:
             if error.status not in (0, 404, 409):  # somebody was faster, or the test's API server goes
                 raise

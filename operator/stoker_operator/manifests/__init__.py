@@ -45,8 +45,8 @@ from stoker_operator.manifests.groups.leader_worker_set import (
     pods_of,
     revision_template,
     rolling_update,
-    workload,
     workload_key,
+    workload_manifest,
 )
 from stoker_operator.manifests.groups.nodes import SECRET_KEY, group_name
 from stoker_operator.manifests.identity import Manifest, applied_hash, labels, selector
@@ -132,6 +132,6 @@ __all__ = [
     "verify_pod",
     "volume_claim",
     "web_service",
-    "workload",
     "workload_key",
+    "workload_manifest",
 ]

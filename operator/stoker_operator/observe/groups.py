@@ -43,6 +43,15 @@ def mates(leader: Object, workers: Iterable[Object]) -> list[Object]:
     return [pod for pod in workers if (index_of(pod), template_hash(pod)) == place and not is_terminating(pod)]
 
 
+def is_whole(leader: Object, workers: Iterable[Object], size: int) -> bool:
+    """Whether a pod answers with all of its group: with `size` pods, itself included, or as many as it was made with. A
+    pod of no group needs no others.
+    """
+    wanted = int((leader["metadata"].get("annotations") or {}).get(SIZE, size)) if index_of(leader) else 1
+    there = 1 + sum(map(is_ready, mates(leader, workers)))
+    return is_ready(leader) and not is_terminating(leader) and there >= wanted
+
+
 def read_groups(
     live: Object, pods: Sequence[Object], workers: Sequence[Object], floor: int | None, silent: Container[str]
 ) -> Rollout:
@@ -53,9 +62,7 @@ def read_groups(
     size = int(template["size"])
 
     def ready(pod: Object) -> bool:
-        wanted = int((pod["metadata"].get("annotations") or {}).get(SIZE, size)) - 1 if index_of(pod) else 0
-        others = sum(map(is_ready, mates(pod, workers)))
-        return is_ready(pod) and pod["metadata"]["name"] not in silent and others >= wanted
+        return pod["metadata"]["name"] not in silent and is_whole(pod, workers, size)
 
     going = {index_of(pod) or pod["metadata"]["name"] for pod in (*pods, *workers) if is_terminating(pod)}
     there = [pod for pod in pods if not is_terminating(pod) and not is_finished(pod)]

@@ -123,7 +123,7 @@ def plan_rollout(
             return replace(held, finding=_finding(service, observed, records, key, None, None))
     surge, unavailable = strategy(service, observed, live, changes, template)
     variant = manifests.Variant(wanted_replicas(service, live, no_pods), surge, unavailable, template)
-    manifest = manifests.workload(service, settings, model, variant)
+    manifest = manifests.workload_manifest(service, settings, model, variant)
     workload = tuple(ensure(live, manifest, _why(model, back)))
     if changes and back is None and live is not None and is_default(service):
         workload = tuple(replace(action, reason=cause(service, live, settings)) for action in workload)

@@ -38,7 +38,7 @@ SPEC: Object = {
 
 
 def groups(service: InferenceService, settings: Settings, model: FetchedModel) -> Object:
-    return manifests.workload(service, settings, model, first_variant(service))
+    return manifests.workload_manifest(service, settings, model, first_variant(service))
 
 
 def templates(item: Object) -> Iterator[Object]:
@@ -157,7 +157,7 @@ def test_a_revision_says_which_workload_it_is(service: Build, settings: Settings
     spanning, single = service(**SPEC), service()
     template = manifests.revision_template(spanning, settings, model)
     variant = manifests.Variant(1, 0, 1, template)
-    again = manifests.workload(single, settings, model, variant)
+    again = manifests.workload_manifest(single, settings, model, variant)
     assert (again["kind"], again["spec"]["leaderWorkerTemplate"]["size"]) == ("LeaderWorkerSet", 3)
     wider = service(**SPEC | {"resources": SPEC["resources"] | {"gpus": 2, "nodes": 6}})
     key = manifests.template_key(manifests.revision_template(wider, settings, model))

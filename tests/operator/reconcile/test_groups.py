@@ -37,10 +37,11 @@ def defined(control_plane: Path, kubectl: Callable[..., str]) -> Any:
 
 
 @pytest.fixture
-async def grouped(defined: None, cluster: Cluster, namespace: str) -> AsyncIterator[None]:
-    """The stand-in at work in the test's namespace."""
-    task = asyncio.create_task(groups.follow(cluster, namespace))
-    yield
+async def grouped(defined: None, cluster: Cluster, namespace: str) -> AsyncIterator[asyncio.Lock]:
+    """The stand-in at work in the test's namespace; it rests while the lock is held."""
+    lock = asyncio.Lock()
+    task = asyncio.create_task(groups.follow(cluster, namespace, lock))
+    yield lock
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -65,7 +66,7 @@ def run_groups(node: Node, eventually: Callable[..., Any]) -> Callable[..., Awai
 
 
 async def test_a_group_is_made_serves_is_made_anew_and_goes(
-    grouped: None,
+    grouped: asyncio.Lock,
     create: Any,
     look: Any,
     node: Node,
@@ -101,8 +102,9 @@ async def test_a_group_is_made_serves_is_made_anew_and_goes(
     ended = {"exitCode": 139, "finishedAt": "2026-01-01T00:00:00Z"}
     container = {"name": "engine", "image": "i", "imageID": "", "ready": False, "restartCount": 1}
     crashed = container | {"state": {"waiting": {"reason": "Starting"}}, "lastState": {"terminated": ended}}
-    node.patch(worker, {"containerStatuses": [crashed], "conditions": [{"type": "Ready", "status": "False"}]})
-    again = await look("GroupRestarting")
+    async with grouped:
+        node.patch(worker, {"containerStatuses": [crashed], "conditions": [{"type": "Ready", "status": "False"}]})
+        again = await look("GroupRestarting")
     assert f"pod {SET}-0-1, container engine, ended with exit code 139" in condition(again, "Ready")["message"]
 
     async def anew() -> bool:
@@ -126,7 +128,7 @@ async def test_a_group_is_made_serves_is_made_anew_and_goes(
 
 
 async def test_from_a_pod_to_groups_and_back_nothing_is_left(
-    grouped: None,
+    grouped: asyncio.Lock,
     serve: Any,
     look: Any,
     node: Node,
@@ -153,8 +155,11 @@ async def test_from_a_pod_to_groups_and_back_nothing_is_left(
     names = {pod["metadata"]["name"] for pod in await node.pods("engine")}
     assert names == {f"{SET}-0"}
     assert single["metadata"]["name"] not in names
-    assert await cluster.get(kinds.DEPLOYMENT, namespace, "demo") is None
 
+    async def replaced() -> bool:
+        return await cluster.get(kinds.DEPLOYMENT, namespace, "demo") is None
+
+    await eventually(replaced)
     patch = {"spec": {"resources": {"nodes": 1}, "parallelism": {"pipeline": 1}}}
     await cluster.merge(kinds.INFERENCE_SERVICE, namespace, "demo", patch)
     await look("RollingOut")
@@ -183,7 +188,7 @@ def _another(node: Node) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_a_settled_group_is_written_nothing(
-    grouped: None, create: Any, look: Any, node: Node, run_groups: Any, engine: list[Object], cluster: Cluster,
+    grouped: asyncio.Lock, create: Any, look: Any, node: Node, run_groups: Any, engine: list[Object], cluster: Cluster,
     namespace: str, reconciler: Reconciler,
 ) -> None:  # fmt: skip
     """Twice the same look: the second one finds every field as it was applied, and takes out what others put in."""

@@ -58,7 +58,7 @@ def pods_of(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [template.get("spec") or {}, *([workers["template"].get("spec") or {}] * (workers["size"] - 1))]
 
 
-def workload(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
+def workload_manifest(service: InferenceService, settings: Settings, model: FetchedModel, variant: Variant) -> Manifest:
     """The engine's pods, by the workload of their template."""
     template = variant.template or revision_template(service, settings, model)
     if not is_group(template):

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stoker_operator.manifests.groups.nodes import WORKER_INDEX, index_of
-from stoker_operator.observe.groups import mates
+from stoker_operator.observe.groups import is_whole, mates
 from stoker_operator.observe.rollout import is_finished, is_ready, is_terminating, template_hash
 from stoker_operator.observe.snapshot import Observed
 from stoker_operator.plan.diagnose import Trouble, first_ending
@@ -76,8 +76,12 @@ def _seen(before: Group | None, leader: Object, observed: Observed, now: datetim
         group = replace(before, leader=str(meta["uid"]), restarts=count, restarted=stamp)
     else:
         group = before
-    why = _why(leader, observed)
-    return replace(group, why=why) if why and (is_terminating(leader) or not is_ready(leader)) else group
+    why = "" if _serves(leader, observed) else _why(leader, observed)
+    return replace(group, why=why) if why else group
+
+
+def _serves(leader: Object, observed: Observed) -> bool:
+    return is_whole(leader, observed.worker_pods, observed.rollout.members)
 
 
 def _why(leader: Object, observed: Observed) -> str:
@@ -98,7 +102,7 @@ def group_trouble(groups: Iterable[Group], observed: Observed) -> Trouble | None
     found = []
     for group in groups:
         leader = next((pod for pod in observed.engine_pods if pod["metadata"]["uid"] == group.leader), None)
-        serves = leader is not None and is_ready(leader) and not is_terminating(leader)
+        serves = leader is not None and _serves(leader, observed)
         if group.revision == observed.rollout.current and not serves and (group.restarts or _goes(leader, group)):
             found.append(group)
     worst = max(found, key=lambda group: group.restarts, default=None)

@@ -30,7 +30,7 @@ class GroupWorld(World):
             manifests.group_service(service),
             manifests.disruption_budget(service, grouped=True),
             manifests.network_policy(service, grouped=True),
-            manifests.workload(service, self.settings, model, first_variant(service)),
+            manifests.workload_manifest(service, self.settings, model, first_variant(service)),
         ]
         self.children |= {(item["kind"], item["metadata"]["name"]): live(item) for item in made}
         self.set = self.children["LeaderWorkerSet", manifests.group_name(service)]

@@ -209,7 +209,7 @@ def test_the_old_workload_gives_its_gpus_where_there_are_no_others(world: Any, g
 
 
 def test_groups_end_once_a_single_pod_answers(world: Any, groups: Groups) -> None:
-    """And the Service by which they found each other, and the way that they had to each other, with the last of them."""
+    """And the Service by which they found each other, and the way that they had to each other, with their last."""
     old = groups(resources={"gpus": 1, "nodes": 2}, parallelism={"pipeline": 2}).group(0)
     new = world(resources={"gpus": 1}).pod(ready=False)
     new.children |= {key: item for key, item in old.children.items() if SET in key}
