@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker_operator.spec.engine_guard import NODE_SECRET
 from stoker_operator.spec.service import InferenceService
 
 # Labels that the group's controller gives each pod.
@@ -21,7 +22,6 @@ WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 NODES_PORT = 29500
 # How long the pods of a group wait for each other: one may have to wait for a node.
 JOIN_SECONDS = 1800
-SECRET_VARIABLE = "STOKER_NODE_SECRET"
 SECRET_KEY = "secret"
 
 
@@ -54,4 +54,4 @@ def environment(service: InferenceService) -> list[dict[str, Any]]:
     if not service.resources.spans_nodes:
         return []
     reference = {"name": group_name(service), "key": SECRET_KEY}
-    return [{"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}]
+    return [{"name": NODE_SECRET, "valueFrom": {"secretKeyRef": reference}}]
