@@ -99,7 +99,8 @@ _SPELLINGS = sorted({
     *(f"no-{name}" for name in SWITCHES if name in PROTECTED),
 })  # fmt: skip
 FLAG_PATTERN = f"^-+({'|'.join(name.replace('-', '[-_]') for name in _SPELLINGS)})(=|$)"
-VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{NODE_SECRET}|{'|'.join(variable(name) for name in sorted(PROTECTED) if name != 'api-key')})$"
+_VARIABLES = [variable(name) for name in sorted(PROTECTED) if name != "api-key"]
+VARIABLE_PATTERN = f"^(HOME|HF_TOKEN|{NODE_SECRET}|{'|'.join(_VARIABLES)})$"
 
 
 def says(name: str, args: Sequence[str]) -> bool:
