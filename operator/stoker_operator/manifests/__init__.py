@@ -40,6 +40,7 @@ from stoker_operator.manifests.fill import fill_job
 from stoker_operator.manifests.groups.around import group_owner, group_secret, group_service
 from stoker_operator.manifests.groups.leader_worker_set import (
     LEADER_WORKER_SET,
+    group_progress_seconds,
     held_workload,
     is_group,
     pods_of,
@@ -61,7 +62,6 @@ from stoker_operator.manifests.workload import (
     deployment,
     disruption_budget,
     engine_template,
-    progress_seconds,
     service_account,
 )
 
@@ -91,6 +91,7 @@ __all__ = [
     "fill_job",
     "group_name",
     "group_owner",
+    "group_progress_seconds",
     "group_secret",
     "group_service",
     "held_workload",
@@ -113,7 +114,6 @@ __all__ = [
     "pod_monitor",
     "pods_of",
     "prefetch_job",
-    "progress_seconds",
     "prometheus_rule",
     "public_url",
     "read_list",

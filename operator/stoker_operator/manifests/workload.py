@@ -21,7 +21,6 @@ from stoker_operator.manifests.cache import (
     in_place_arguments,
     source_volumes,
 )
-from stoker_operator.manifests.groups import nodes
 from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.manifests.identity import Manifest, child, members_selector, selector, stamped
 from stoker_operator.manifests.pod_template import merge_pod_template
@@ -91,7 +90,7 @@ def startup_seconds(settings: Settings, model: FetchedModel) -> int:
 def progress_seconds(service: InferenceService, settings: Settings, model: FetchedModel) -> int:
     """How long a new revision may take until a pod of it is ready."""
     usual = startup_seconds(settings, model) + 600 + _fetch_seconds(service, model)
-    return service.rollout.progress_deadline or usual + nodes.join_seconds(service)
+    return service.rollout.progress_deadline or usual
 
 
 def engine_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
@@ -231,7 +230,6 @@ def _verify_container(service: InferenceService, settings: Settings, model: Fetc
 
 def _engine_container(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     runtime, drain = service.runtime, service.drain
-    longest = startup_seconds(settings, model) + nodes.join_seconds(service)
     arguments = ["serve", f"{pod.MODELS}/{model.serve}".rstrip("/"), "--host", "0.0.0.0", "--port", str(PORT)]
     arguments += ["--served-model-name", *service.served_names]
     if runtime.context_length:
@@ -248,7 +246,6 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         arguments += ["--tensor-parallel-size", str(service.parallelism.tensor)]
         arguments += ["--pipeline-parallel-size", str(service.parallelism.pipeline)]
         arguments += ["--enable-expert-parallel"] if service.parallelism.expert else []
-    arguments += nodes.arguments(service)
     if service.endpoint.api_keys is not None:
         arguments += ["--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}"]
     arguments += [*tls.arguments(service), *_limit_arguments(service)]
@@ -266,7 +263,6 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
             {"name": "TRITON_CACHE_DIR", "value": "/tmp/triton"},
             *(_own_settings() if runtime.env_from else ()),
             *_threads(service),
-            *nodes.environment(service),
             *(dict(item) for item in runtime.env),
         ],
         **({"envFrom": [dict(item) for item in runtime.env_from]} if runtime.env_from else {}),
@@ -278,7 +274,7 @@ def _engine_container(service: InferenceService, settings: Settings, model: Fetc
         # Endpoints are withdrawn while the engine still answers; only then does it get SIGTERM and drains.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain.pre_stop}}} if drain.pre_stop else {},
         # Every second: while a service wakes, requests wait for what it finds.
-        "startupProbe": _probe(service, "/ready", period=1, timeout=1, failures=longest),
+        "startupProbe": _probe(service, "/ready", period=1, timeout=1, failures=startup_seconds(settings, model)),
         "readinessProbe": _probe(service, "/ready", period=1, timeout=2, failures=3),
         # Lenient: a restart costs every running stream. /health itself sees an engine that stopped stepping.
         "livenessProbe": _probe(service, "/health", period=10, timeout=5, failures=6),

@@ -97,7 +97,7 @@ def plan_rollout(
     records = sorted(map(read_record, observed.revisions), key=lambda record: record.number)
     wanted = manifests.revision_template(service, settings, model)
     key = manifests.template_key(wanted)
-    late = is_late(groups, key, manifests.progress_seconds(service, settings, model), now)
+    late = is_late(groups, key, manifests.group_progress_seconds(service, settings, model), now)
     failed = _given_up(service, observed, records, key, now, late=late)
     good = next((record for record in reversed(records) if record.served and record.key != key), None)
     back = good if failed is not None and service.rollout.auto_rollback else None

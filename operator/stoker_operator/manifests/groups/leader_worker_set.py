@@ -10,10 +10,10 @@ Knows nothing of how the pods find each other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker_operator.manifests.groups.nodes import group_name
+from stoker_operator.manifests.groups.nodes import JOIN_SECONDS, arguments, group_name, secret_variable
 from stoker_operator.manifests.identity import (
     COMPONENT,
     INSTANCE,
@@ -24,7 +24,14 @@ from stoker_operator.manifests.identity import (
     stamped,
 )
 from stoker_operator.manifests.revision import TEMPLATE_KEY, live_template_key, template_key
-from stoker_operator.manifests.workload import QUEUE_LABEL, Variant, deployment, engine_template, held_deployment
+from stoker_operator.manifests.workload import (
+    QUEUE_LABEL,
+    Variant,
+    deployment,
+    engine_template,
+    held_deployment,
+    progress_seconds,
+)
 from stoker_operator.settings import Settings
 from stoker_operator.spec.service import FetchedModel, InferenceService
 
@@ -36,10 +43,16 @@ _WORKER_START_SECONDS = 120
 
 def revision_template(service: InferenceService, settings: Settings, model: FetchedModel) -> dict[str, Any]:
     """The template of the revision that the spec asks for."""
-    leader = engine_template(service, settings, model)
+    template = engine_template(service, settings, model)
     if not service.resources.spans_nodes:
-        return leader
+        return template
+    leader = _with_engine(template, lambda engine: _leading(service, engine))
     return leader | {WORKERS: {"size": service.resources.nodes, "template": _worker_template(service, leader)}}
+
+
+def group_progress_seconds(service: InferenceService, settings: Settings, model: FetchedModel) -> int:
+    """How long a new revision may take until a group of it is ready, whose pods may have to wait for each other."""
+    return progress_seconds(service, settings, model) + (0 if service.rollout.progress_deadline else JOIN_SECONDS)
 
 
 def is_group(template: Mapping[str, Any]) -> bool:
@@ -131,8 +144,8 @@ def _worker_template(service: InferenceService, leader: Mapping[str, Any]) -> di
     """The leader's template for the pods that only compute: no Service leads to them, and they are ready once they have
     joined.
     """
-    spec = dict(leader["spec"])
-    spec["containers"] = [_worker_container(item) if item["name"] == "engine" else item for item in spec["containers"]]
+    template = _with_engine(leader, _working)
+    spec = template["spec"]
     # Groups go to other zones; the pods of one, which talk at every step, to other nodes alone.
     mine = {INSTANCE: service.name, COMPONENT: WORKER, MANAGED_BY: "stoker"}
     apart = [
@@ -145,7 +158,25 @@ def _worker_template(service: InferenceService, leader: Mapping[str, Any]) -> di
     return {"metadata": metadata, "spec": spec}
 
 
-def _worker_container(engine: Mapping[str, Any]) -> dict[str, Any]:
+def _with_engine(template: Mapping[str, Any], changed: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """The template with another engine's container."""
+    containers = [changed(item) if item["name"] == "engine" else item for item in template["spec"]["containers"]]
+    return {**template, "spec": {**template["spec"], "containers": containers}}
+
+
+def _leading(service: InferenceService, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's container as one of several: it is told of the others, and may wait for them."""
+    command, model, *rest = engine["args"]
+    start = engine["startupProbe"]
+    return {
+        **engine,
+        "args": [command, model, *arguments(), *rest],
+        "env": [*engine["env"], secret_variable(service)],
+        "startupProbe": {**start, "failureThreshold": start["failureThreshold"] + JOIN_SECONDS},
+    }
+
+
+def _working(engine: Mapping[str, Any]) -> dict[str, Any]:
     start = engine["startupProbe"]
     answers = {**start["httpGet"], "path": engine["livenessProbe"]["httpGet"]["path"]}
     return {**engine, "startupProbe": {**start, "httpGet": answers, "failureThreshold": _WORKER_START_SECONDS}}

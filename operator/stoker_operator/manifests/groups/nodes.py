@@ -35,23 +35,14 @@ def index_of(pod: Mapping[str, Any], label: str = GROUP_INDEX) -> str:
     return str((pod["metadata"].get("labels") or {}).get(label, ""))
 
 
-def join_seconds(service: InferenceService) -> int:
-    """How long a pod may wait for the others of its replica."""
-    return JOIN_SECONDS if service.resources.spans_nodes else 0
-
-
-def arguments(service: InferenceService) -> list[str]:
+def arguments() -> list[str]:
     """What `stoker serve` is told of the other nodes."""
-    if not service.resources.spans_nodes:
-        return []
     found = ["--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)"]
     found += ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", str(NODES_PORT)]
     return [*found, "--node-join-seconds", str(JOIN_SECONDS)]
 
 
-def environment(service: InferenceService) -> list[dict[str, Any]]:
+def secret_variable(service: InferenceService) -> dict[str, Any]:
     """The variable by which a group's pods know each other."""
-    if not service.resources.spans_nodes:
-        return []
     reference = {"name": group_name(service), "key": SECRET_KEY}
-    return [{"name": NODE_SECRET, "valueFrom": {"secretKeyRef": reference}}]
+    return {"name": NODE_SECRET, "valueFrom": {"secretKeyRef": reference}}
