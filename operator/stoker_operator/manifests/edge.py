@@ -58,7 +58,7 @@ def network_policy(service: InferenceService, *, grouped: bool = False) -> Manif
     members = [{"podSelector": members_selector(service)}] if grouped else []
     # A policy sees the port of the pod behind a Service; OpenShift's pods of DNS listen on 5353.
     names = [{"port": number, "protocol": protocol} for number in (53, 5353) for protocol in ("UDP", "TCP")]
-    out = [{"ports": names}] if members or collector else []
+    out: list[dict[str, Any]] = [{"ports": names}] if members or collector else []
     out += [*collector, *([{"to": members}] if members else [])]
     spec = {
         "podSelector": members_selector(service) if grouped else pods_selector(service),
