@@ -159,7 +159,7 @@ def _is_record_of_live(observed: Observed, template_hash: str) -> bool:
 def _unsettled(service: InferenceService, observed: Observed, done: str) -> Finding:
     state = observed.rollout
     text = f"{state.updated_ready} of {state.desired} {state.unit}s of revision {state.current} are ready"
-    text += f", {lacking}" if (lacking := waits_for(observed)) else ""
+    text += waits_for(observed)
     old = state.total - state.updated
     if old:
         text += f"; {old} of an older revision still {'runs' if old == 1 else 'run'}"

@@ -12,6 +12,7 @@ from stoker_operator import manifests
 from stoker_operator.manifests.host_memory import host_memory
 from stoker_operator.plan.fit import assess
 from stoker_operator.plan.rollout import first_variant
+from stoker_operator.plugin.render import render
 from stoker_operator.settings import Settings
 from stoker_operator.spec.quantity import GIB
 from stoker_operator.spec.service import FetchedModel, InferenceService
@@ -165,6 +166,13 @@ def test_a_revision_says_which_workload_it_is(service: Build, settings: Settings
     assert {each["metadata"]["labels"]["stoker.dev/template"] for each in templates(again)} == {
         manifests.template_key(template)
     }
+
+
+def test_render_shows_the_groups_and_no_secret(service: Build, settings: Settings, model: FetchedModel) -> None:
+    written = render(service(**SPEC), settings, model)
+    names = {(item["kind"], item["metadata"]["name"]) for item in written}
+    assert {("LeaderWorkerSet", "demo-nodes"), ("Service", "demo-nodes"), ("Service", "demo")} <= names
+    assert not {"Deployment", "Secret"} & {kind for kind, _ in names}
 
 
 def test_held_groups_stay_as_they_run(service: Build, settings: Settings, model: FetchedModel, live: Any) -> None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from stoker_operator.manifests import LEADER_WORKER_SET
 from stoker_operator.manifests.groups.nodes import WORKER_INDEX, index_of
 from stoker_operator.observe.groups import is_whole, mates
 from stoker_operator.observe.rollout import is_finished, is_ready, is_terminating, template_hash
@@ -122,7 +123,10 @@ def _goes(leader: Object | None, group: Group) -> bool:
 
 
 def waits_for(observed: Observed) -> str:
-    """Which pods groups of the current revision wait for, as a clause; "" = none that does not show otherwise."""
+    """What groups of the current revision wait for, as a clause; "" = nothing that does not show otherwise."""
+    sets = (item for (kind, _), item in observed.children.items() if kind == LEADER_WORKER_SET[1])
+    if not observed.serving_pods and any(not item.get("status") for item in sets):
+        return ", and nobody has looked at the LeaderWorkerSet yet: does its controller, lws-controller-manager, run?"
     lacking = []
     for leader in observed.engine_pods:
         if template_hash(leader) != observed.rollout.current or is_terminating(leader) or not index_of(leader):
@@ -131,7 +135,7 @@ def waits_for(observed: Observed) -> str:
         numbers = map(str, range(1, observed.rollout.members))
         name = leader["metadata"]["name"]
         lacking += [f"{name}-{number}" for number in numbers if not there.get(number)]
-    return f"waiting for {listed(lacking[:4], 'and')} to join" if lacking else ""
+    return f", waiting for {listed(lacking[:4], 'and')} to join" if lacking else ""
 
 
 def is_late(groups: Iterable[Group], revision: str, seconds: int, now: datetime) -> bool:

@@ -60,6 +60,21 @@ def test_a_group_waits_for_each_of_its_workers(groups: Groups) -> None:
     assert condition(there.plan(), "Servable").status == "False"
 
 
+def test_a_set_that_nobody_looks_after_is_said(groups: Groups) -> None:
+    """The kind is there and its controller is not."""
+    there = groups()
+    assert "lws-controller-manager" in condition(there.plan(), "Ready").message
+    there.set["status"] = {"replicas": 1}
+    assert "lws-controller-manager" not in condition(there.plan(), "Ready").message
+
+
+def test_a_suspended_service_has_no_groups(groups: Groups) -> None:
+    there = groups(replicas=4).group(0).answered()
+    there.service = replace(there.service, suspend=True)
+    [action] = [each for each in there.plan().actions if isinstance(each, Apply) and each.manifest["kind"] != "Service"]
+    assert (action.manifest["kind"], action.manifest["spec"]["replicas"]) == ("LeaderWorkerSet", 0)
+
+
 def test_a_worker_that_finds_no_node_is_named(groups: Groups) -> None:
     there = groups().group(0, ready=False, joined=False)
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
