@@ -170,7 +170,7 @@ def test_the_operator_may_end_what_it_made_for_a_canary(render: Render) -> None:
         ("gatewayApi", {"httproutes"}),
         ("inferencePool", {"inferencepools"}),
         ("prometheusOperator", {"podmonitors", "prometheusrules"}),
-        ("leaderWorkerSet", {"leaderworkersets", "secrets"}),
+        ("leaderWorkerSet", {"leaderworkersets"}),
         ("dashboards", {"configmaps"}),
         ("adapters", {"configmaps"}),
     ],
@@ -185,8 +185,20 @@ def test_a_right_goes_with_its_switch(render: Render, feature: str, resources: s
     on, off = (render("--set", f"features.{feature}={value}", *alone) for value in ("true", "false"))
     assert rights(on) - rights(off) == resources
     assert set(told(on).without) < set(told(off).without)
-    # The Secrets of groups are no kind that a service asks for.
-    assert len(set(told(off).without) - set(told(on).without)) == len(resources - {"secrets"})
+    assert len(set(told(off).without) - set(told(on).without)) == len(resources)
+
+
+def test_secrets_are_created_where_groups_are_and_no_more_than_theirs(render: Render) -> None:
+    def creating(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        rules = [rule for rule in own_rules(manifests) if "secrets" in rule["resources"]]
+        return [rule for rule in rules if "create" in rule["verbs"]]
+
+    assert [rule["verbs"] for rule in creating(render())] == [["create"]]
+    assert not creating(render("--set=features.leaderWorkerSet=false"))
+    policies = {item["metadata"]["name"]: item for item in of_kind(render(), "ValidatingAdmissionPolicy")}
+    [rule] = policies["stoker-system-stoker-secrets"]["spec"]["validations"]
+    assert "endsWith('-nodes')" in rule["expression"]
+    assert "'Opaque'" in rule["expression"], "no token of an identity"
 
 
 def test_dashboards_are_off_unless_they_are_asked_for(render: Render) -> None:
