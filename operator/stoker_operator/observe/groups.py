@@ -19,7 +19,7 @@ Object = Mapping[str, Any]
 SIZE = "leaderworkerset.sigs.k8s.io/size"
 
 
-def members(pods: Iterable[Object], sets: Container[str]) -> list[Object]:
+def members(pods: Iterable[dict[str, Any]], sets: Container[str]) -> list[dict[str, Any]]:
     """Of `pods`, those of the LeaderWorkerSets named in `sets`.
 
     Between a set and its pods stand StatefulSets that carry no label of ours, so nobody here sees them: a pod's own

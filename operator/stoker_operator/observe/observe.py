@@ -240,7 +240,7 @@ async def room_for(cluster: Cluster, observed: Observed, asked: Sequence[Object]
             replicas.setdefault(index_of(pod) or str(meta["name"]), set()).add(str(meta["uid"]))
     there: dict[str, list[Object]] = {}
     for node in capacity.candidates(asked[0], nodes):
-        there[node["metadata"]["name"]] = await cluster.pods_on(node["metadata"]["name"])
+        there[node["metadata"]["name"]] = list(await cluster.pods_on(node["metadata"]["name"]))
         if capacity.places(asked, nodes, there):
             return Room(spare=True, freed=True)
     left = ({name: _but(pods, leaving) for name, pods in there.items()} for leaving in replicas.values())
