@@ -36,6 +36,19 @@ from stoker_operator.manifests.edge import (
 )
 from stoker_operator.manifests.fetching.fill import fill_job
 from stoker_operator.manifests.fetching.lookup import lookup_job, lookup_pod
+from stoker_operator.manifests.groups.around import group_owner, group_secret, group_service
+from stoker_operator.manifests.groups.leader_worker_set import (
+    LEADER_WORKER_SET,
+    group_progress_seconds,
+    held_workload,
+    is_group,
+    pods_of,
+    revision_template,
+    rolling_update,
+    workload_key,
+    workload_manifest,
+)
+from stoker_operator.manifests.groups.nodes import SECRET_KEY, group_name
 from stoker_operator.manifests.identity import Manifest, applied_hash, cache_key, labels, selector, source_id
 from stoker_operator.manifests.network import metrics_service, service_url, web_service
 from stoker_operator.manifests.observability import pod_monitor, prometheus_rule
@@ -47,12 +60,13 @@ from stoker_operator.manifests.workload import (
     deployment,
     disruption_budget,
     engine_template,
-    held_deployment,
     service_account,
 )
 
 __all__ = [
     "INFERENCE_POOL",
+    "LEADER_WORKER_SET",
+    "SECRET_KEY",
     "Listed",
     "Manifest",
     "Variant",
@@ -73,10 +87,16 @@ __all__ = [
     "disruption_budget",
     "engine_template",
     "fill_job",
-    "held_deployment",
+    "group_name",
+    "group_owner",
+    "group_progress_seconds",
+    "group_secret",
+    "group_service",
+    "held_workload",
     "http_route",
     "inference_pool",
     "ingress",
+    "is_group",
     "is_repair",
     "labels",
     "left_claim",
@@ -90,6 +110,7 @@ __all__ = [
     "owns_claim",
     "pod_autoscaler",
     "pod_monitor",
+    "pods_of",
     "prefetch_job",
     "prometheus_rule",
     "public_url",
@@ -97,6 +118,8 @@ __all__ = [
     "record_manifest",
     "record_name",
     "retain_seconds",
+    "revision_template",
+    "rolling_update",
     "scaled_object",
     "selector",
     "service_account",
@@ -107,4 +130,6 @@ __all__ = [
     "verify_pod",
     "volume_claim",
     "web_service",
+    "workload_key",
+    "workload_manifest",
 ]

@@ -28,6 +28,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 PART_OF = "app.kubernetes.io/part-of"
+# The component of a group's pods but its leader, which is an engine as any.
+WORKER = "worker"
 
 
 def short_hash(value: object, length: int = 10) -> str:
@@ -53,8 +55,17 @@ def labels(service: InferenceService, component: str) -> dict[str, str]:
 
 def pods_selector(service: InferenceService) -> dict[str, Any]:
     """The pods that answer clients, as a label selector: the engine's, those of a canary too."""
-    either = {"key": COMPONENT, "operator": "In", "values": ["canary", "engine"]}
+    return _either(service, ["canary", "engine"])
+
+
+def _either(service: InferenceService, components: list[str]) -> dict[str, Any]:
+    either = {"key": COMPONENT, "operator": "In", "values": components}
     return {"matchLabels": {INSTANCE: service.name, MANAGED_BY: "stoker"}, "matchExpressions": [either]}
+
+
+def members_selector(service: InferenceService) -> dict[str, Any]:
+    """The pods that a service's groups are made of, as a label selector."""
+    return _either(service, ["engine", WORKER])
 
 
 def shared_labels(service: InferenceService) -> dict[str, str]:

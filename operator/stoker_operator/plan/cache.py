@@ -167,7 +167,7 @@ def _without_volume(service: InferenceService, observed: Observed, settings: Set
 
 def _held_by(observed: Observed) -> str:
     """What keeps a volume that is being deleted: Kubernetes counts a pod that is over, too, and nobody ends that."""
-    over = [pod for pod in observed.engine_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
+    over = [pod for pod in observed.serving_pods if rollout.is_finished(pod) and not rollout.is_terminating(pod)]
     if not over:
         return "It waits for the pods that use it."
     names = " ".join(sorted(pod["metadata"]["name"] for pod in over))
@@ -381,7 +381,7 @@ def _broken_cache(service: InferenceService, observed: Observed, latest: Object 
     """
     if not service.cache.has_volume:
         return None
-    found = verify_failure(observed.engine_pods)
+    found = verify_failure(observed.serving_pods)
     if found is None:
         return None
     failure, when = found

@@ -123,6 +123,33 @@ def fetch_outcome(pods: Sequence[Object], name: str = "fetch") -> FetchedModel |
     return None
 
 
+def first_ending(pods: Iterable[Object]) -> str:
+    """How the first container ended, of those of these pods that should have gone on; "" when none did. Of pods that
+    end together, the first one is the cause.
+    """
+    found = []
+    for pod in pods:
+        for kind in ("initContainerStatuses", "containerStatuses"):
+            for container in pod.get("status", {}).get(kind) or ():
+                for state in (container.get("state") or {}, container.get("lastState") or {}):
+                    ended = state.get("terminated") or {}
+                    if ended.get("exitCode"):
+                        found.append((str(ended.get("finishedAt", "")), str(pod["metadata"]["name"]), container, ended))
+    if not found:
+        return ""
+    _, name, container, ended = min(found, key=lambda item: item[:2])
+    with_ = "" if ended.get("reason") == "OOMKilled" else "with "
+    return f"pod {name}, container {container['name']}, ended {with_}{_ending(ended)}"
+
+
+def lacks_secret(pod: Object, name: str) -> bool:
+    """Whether a container of the pod waits for a Secret of this name, which is not there."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    waiting = [(item.get("state") or {}).get("waiting") or {} for item in statuses]
+    words = [str(item.get("message", "")) for item in waiting if item.get("reason") in _CONFIG]
+    return any(f'secret "{name}" not found' in text for text in words)
+
+
 def verify_failure(pods: Iterable[Object]) -> tuple[FetchFailure, str] | None:
     """(what the verifying init container found, when it ended) for the newest engine pod whose cache is not
     right.

@@ -155,6 +155,7 @@ def _sum(service: InferenceService, model: FetchedModel, gpu: Gpu, *, certain: b
     )  # fmt: skip
     slots = f" + room for {room.slots} adapters {adapters:.2f}" if room is not None and adapters else ""
     each = f"on each of {service.parallelism.ranks} GPUs " if service.parallelism.ranks > 1 else ""
+    each += f"of {service.resources.nodes} nodes " if service.resources.spans_nodes else ""
     sums = (
         f"{each}weights {weights:.1f} + KV cache of {tokens} tokens {kv:.1f} + workspace {workspace:.1f}{slots}, "
         f"over {usable:.0%} of the GPU: {required:.1f} GiB of {gpu.gib:.1f} GiB on {gpu.product}"

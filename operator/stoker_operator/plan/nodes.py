@@ -155,7 +155,7 @@ def _is_served(claim: Object) -> bool:
 def _broken(observed: Observed, model: FetchedModel, jobs: list[Object]) -> dict[str, str]:
     """The nodes whose copy is not what was published, as a pod found after it was last brought; with "repair"."""
     found: dict[str, str] = {}
-    for pod in observed.engine_pods:
+    for pod in observed.serving_pods:
         failure, node = verify_failure([pod]), str(pod.get("spec", {}).get("nodeName", ""))
         at = time_of(failure[1]) if failure is not None else None
         ends = [condition_time(job, "Complete") for job in jobs if _for(job, node, model)]

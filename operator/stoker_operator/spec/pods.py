@@ -30,10 +30,11 @@ _CLAIM_SOURCES = ("resourceClaimTemplateName", "resourceClaimName")
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Per pod. Quantities are Kubernetes strings, "" = unset. `claims` (dynamic resource allocation) stand in place of
-    `gpus`, which is 0 then.
+    `gpus`, which is 0 then. `nodes`: so many pods, each on a node of its own, are one replica.
     """
 
     gpus: int
+    nodes: int = 1
     claims: tuple[Mapping[str, str], ...] = ()
     gpu_resource: str = "nvidia.com/gpu"
     gpu_products: tuple[str, ...] = ()
@@ -47,10 +48,15 @@ class Resources:
         """Whether a pod has a GPU, by whatever way."""
         return bool(self.gpus or self.claims)
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether a replica is a group of pods, and no pod alone."""
+        return self.nodes > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How a pod's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
+    """How a replica's GPUs share the model: `tensor` of them each layer, `pipeline` stages of those the layers.
 
     `expert`: they share a mixture's experts whole, and not each of them.
     """
@@ -115,6 +121,7 @@ def read_resources(r: Reader) -> Resources:
     """spec.resources."""
     resources = Resources(
         gpus=r.integer("gpus", least=0, most=MOST_RANKS, required="claims" not in r.raw),
+        nodes=r.integer("nodes", default=1, least=1, most=MOST_RANKS),
         claims=_claims(r),
         gpu_resource=r.text(
             "gpuResource", default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[a-z0-9._-]+$", longest=253
@@ -165,8 +172,10 @@ def read_parallelism(r: Reader) -> Parallelism:
 
 def parallelism_problems(parallelism: Parallelism, resources: Resources) -> list[str]:
     """What of the two does not go together. A claim may hold any number of GPUs; on CPUs a rank is a process."""
-    if resources.gpus and parallelism.ranks != resources.gpus:
-        return ["spec.parallelism: tensor times pipeline must be resources.gpus"]
+    if resources.gpus and parallelism.ranks != resources.gpus * resources.nodes:
+        return ["spec.parallelism: tensor times pipeline must be resources.gpus times resources.nodes"]
+    if parallelism.ranks % resources.nodes:
+        return ["spec.parallelism: tensor times pipeline must be a multiple of resources.nodes"]
     if parallelism.ranks > MOST_RANKS:
         return [f"spec.parallelism: tensor times pipeline must be at most {MOST_RANKS}"]
     return []

@@ -126,6 +126,11 @@ class InferenceService:
         return replace(self, model=replace(self.model, revision=commit or self.model.asked))
 
     @property
+    def pod_ranks(self) -> int:
+        """Processes of the engine that compute in one pod."""
+        return self.parallelism.ranks // self.resources.nodes
+
+    @property
     def as_canary(self) -> InferenceService:
         """The same service with its canary in the place of what is stable; itself where it has none."""
         if self.canary is None:
@@ -279,6 +284,8 @@ def _cross_field_problems(service: InferenceService) -> list[str]:
     if service.observability.otlp_endpoint and engine_guard.says("otlp-traces-endpoint", service.runtime.args):
         found.append("spec.observability.otlpEndpoint: runtime.args has --otlp-traces-endpoint too; give one of them")
     found.extend(parallelism_problems(service.parallelism, resources))
+    if resources.spans_nodes and service.cache.access_mode == "ReadWriteOncePod":
+        found.append("spec.cache.pvc.accessMode: ReadWriteOncePod has no room for a second node's pod")
     found.extend(cache_problems(service.cache, model.scheme))
     if service.autoscaling is not None:
         found.extend(autoscaling_problems(service.autoscaling, service.replicas))
@@ -301,6 +308,8 @@ def _canary_problems(service: InferenceService, known: list[str]) -> list[str]:
         return []
     if not service.cache.has_volume:
         return ["spec.canary: needs a cache volume, cache.mode Auto or PVC"]
+    if service.resources.spans_nodes:
+        return ["spec.canary: not beside resources.nodes of more than 1; change the spec, which goes group by group"]
     if service.canary.model is not None and service.model.adapters is not None:
         text = "not beside spec.model.adapters, which lie on the volume of the stable model; canary.runtime can be"
         return [f"spec.canary.model: {text}"]

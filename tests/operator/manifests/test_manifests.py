@@ -26,6 +26,7 @@ def deployment(service: InferenceService, settings: Settings, model: FetchedMode
     return manifests.deployment(service, settings, model, first_variant(service))
 
 
+DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "demo"}}
 EVERYTHING: dict[str, Any] = {
     "replicas": 3,
     "model": {
@@ -482,9 +483,9 @@ def test_autoscalers(service: Build, golden: Any, engine: str) -> None:
     )
     assert built.autoscaling is not None
     if engine == "HPA":
-        golden("hpa", [manifests.pod_autoscaler(built, built.autoscaling)])
+        golden("hpa", [manifests.pod_autoscaler(built, built.autoscaling, DEPLOYMENT)])
     else:
-        golden("keda", [manifests.scaled_object(built, built.autoscaling, "http://prometheus:9090")])
+        golden("keda", [manifests.scaled_object(built, built.autoscaling, DEPLOYMENT, "http://prometheus:9090")])
 
 
 def test_the_stamp_covers_everything_but_itself() -> None:

@@ -120,7 +120,7 @@ def _lead(
     """The cache of a commit that is to come; what pods found wrong with theirs says nothing of it."""
     if not found:
         return None
-    return plan_cache(service.at(found), replace(observed, engine_pods=()), settings, now)
+    return plan_cache(service.at(found), replace(observed, engine_pods=(), worker_pods=()), settings, now)
 
 
 def _on_its_way(finding: Finding | None) -> bool:
